@@ -1,0 +1,81 @@
+"""Ropewalk's core: the contract of an environment, and the caller's side of its server.
+
+Importing this package is cheap: it loads pydantic and nothing heavier. Clients and providers load when
+they are first named.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from openenv_core.environment import Environment
+from openenv_core.errors import (
+    CapacityReached,
+    ClientClosed,
+    ClientError,
+    ConfigurationError,
+    ConnectionFailed,
+    ConnectionLost,
+    EnvironmentFailure,
+    EpisodeOver,
+    ExecutionFailed,
+    FactoryFailed,
+    OpenEnvError,
+    ProtocolError,
+    ProviderError,
+    RequestTimeout,
+    ServerError,
+    ServerStartFailed,
+    SessionFailed,
+    ValidationFailed,
+)
+from openenv_core.types import Action, EnvironmentMetadata, Observation, State, StepResult
+
+if TYPE_CHECKING:
+    from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
+    from openenv_core.providers import LocalProcessProvider
+
+__all__ = [
+    "Action",
+    "CapacityReached",
+    "ClientClosed",
+    "ClientError",
+    "ConfigurationError",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "EnvClient",
+    "Environment",
+    "EnvironmentFailure",
+    "EnvironmentMetadata",
+    "EpisodeOver",
+    "ExecutionFailed",
+    "FactoryFailed",
+    "GenericEnvClient",
+    "LocalProcessProvider",
+    "Observation",
+    "OpenEnvError",
+    "ProtocolError",
+    "ProviderError",
+    "RequestTimeout",
+    "ServerError",
+    "ServerStartFailed",
+    "SessionFailed",
+    "State",
+    "StepResult",
+    "SyncEnvClient",
+    "ValidationFailed",
+]
+
+_LAZY = {
+    "EnvClient": "openenv_core.client",
+    "GenericEnvClient": "openenv_core.client",
+    "SyncEnvClient": "openenv_core.client",
+    "LocalProcessProvider": "openenv_core.providers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

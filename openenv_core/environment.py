@@ -1,0 +1,81 @@
+"""The contract that an author of an environment fulfils."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
+
+from openenv_core.types import ActT, EnvironmentMetadata, ObsT, StateT
+
+
+class Environment(ABC, Generic[ActT, ObsT, StateT]):
+    """One episode at a time of something an agent can act in.
+
+    Authors write `reset`, `step` and `state`, each as `def` or as `async def`, and take whatever
+    keyword options the environment has:
+
+        class Dice(Environment[Roll, Face, State]):
+            BLOCKING = False
+
+            def reset(self, *, seed=None, episode_id=None, sides: int = 6) -> Face: ...
+            def step(self, action: Roll) -> Face: ...
+            @property
+            def state(self) -> State: ...
+
+    A server makes one instance a session and never calls two methods of one instance at once. Rewards
+    are deltas: each observation carries the reward of its own step. The same seed gives the same episode.
+    Released environments that write `reset_async` and `step_async` beside the plain ones are served
+    through those.
+
+    Attributes:
+        BLOCKING: False promises that the plain (not async) methods and the constructor never wait and
+            take well under a millisecond, so that a server may run them on its event loop.
+        DETERMINISTIC: True promises that the seed and the actions decide everything.
+        SUPPORTS_CONCURRENT_SESSIONS: True promises that several instances can live in one process.
+        REQUIRES_SINGLE_THREAD_EXECUTOR: True asks that every call to one instance comes from one thread.
+    """
+
+    BLOCKING: ClassVar[bool] = True
+    DETERMINISTIC: ClassVar[bool] = False
+    SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
+    REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
+
+    # Authors narrow the options of `reset` and `step` and choose between `def` and `async def`. No single
+    # method signature has all of those as subtypes, so type checkers see two callables of any parameters,
+    # and the run time holds the abstract methods.
+    if TYPE_CHECKING:
+        reset: Callable[..., ObsT | Awaitable[ObsT]]
+        step: Callable[..., ObsT | Awaitable[ObsT]]
+    else:
+
+        @abstractmethod
+        def reset(self, *, seed: int | None = None, episode_id: str | None = None, **options: Any) -> ObsT:
+            """Start a new episode and return its first observation.
+
+            Args:
+                seed: Decides the episode where the environment is deterministic; None asks for a fresh one.
+                episode_id: The caller's name for the episode; by custom a new uuid4 where it is None.
+                options: Whatever else the environment understands.
+            """
+
+        @abstractmethod
+        def step(self, action: ActT, **options: Any) -> ObsT:
+            """Apply one action and return what follows.
+
+            Raises:
+                EpisodeOver: The episode has ended and was not reset.
+            """
+
+    @property
+    @abstractmethod
+    def state(self) -> StateT:
+        """Where the episode stands, without changing it."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Give back what the instance holds. Called once, after the last other call."""
+        return None
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What the environment says of itself: by default its name and the docstring of its class."""
+        cls = type(self)
+        return EnvironmentMetadata(name=cls.__name__, description=inspect.getdoc(cls) or cls.__name__)

@@ -1,0 +1,160 @@
+"""Every error that Ropewalk's core raises, as one tree.
+
+    OpenEnvError
+    ├── EnvironmentFailure            raised by environments, inside the server
+    │   └── EpisodeOver               a step after the end of the episode
+    ├── ClientError                   raised on the caller's side
+    │   ├── ConnectionFailed          no connection could be made
+    │   ├── ConnectionLost            the connection broke; its session is gone
+    │   ├── RequestTimeout            no reply in time; the connection was closed
+    │   ├── ClientClosed              the client was used after close()
+    │   ├── ProtocolError             the peer does not speak the OpenEnv wire
+    │   └── ServerError               the server answered with an error frame
+    │       ├── ValidationFailed      VALIDATION_ERROR, INVALID_JSON, UNKNOWN_TYPE: the request was refused
+    │       ├── ExecutionFailed       EXECUTION_ERROR: the environment raised
+    │       ├── CapacityReached       CAPACITY_REACHED: every session is taken
+    │       ├── FactoryFailed         FACTORY_ERROR: the environment's constructor raised
+    │       └── SessionFailed         SESSION_ERROR: anything else
+    ├── ConfigurationError            an impossible combination of settings, or a name that does not resolve
+    └── ProviderError                 a server could not be started, watched or stopped
+        └── ServerStartFailed         it ended, or stayed silent, before it was healthy
+
+A message says what was expected, what came, and what to do.
+"""
+
+# ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class OpenEnvError(Exception):
+    """The root: catch this to catch everything that Ropewalk raises on purpose."""
+
+
+class EnvironmentFailure(OpenEnvError):
+    """Raised by an environment; the caller sees its text as `ExecutionFailed`."""
+
+
+class EpisodeOver(EnvironmentFailure):
+    """A step was asked for after the episode had ended."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(
+            message
+            or "expected reset() after the end of an episode, got step(); call reset() to start a new one"
+        )
+
+
+class ClientError(OpenEnvError):
+    """Something went wrong between a client and its server."""
+
+
+class ConnectionFailed(ClientError):
+    """No connection could be made."""
+
+
+class ConnectionLost(ClientError):
+    """The connection broke while in use. The session, and with it the episode, is gone."""
+
+
+class RequestTimeout(ClientError, TimeoutError):
+    """No reply came in time. The connection was closed, so that no later reply can be mistaken for it."""
+
+
+class ClientClosed(ClientError):
+    """The client was used after it had been closed."""
+
+
+class ProtocolError(ClientError):
+    """The peer sent something that is not the OpenEnv wire."""
+
+
+class ServerError(ClientError):
+    """The server answered with an error frame.
+
+    Attributes:
+        message: The server's own text.
+        code: The released error code, for example `EXECUTION_ERROR`.
+        data: Every key of the error frame, those above included.
+    """
+
+    def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"{code}: {message}" if code else message)
+        self.message = message
+        self.code = code
+        self.data: dict[str, Any] = dict(data or {})
+
+
+class ValidationFailed(ServerError):
+    """The server refused the request. The session lives on.
+
+    Attributes:
+        errors: One entry a fault, each with `type`, `loc` and `msg` as pydantic reports them.
+    """
+
+    def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
+        errors = (data or {}).get("errors")
+        self.errors: list[dict[str, Any]] = (
+            [dict(e) for e in errors if isinstance(e, Mapping)] if isinstance(errors, Sequence) else []
+        )
+        details = "; ".join(
+            f"{'.'.join(str(p) for p in e.get('loc', ())) or 'message'}: {e.get('msg', e.get('type', '?'))}"
+            for e in self.errors
+        )
+        super().__init__(f"{message} ({details})" if details else message, code, data)
+
+
+class ExecutionFailed(ServerError):
+    """The environment raised an exception; `message` is its text. The session lives on."""
+
+
+class CapacityReached(ServerError):
+    """Every session of the server is taken.
+
+    Attributes:
+        active_sessions: How many sessions the server held, where it said so.
+        max_sessions: How many it allows, where it said so.
+    """
+
+    def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, code, data)
+        self.active_sessions: int | None = self.data.get("active_sessions")
+        self.max_sessions: int | None = self.data.get("max_sessions")
+
+
+class FactoryFailed(ServerError):
+    """The environment's constructor raised on the server.
+
+    Attributes:
+        factory_name: The class or factory that raised, where the server said so.
+    """
+
+    def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, code, data)
+        self.factory_name: str | None = self.data.get("factory_name")
+
+
+class SessionFailed(ServerError):
+    """The session could not be made or kept, for a reason the server gives in its text."""
+
+
+class ConfigurationError(OpenEnvError):
+    """Settings that cannot work together, or a name that does not resolve."""
+
+
+class ProviderError(OpenEnvError):
+    """A server could not be started, watched or stopped."""
+
+
+class ServerStartFailed(ProviderError):
+    """The server ended, or stayed silent, before it was healthy.
+
+    Attributes:
+        output: The last lines that it printed.
+    """
+
+    def __init__(self, message: str, output: str = "") -> None:
+        tail = output.rstrip()
+        super().__init__(f"{message}\n--- the server's last output ---\n{tail}" if tail else message)
+        self.output = output
