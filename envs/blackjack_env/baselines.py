@@ -1,0 +1,93 @@
+"""The policies that a learned one is measured against, with their exact figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from .odds import DEFAULT_RULES, HARD_TOTALS, SOFT_TOTALS, Rules
+from .oracle import Choice, Evaluation, Policy, evaluate, optimal_policy
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One policy to compare with.
+
+    Attributes:
+        title: its name for people.
+        policy: the policy itself.
+        evaluation: its exact statistics.
+    """
+
+    title: str
+    policy: Policy
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class ThresholdRule:
+    """Hits below a total and stands from it on, whatever the dealer shows; a :data:`.oracle.Policy`.
+
+    Attributes:
+        hard: stand on hard totals from this one on.
+        soft: stand on soft totals from this one on.
+    """
+
+    hard: int
+    soft: int
+
+    def __call__(self, total: int, usable_ace: bool, dealer: int) -> Choice:
+        """Answers for a state."""
+        return "hit" if total < (self.soft if usable_ace else self.hard) else "stand"
+
+
+def always_stand(total: int, usable_ace: bool, dealer: int) -> Choice:
+    """Stands on everything."""
+    return "stand"
+
+
+def always_hit(total: int, usable_ace: bool, dealer: int) -> Choice:
+    """Hits until the hand busts."""
+    return "hit"
+
+
+def random_policy(total: int, usable_ace: bool, dealer: int) -> Choice:
+    """Hits or stands with equal probability."""
+    return {"hit": 0.5, "stand": 0.5}
+
+
+def hit_below(total: int) -> ThresholdRule:
+    """The rule that hits any hand, hard or soft, below `total`."""
+    return ThresholdRule(hard=total, soft=total)
+
+
+@lru_cache(maxsize=8)
+def best_threshold_rule(rules: Rules = DEFAULT_RULES) -> ThresholdRule:
+    """Finds the dealer-blind pair of thresholds with the highest exact return, trying every pair."""
+    candidates = (
+        ThresholdRule(hard, soft)
+        for hard in range(HARD_TOTALS.start, HARD_TOTALS.stop + 1)
+        for soft in range(SOFT_TOTALS.start, SOFT_TOTALS.stop + 1)
+    )
+    return max(candidates, key=lambda rule: evaluate(rule, rules=rules).mean_return)
+
+
+@lru_cache(maxsize=8)
+def baselines(rules: Rules = DEFAULT_RULES) -> Mapping[str, Baseline]:
+    """All baselines by key, from the weakest to the optimum."""
+    blind = best_threshold_rule(rules)
+    policies: dict[str, tuple[str, Policy]] = {
+        "random": ("random", random_policy),
+        "always_stand": ("always stand", always_stand),
+        "hit_below_17": ("hit below 17", hit_below(17)),
+        "best_blind": (f"best dealer-blind rule (hard < {blind.hard}, soft < {blind.soft})", blind),
+        "basic_strategy": ("basic strategy (optimum)", optimal_policy()),
+    }
+    return MappingProxyType(
+        {
+            key: Baseline(title, policy, evaluate(policy, rules=rules))
+            for key, (title, policy) in policies.items()
+        }
+    )
