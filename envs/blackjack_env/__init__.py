@@ -1,0 +1,17 @@
+"""BlackJack as an environment: the models and the client. The server is in :mod:`.server`.
+
+Exact returns and the optimal policy are in :mod:`.oracle`, the policies to compare with in :mod:`.baselines`.
+"""
+
+from .client import BlackjackEnv
+from .errors import InvalidResetOption, StepBeforeReset
+from .models import BlackjackAction, BlackjackObservation, BlackjackState
+
+__all__ = [
+    "BlackjackAction",
+    "BlackjackEnv",
+    "BlackjackObservation",
+    "BlackjackState",
+    "InvalidResetOption",
+    "StepBeforeReset",
+]

@@ -155,15 +155,16 @@ def choice_at(policy: Policy, state: DecisionState) -> Mapping[Answer, float]:
         choice = policy[state]
     else:
         choice = policy(*state)
-    chances = choice if isinstance(choice, Mapping) else {choice: 1.0}
-    for answer, chance in chances.items():
+    asked = tuple(choice.items()) if isinstance(choice, Mapping) else ((choice, 1.0),)
+    for answer, chance in asked:
         if answer not in ("hit", "stand", None):
             raise ValueError(f"expected 'hit', 'stand' or None at {where}, got {answer!r}")
         if not chance >= 0.0:
             raise ValueError(f"expected a probability >= 0 for {answer!r} at {where}, got {chance!r}")
-    if not math.isclose(sum(chances.values()), 1.0, abs_tol=1e-6):
-        raise ValueError(f"expected probabilities that sum to 1 at {where}, got {sum(chances.values())!r}")
-    return chances
+    total = math.fsum(chance for _, chance in asked)
+    if not math.isclose(total, 1.0, abs_tol=1e-6):
+        raise ValueError(f"expected probabilities that sum to 1 at {where}, got {total!r}")
+    return dict(asked)
 
 
 def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: float = -1.0) -> Evaluation:

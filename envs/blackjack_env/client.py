@@ -1,0 +1,17 @@
+"""The client of a BlackJack server."""
+
+from openenv_core import EnvClient
+
+from .models import BlackjackAction, BlackjackObservation, BlackjackState
+
+
+class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, BlackjackState]):
+    """Plays at a BlackJack table behind a server.
+
+    `reset` takes, besides `seed` and `episode_id`, the options `natural` (bool) and `sab` (bool); see
+    :class:`.server.environment.BlackjackEnvironment`.
+    """
+
+    action_type = BlackjackAction
+    observation_type = BlackjackObservation
+    state_type = BlackjackState

@@ -1,0 +1,17 @@
+"""The ASGI app: `uvicorn envs.blackjack_env.server.app:app`."""
+
+from servers import create_app
+
+from ..models import BlackjackAction, BlackjackObservation
+from .environment import BlackjackEnvironment
+
+# A session is a few kilobytes, and a trainer keeps hundreds of hands in flight.
+MAX_CONCURRENT_ENVS = 1024
+
+app = create_app(
+    BlackjackEnvironment,
+    BlackjackAction,
+    BlackjackObservation,
+    env_name="blackjack",
+    max_concurrent_envs=MAX_CONCURRENT_ENVS,
+)

@@ -1,0 +1,161 @@
+"""BlackJack on Gymnasium's own game, one hand an episode."""
+
+import secrets
+from typing import Any, Protocol
+from uuid import uuid4
+
+from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
+
+from openenv_core import Environment, EnvironmentMetadata
+from openenv_core.errors import EpisodeOver
+
+from ..errors import InvalidResetOption, StepBeforeReset
+from ..models import BlackjackAction, BlackjackObservation, BlackjackState, Move, Outcome
+from .rendering import describe_end, describe_hand, describe_turn
+
+# Seeds that are drawn here must survive a JSON reader whose integers are doubles.
+_DRAWN_SEED_BITS = 53
+
+
+class _GymnasiumTable(Protocol):
+    """What is used of Gymnasium's class, which carries no types of its own."""
+
+    natural: bool
+    sab: bool
+    player: list[int]
+    dealer: list[int]
+
+    def reset(self, seed: int | None = None) -> tuple[tuple[int, int, int], dict[str, Any]]: ...
+
+    def step(self, action: int) -> tuple[tuple[int, int, int], float, bool, bool, dict[str, Any]]: ...
+
+
+class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, BlackjackState]):
+    """A hand of BlackJack against a dealer who stands on every 17, from an infinite deck.
+
+    The player hits or stands; there is no doubling, splitting or surrender. The seed decides every card
+    of the hand in the order in which cards are drawn, so episodes with one seed share the deal, and for as
+    long as their actions agree they are the same.
+
+    The rules, the deal and the payouts are those of Gymnasium's class, whose object is made once and dealt
+    anew at each reset, without wrappers, because training plays hundreds of thousands of hands.
+    """
+
+    BLOCKING = False
+    DETERMINISTIC = True
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self._table: _GymnasiumTable = Table()
+        self._state = BlackjackState()
+
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        natural: bool = False,
+        sab: bool = False,
+        **unknown: Any,
+    ) -> BlackjackObservation:
+        """Deals a new hand.
+
+        Args:
+            seed: decides the whole deal, >= 0; None draws a fresh one, which `state` then tells.
+            episode_id: the caller's name for the episode; None makes a uuid4.
+            natural: a natural (an ace and a ten as dealt) that beats the dealer pays 1.5.
+            sab: Sutton and Barto's rule: a natural beats everything but a natural, and pays 1. Takes
+                precedence over `natural`, as in Gymnasium.
+            **unknown: refused.
+
+        Raises:
+            InvalidResetOption: an unknown option, or a value of the wrong type. The hand that was being
+                played, if any, goes on.
+        """
+        if unknown:
+            raise InvalidResetOption(
+                "expected no reset options but seed, episode_id, natural and sab, "
+                f"got {', '.join(sorted(unknown))}; leave it out"
+            )
+        for name, value in (("natural", natural), ("sab", sab)):
+            if not isinstance(value, bool):
+                raise InvalidResetOption(f"expected true or false for reset option {name}, got {value!r}")
+        if seed is None:
+            seed = secrets.randbits(_DRAWN_SEED_BITS)
+        elif isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise InvalidResetOption(f"expected an integer >= 0 or null for the seed, got {seed!r}")
+        if episode_id is not None and not isinstance(episode_id, str):
+            raise InvalidResetOption(f"expected text or null for the episode_id, got {episode_id!r}")
+
+        self._table.natural = natural
+        self._table.sab = sab
+        seen, _ = self._table.reset(seed=seed)
+        self._state = BlackjackState(
+            episode_id=str(uuid4()) if episode_id is None else episode_id,
+            seed=seed,
+            natural=natural,
+            sab=sab,
+        )
+        return self._observe(seen, reward=None, done=False)
+
+    def step(self, action: BlackjackAction) -> BlackjackObservation:
+        """Takes a card, or stands and lets the dealer play.
+
+        Raises:
+            StepBeforeReset: no hand was dealt yet.
+            EpisodeOver: the hand has ended.
+        """
+        state = self._state
+        if state.seed is None:
+            raise StepBeforeReset("expected reset() before the first step(), got step(); call reset() first")
+        if state.done:
+            raise EpisodeOver(
+                "expected reset() after the end of the hand, got step(); call reset() to deal a new one"
+            )
+        seen, reward, done, _, _ = self._table.step(1 if action.action == "hit" else 0)
+        state.step_count += 1
+        state.done = done
+        return self._observe(seen, reward=reward, done=done)
+
+    @property
+    def state(self) -> BlackjackState:
+        """Where the episode stands: a copy, so that the holder of it cannot change the game."""
+        return self._state.model_copy()
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What the environment says of itself."""
+        return EnvironmentMetadata(
+            name="blackjack",
+            description="A hand of BlackJack: hit or stand against a dealer who stands on every 17.",
+        )
+
+    def _observe(self, seen: tuple[int, int, int], reward: float | None, done: bool) -> BlackjackObservation:
+        total, dealer_card, usable_ace = seen
+        player = list(self._table.player)
+        dealer = list(self._table.dealer) if done else [dealer_card]
+        hand = describe_hand(player, total, bool(usable_ace))
+        legal: list[Move] = [] if done else ["hit", "stand"]
+        outcome: Outcome | None = None
+        dealer_total: int | None = None
+        if reward is None or not done:
+            text = describe_turn(hand, dealer_card)
+        else:
+            outcome = "win" if reward > 0 else "loss" if reward < 0 else "push"
+            low = sum(dealer)
+            soft = 1 in dealer and low <= 11
+            dealer_total = low + 10 if soft else low
+            text = describe_end(hand, describe_hand(dealer, dealer_total, soft), total > 21, outcome, reward)
+        return BlackjackObservation(
+            done=done,
+            reward=reward,
+            player_total=total,
+            dealer_card=dealer_card,
+            usable_ace=bool(usable_ace),
+            legal_actions=legal,
+            player_cards=player,
+            dealer_cards=dealer,
+            dealer_total=dealer_total,
+            player_natural=len(player) == 2 and total == 21,
+            outcome=outcome,
+            text=text,
+        )

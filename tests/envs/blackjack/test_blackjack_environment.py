@@ -1,0 +1,225 @@
+"""The environment in-process: its rules against Gymnasium's, and what it refuses."""
+
+import random
+from typing import Any
+
+import gymnasium
+import pytest
+from pydantic import ValidationError
+
+from envs.blackjack_env import (
+    BlackjackAction,
+    BlackjackObservation,
+    BlackjackState,
+    InvalidResetOption,
+    StepBeforeReset,
+)
+from envs.blackjack_env.server.environment import BlackjackEnvironment
+from openenv_core.errors import EpisodeOver
+
+HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
+HANDS = 10_000
+
+
+def check_against(env: BlackjackEnvironment, peer: Any, seed: int, coin: random.Random, **rules: bool) -> str:
+    """Plays one seeded hand in both and compares everything that both know. Returns the outcome."""
+    obs = env.reset(seed=seed, **rules)
+    seen, _ = peer.reset(seed=seed)
+    reward, done, steps = None, False, 0
+    while True:
+        assert (obs.player_total, obs.dealer_card, int(obs.usable_ace)) == seen
+        assert (obs.reward, obs.done) == (reward, done)
+        assert obs.player_cards == peer.unwrapped.player
+        assert obs.dealer_cards == (peer.unwrapped.dealer if done else peer.unwrapped.dealer[:1])
+        assert obs.legal_actions == ([] if done else ["hit", "stand"])
+        assert env.state.step_count == steps
+        if done:
+            break
+        assert obs.outcome is None
+        assert obs.dealer_total is None
+        move = coin.random() < (0.8 if obs.player_total < 15 else 0.3)
+        obs = env.step(HIT if move else STAND)
+        seen, reward, done, truncated, _ = peer.step(int(move))
+        assert not truncated
+        steps += 1
+    assert reward is not None
+    assert obs.outcome == ("win" if reward > 0 else "loss" if reward < 0 else "push")
+    return obs.outcome
+
+
+def peer_table(**rules: bool) -> Any:
+    return gymnasium.make("Blackjack-v1", disable_env_checker=True, **{"sab": False, **rules})
+
+
+def test_transitions_are_gymnasiums() -> None:
+    env, peer, coin = BlackjackEnvironment(), peer_table(), random.Random(1)
+    outcomes = [check_against(env, peer, seed, coin) for seed in range(HANDS)]
+    assert {outcome: outcomes.count(outcome) > 500 for outcome in ("win", "push", "loss")} == {
+        "win": True,
+        "push": True,
+        "loss": True,
+    }
+
+
+def test_transitions_are_gymnasiums_under_rules_that_change_from_hand_to_hand() -> None:
+    env, coin = BlackjackEnvironment(), random.Random(2)
+    variants: list[dict[str, bool]] = [
+        {"natural": True},
+        {"sab": True},
+        {},
+        {"natural": True, "sab": True},
+    ]
+    peers = [peer_table(**rules) for rules in variants]
+    for seed in range(HANDS):
+        variant = seed % len(variants)
+        check_against(env, peers[variant], 50_000 + seed, coin, **variants[variant])
+
+
+def find(wanted: Any, **rules: bool) -> tuple[int, BlackjackEnvironment, BlackjackObservation]:
+    """The first seed whose dealt hand, stood on, satisfies `wanted(dealt, end)`."""
+    env = BlackjackEnvironment()
+    for seed in range(20_000):
+        dealt = env.reset(seed=seed, **rules)
+        end = env.step(STAND)
+        if wanted(dealt, end):
+            return seed, env, end
+    raise AssertionError("no such hand")
+
+
+def test_naturals_pay_what_was_asked_for() -> None:
+    seed, env, end = find(lambda dealt, end: dealt.player_natural and end.outcome == "win")
+    assert (end.reward, end.player_natural) == (1.0, True)
+    env.reset(seed=seed, natural=True)
+    assert env.step(STAND).reward == 1.5
+    env.reset(seed=seed, natural=True, sab=True)
+    assert env.step(STAND).reward == 1.0
+    # Against 21 of three cards: a draw, or a win by Sutton and Barto's rule.
+    seed, env, end = find(lambda d, e: d.player_natural and e.dealer_total == 21 and len(e.dealer_cards) > 2)
+    assert (end.reward, end.outcome) == (0.0, "push")
+    env.reset(seed=seed, sab=True)
+    won = env.step(STAND)
+    assert (won.reward, won.outcome) == (1.0, "win")
+
+
+def test_texts() -> None:
+    seed, env, end = find(lambda d, e: d.usable_ace and d.dealer_card == 1 and e.outcome == "loss")
+    dealt = env.reset(seed=seed)
+    assert dealt.text.startswith("You hold ")
+    assert f"(soft {dealt.player_total})" in dealt.text
+    assert dealt.text.endswith("The dealer shows A. Hit or stand?")
+    assert end.text.endswith("You lose: -1.")
+    assert f"{end.dealer_total})" in end.text
+    env.reset(seed=seed)
+    obs = env.step(HIT)
+    while not obs.done:
+        obs = env.step(HIT)
+    assert "and are bust" in obs.text
+
+
+def test_the_observation_hides_what_the_player_may_not_see() -> None:
+    env = BlackjackEnvironment()
+    obs = env.reset(seed=5)
+    assert len(obs.dealer_cards) == 1
+    assert "seed" not in obs.model_dump()
+    assert set(env.state.model_dump()) == {
+        "episode_id", "step_count", "seed", "natural", "sab", "done"
+    }  # fmt: skip
+
+
+def test_unseeded_hands_differ_and_can_be_repeated() -> None:
+    env = BlackjackEnvironment()
+    seeds = set()
+    for _ in range(20):
+        dealt = env.reset()
+        seed = env.state.seed
+        assert seed is not None
+        assert 0 <= seed < 2**53
+        seeds.add(seed)
+        end = env.step(STAND)
+        again = BlackjackEnvironment()
+        assert again.reset(seed=seed) == dealt
+        assert again.step(STAND) == end
+    assert len(seeds) == 20
+
+
+def test_siblings_share_the_deal_and_the_next_cards() -> None:
+    ends = set()
+    for seed in range(200):
+        group = [BlackjackEnvironment() for _ in range(4)]
+        dealt = [env.reset(seed=seed) for env in group]
+        assert all(obs == dealt[0] for obs in dealt)
+        drawn = [env.step(HIT) for env in group]
+        assert all(obs == drawn[0] for obs in drawn)
+        ends.add(str(dealt[0].player_cards + dealt[0].dealer_cards))
+    assert len(ends) > 100
+
+
+def test_state() -> None:
+    env = BlackjackEnvironment()
+    assert env.state == BlackjackState()
+    env.reset(seed=9, episode_id="mine", natural=True)
+    assert env.state == BlackjackState(episode_id="mine", seed=9, natural=True)
+    env.state.step_count = 99
+    assert env.state.step_count == 0
+    env.step(STAND)
+    assert (env.state.step_count, env.state.done) == (1, True)
+    env.reset()
+    first = env.state.episode_id
+    env.reset()
+    assert first
+    assert env.state.episode_id != first
+
+
+def test_steps_out_of_turn() -> None:
+    env = BlackjackEnvironment()
+    with pytest.raises(StepBeforeReset, match=r"call reset\(\)"):
+        env.step(HIT)
+    env.reset(seed=1)
+    end = env.step(STAND)
+    for action in (HIT, STAND):
+        with pytest.raises(EpisodeOver, match=r"call reset\(\)"):
+            env.step(action)
+    assert env.state.step_count == 1
+    env.reset(seed=1)
+    assert env.step(STAND) == end
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, ">= 0"),
+        ({"seed": True}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": "7"}, "seed"),
+        ({"natural": 1}, "natural"),
+        ({"natural": None}, "natural"),
+        ({"sab": "yes"}, "sab"),
+        ({"episode_id": 3}, "episode_id"),
+        ({"sabb": True}, "got sabb"),
+        ({"decks": 6, "bet": 2}, "got bet, decks"),
+    ],
+)
+def test_bad_reset_options_leave_the_hand_alone(options: dict[str, Any], message: str) -> None:
+    env = BlackjackEnvironment()
+    env.reset(seed=3)
+    before = env.state
+    with pytest.raises(InvalidResetOption, match=message):
+        env.reset(**options)
+    assert env.state == before
+    assert env.step(STAND).done
+
+
+@pytest.mark.parametrize(("given", "name"), [("hit", "hit"), ("stand", "stand"), (1, "hit"), (0, "stand")])
+def test_actions(given: Any, name: str) -> None:
+    assert BlackjackAction(action=given).action == name
+    assert BlackjackAction.model_validate_json(BlackjackAction(action=given).model_dump_json()).action == name
+
+
+@pytest.mark.parametrize(
+    "given", [True, False, 2, -1, 1.0, 0.0, "HIT", "Hit", " hit", "", "1", "stick", None, [], ["hit"], {}]
+)
+def test_what_is_no_action(given: Any) -> None:
+    with pytest.raises(ValidationError):
+        BlackjackAction(action=given)
+    with pytest.raises(ValidationError):
+        BlackjackAction.model_validate({"action": "hit", "bet": given})

@@ -1,0 +1,245 @@
+"""The oracle against hand-worked values, published figures, and its own second way of counting."""
+
+import math
+
+import pytest
+
+from envs.blackjack_env import baselines as b
+from envs.blackjack_env import oracle
+from envs.blackjack_env.odds import add_card, deal_distribution, dealer_distribution
+from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, Rules
+
+ALL_RULES = [Rules(), Rules(natural=True), Rules(sab=True), Rules(natural=True, sab=True)]
+rules_cases = pytest.mark.parametrize("rules", ALL_RULES, ids=str)
+
+
+# -- worked by hand ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hand", "card", "after"),
+    [
+        ((0, False), 1, (11, True)),
+        ((11, True), 1, (12, True)),
+        ((11, True), 10, (21, True)),
+        ((10, False), 1, (21, True)),
+        ((11, False), 1, (12, False)),
+        ((16, True), 10, (16, False)),
+        ((17, True), 4, (21, True)),
+        ((17, True), 5, (12, False)),
+        ((12, False), 10, (22, False)),
+        ((21, False), 1, (22, False)),
+    ],
+)
+def test_arithmetic_of_a_hand(hand: tuple[int, bool], card: int, after: tuple[int, bool]) -> None:
+    assert add_card(*hand, card) == after
+
+
+def test_deal_by_hand() -> None:
+    deal = deal_distribution()
+    assert math.isclose(math.fsum(deal.values()), 1.0)
+    # An ace and a ten in either order, against a five.
+    assert math.isclose(deal[DecisionState(21, True, 5)], 2 * (1 / 13) * (4 / 13) / 13)
+    # Hard 20 is two tens and nothing else; soft 12 is two aces.
+    assert math.isclose(deal[DecisionState(20, False, 10)], (4 / 13) ** 3)
+    assert math.isclose(deal[DecisionState(12, True, 1)], (1 / 13) ** 3)
+    assert not any(state.total == 21 and not state.usable_ace for state in deal)
+
+
+def test_dealer_by_hand() -> None:
+    for upcard in range(1, 11):
+        assert math.isclose(math.fsum(dealer_distribution(upcard).values()), 1.0)
+    # Published odds of a bust with an infinite deck when the dealer stands on soft 17, to four places.
+    published = {1: 0.1153, 2: 0.3536, 3: 0.3739, 4: 0.3945, 5: 0.4164, 6: 0.4232, 7: 0.2623, 8: 0.2447}
+    published |= {9: 0.2284, 10: 0.2121}
+    for upcard, bust in published.items():
+        assert dealer_distribution(upcard)[22] == pytest.approx(bust, abs=6e-5)
+
+
+def test_action_values_by_hand() -> None:
+    values = oracle.action_values()
+    # On 4 to 16 standing wins exactly when the dealer busts, which he does not depend on us for.
+    for total in (4, 11, 12, 16):
+        bust = dealer_distribution(7)[22]
+        assert math.isclose(values[DecisionState(total, False, 7)].stand, 2 * bust - 1)
+    # Hard 21: every card busts.
+    assert values[DecisionState(21, False, 5)].hit == -1.0
+    # Hard 20: an ace makes 21 (worth standing on 21), the other twelve cards bust.
+    for dealer in range(1, 11):
+        stand_21 = values[DecisionState(21, False, dealer)].stand
+        assert math.isclose(values[DecisionState(20, False, dealer)].hit, (stand_21 - 12) / 13)
+    # Standing on 21 loses to nothing and draws with 21.
+    assert math.isclose(values[DecisionState(21, True, 9)].stand, 1 - dealer_distribution(9)[21])
+
+
+def test_optimal_policy_is_basic_strategy() -> None:
+    def published(total: int, usable_ace: bool, dealer: int) -> str:
+        # Hit-or-stand basic strategy for a dealer who stands on soft 17 (Thorp 1966; the same grid is
+        # figure 5.2 of Sutton and Barto).
+        if usable_ace:
+            return "hit" if total <= 17 or (total == 18 and dealer in (1, 9, 10)) else "stand"
+        if total <= 11 or (total == 12 and dealer in (2, 3)):
+            return "hit"
+        return "hit" if total <= 16 and (dealer == 1 or dealer >= 7) else "stand"
+
+    policy = oracle.optimal_policy()
+    assert set(policy) == set(DECISION_STATES)
+    assert len(DECISION_STATES) == 280
+    assert {s: policy[s] for s in policy if policy[s] != published(*s)} == {}
+
+
+# -- known figures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (b.always_hit, -1.0),
+        (b.random_policy, -0.3959),
+        (b.always_stand, -0.1864),
+        (b.hit_below(17), -0.0793),
+        (b.hit_below(16), -0.0752),
+        (b.ThresholdRule(15, 18), -0.0640),
+        (oracle.optimal_policy(), -0.0466),
+    ],
+)
+def test_known_returns(policy: oracle.Policy, expected: float) -> None:
+    assert oracle.evaluate(policy).mean_return == pytest.approx(expected, abs=6e-5)
+
+
+def test_best_blind_rule_is_found() -> None:
+    assert b.best_threshold_rule() == b.ThresholdRule(hard=15, soft=18)
+
+
+def test_baselines_come_in_order() -> None:
+    table = b.baselines()
+    assert list(table) == ["random", "always_stand", "hit_below_17", "best_blind", "basic_strategy"]
+    returns = [baseline.evaluation.mean_return for baseline in table.values()]
+    assert returns == sorted(returns)
+
+
+# -- the two sweeps against each other ---------------------------------------------------------------------
+
+
+@rules_cases
+def test_forward_and_backward_sweep_agree(rules: Rules) -> None:
+    forward = oracle.evaluate(oracle.optimal_policy(), rules=rules).mean_return
+    assert math.isclose(forward, oracle.optimal_return(rules), abs_tol=1e-13)
+
+
+@rules_cases
+def test_no_single_change_improves_the_optimum(rules: Rules) -> None:
+    best = dict(oracle.optimal_policy())
+    top = oracle.evaluate(best, rules=rules).mean_return
+    for state in DECISION_STATES[::3]:
+        changed = best | {state: "stand" if best[state] == "hit" else "hit"}
+        assert oracle.evaluate(changed, rules=rules).mean_return <= top + 1e-15
+
+
+@rules_cases
+def test_probabilities_sum_to_one(rules: Rules) -> None:
+    for baseline in b.baselines(rules).values():
+        e = baseline.evaluation
+        assert math.isclose(e.win + e.push + e.loss + e.illegal, 1.0)
+        if rules == Rules():
+            assert math.isclose(e.mean_return, e.win - e.loss)
+            assert math.isclose(e.variance, e.win + e.loss - e.mean_return**2)
+
+
+def test_payout_of_naturals_by_hand() -> None:
+    plain, bonus, sab = (oracle.evaluate(b.always_stand, rules=rules) for rules in ALL_RULES[:3])
+    natural = 2 * (1 / 13) * (4 / 13)
+    upcard = {card: 4 / 13 if card == 10 else 1 / 13 for card in range(1, 11)}
+    dealer_21 = sum(chance * dealer_distribution(card)[21] for card, chance in upcard.items())
+    # The bonus adds half a bet for each natural that is not met by a 21.
+    assert math.isclose(bonus.mean_return - plain.mean_return, 0.5 * natural * (1 - dealer_21))
+    # Sutton and Barto's rule turns draws against a 21 of three cards and more into wins.
+    assert math.isclose(sab.mean_return - plain.mean_return, natural * (dealer_21 - natural))
+    assert math.isclose(plain.push - sab.push, natural * (dealer_21 - natural))
+    assert bonus.win == plain.win
+    both = oracle.evaluate(b.always_stand, rules=Rules(natural=True, sab=True))
+    assert both == sab
+
+
+# -- policies of every shape -------------------------------------------------------------------------------
+
+
+def test_a_mapping_and_a_function_score_the_same() -> None:
+    rule = b.hit_below(17)
+    mapping = {(s.total, int(s.usable_ace), s.dealer): rule(*s) for s in DECISION_STATES}
+    assert oracle.evaluate(mapping) == oracle.evaluate(rule)  # type: ignore[arg-type]
+
+
+def test_random_policy_is_the_mean_over_coins_at_each_state() -> None:
+    # With one coin at one state, the exact return is linear in its bias.
+    state = DecisionState(13, False, 10)
+    best = dict(oracle.optimal_policy())
+    ends = [oracle.evaluate(best | {state: move}).mean_return for move in ("stand", "hit")]
+    mixed: dict[DecisionState, oracle.Choice] = {**best, state: {"stand": 0.75, "hit": 0.25}}
+    assert math.isclose(oracle.evaluate(mixed).mean_return, 0.75 * ends[0] + 0.25 * ends[1])
+
+
+def test_illegal_answers() -> None:
+    everywhere = oracle.evaluate(lambda *_: None, illegal_return=-2.0)
+    assert (everywhere.mean_return, everywhere.illegal) == (pytest.approx(-2.0), pytest.approx(1.0))
+    assert everywhere.variance == pytest.approx(0.0, abs=1e-12)
+    # Illegal on soft 12 alone: two aces, dealt with (1/13)^2 or never.
+    policy = {s: (None if s.total == 12 and s.usable_ace else "stand") for s in DECISION_STATES}
+    e = oracle.evaluate(policy)
+    assert math.isclose(e.illegal, 1 / 169)
+    lost = sum(
+        deal_distribution()[DecisionState(12, True, d)]
+        * (-1 - oracle.action_values()[DecisionState(12, True, d)].stand)
+        for d in range(1, 11)
+    )
+    assert math.isclose(e.mean_return, oracle.evaluate(b.always_stand).mean_return + lost)
+    assert oracle.agreement(lambda *_: None) == oracle.Agreement(0.0, 0.0)
+
+
+def test_only_reachable_states_are_asked() -> None:
+    asked = set()
+
+    def policy(total: int, usable_ace: bool, dealer: int) -> oracle.Choice:
+        asked.add((total, usable_ace, dealer))
+        return "stand"
+
+    visits = oracle.evaluate(policy).visits
+    assert asked == set(visits) == set(deal_distribution())
+    assert math.isclose(math.fsum(visits.values()), 1.0)
+    assert set(oracle.evaluate(b.random_policy).visits) == set(DECISION_STATES)
+
+
+def test_agreement() -> None:
+    assert oracle.agreement(oracle.optimal_policy()) == oracle.Agreement(1.0, 1.0)
+    assert oracle.agreement(b.random_policy).unweighted == pytest.approx(0.5)
+    # Wrong at one state: 279 of 280, and less by that state's share of the decisions.
+    state = DecisionState(16, False, 10)
+    policy = dict(oracle.optimal_policy()) | {state: "stand"}
+    visits = oracle.evaluate(policy).visits
+    got = oracle.agreement(policy)
+    assert math.isclose(got.unweighted, 279 / 280)
+    assert math.isclose(got.weighted, 1 - visits[state] / math.fsum(visits.values()))
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({}, "expected an answer for .* found none"),
+        (lambda *_: "HIT", "'HIT'"),
+        (lambda *_: 1, "expected 'hit', 'stand' or None at .* against 1, got 1"),
+        (lambda *_: ["hit"], r"got \['hit'\]"),
+        (lambda *_: {"hit": 0.5}, "sum to 1"),
+        (lambda *_: {"hit": 1.5, "stand": -0.5}, ">= 0"),
+        (lambda *_: {"hit": math.nan, "stand": 1.0}, ">= 0"),
+    ],
+)
+def test_broken_policies_are_named(policy: oracle.Policy, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        oracle.evaluate(policy)
+
+
+def test_results_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        oracle.optimal_policy()[DecisionState(4, False, 1)] = "stand"  # type: ignore[index]
+    with pytest.raises(TypeError):
+        dealer_distribution(5)[17] = 1.0  # type: ignore[index]
