@@ -1,0 +1,39 @@
+"""How much better than its siblings a trajectory did."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+STD_EPSILON = 1e-6
+"""Keeps the division finite; a group without variance has advantages of zero either way."""
+
+
+def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[float]:
+    """Rewards of one group, relative to the group's mean.
+
+    With `normalize_std`: (r - mean) / (std + eps), GRPO, arXiv 2402.03300, section 4.1.2.
+    Without: r - mean, Dr. GRPO, arXiv 2503.20783, which shows that the division favours groups whose
+    rewards hardly differ. std is the population's (divided by G).
+
+    Args:
+        rewards: One reward a sibling, shape [G].
+        normalize_std: Whether to divide.
+
+    Returns:
+        One advantage a sibling, shape [G].
+
+    Raises:
+        ValueError: The group is empty.
+    """
+    if not len(rewards):
+        raise ValueError("expected at least one reward in a group, got none")
+    values = np.asarray(rewards, dtype=np.float64)
+    centred = values - values.mean()
+    if normalize_std:
+        centred = centred / (values.std() + STD_EPSILON)
+    return [float(value) for value in centred]
+
+
+def has_variance(rewards: Sequence[float]) -> bool:
+    """True where the rewards of a group differ, so that the group carries a gradient."""
+    return len(rewards) > 0 and max(rewards) > min(rewards)

@@ -1,0 +1,66 @@
+"""Every error that the bridge raises, as one tree.
+
+    BridgeError
+    ├── ConfigError               the configuration is wrong: what was expected, what came, what to do
+    ├── MissingStack              a heavy package is not installed; the message names the extra
+    ├── ModelError                a checkpoint cannot be loaded or is of an architecture not supported
+    ├── GeneratorError            the inference engine failed or was closed
+    ├── WeightsError              a snapshot cannot be published or read
+    │   └── SnapshotOverwritten   a reader came too late: the segment holds a newer version
+    ├── RolloutError              no usable trajectory could be collected
+    ├── TrainingError             the optimisation went wrong
+    │   └── NonFiniteLoss         the loss or the gradient is NaN or infinite
+    └── RoleFailed                a process of the run died
+"""
+
+# ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
+
+
+class BridgeError(Exception):
+    """The root: catch this to catch everything that the bridge raises on purpose."""
+
+
+class ConfigError(BridgeError):
+    """The configuration is wrong. The message names the key, what was expected and what came."""
+
+
+class MissingStack(BridgeError):
+    """A package of the heavy stack is not installed."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"expected the package {package!r} to be installed, it is not; "
+            "install ropewalk[rl-cpu] on a machine without a GPU, ropewalk[rl] on one with CUDA"
+        )
+
+
+class ModelError(BridgeError):
+    """A checkpoint cannot be loaded, or its architecture is not supported."""
+
+
+class GeneratorError(BridgeError):
+    """The inference engine failed, or was used after it was closed."""
+
+
+class WeightsError(BridgeError):
+    """A snapshot of weights cannot be published or read."""
+
+
+class SnapshotOverwritten(WeightsError):
+    """The snapshot's segment has been reused for a newer version while it was being read."""
+
+
+class RolloutError(BridgeError):
+    """No usable trajectory could be collected."""
+
+
+class TrainingError(BridgeError):
+    """The optimisation went wrong."""
+
+
+class NonFiniteLoss(TrainingError):
+    """The loss or the gradient norm is NaN or infinite. The weights were not changed by that step."""
+
+
+class RoleFailed(BridgeError):
+    """A process of the run died, or could not be started."""

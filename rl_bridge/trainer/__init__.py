@@ -1,0 +1,1 @@
+"""The trainer: a TorchTitan model, its optimizer, schedule and checkpoints."""

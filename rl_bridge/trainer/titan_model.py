@@ -1,0 +1,195 @@
+"""A TorchTitan model from a checkpoint in the Hugging Face layout, on a GPU or a CPU."""
+
+import json
+import tempfile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torchtitan.tools.utils as titan_utils
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.fsdp import FSDPModule
+
+from rl_bridge.errors import ModelError
+
+# TorchTitan takes a machine without an accelerator for one with CUDA; its modules read this on import.
+if not torch.cuda.is_available():
+    titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
+
+from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as titan_dist
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear
+from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.qwen3 import Qwen3Model, _build_qwen3_layers, _qwen3_norm, parallelize_qwen3
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+
+# Every parameter is read from the checkpoint, so none needs to be drawn first.
+_FROM_CHECKPOINT = {"weight": skip_param_init}
+
+SUPPORTED = ("qwen3",)
+
+
+class CausalAttention(ScaledDotProductAttention):  # type: ignore[misc]
+    """Scaled dot-product attention over right-padded rows, on any device.
+
+    TorchTitan offers language models flex and varlen attention; the former has no backward pass on a CPU,
+    the latter no kernel. Rows that are padded on the right need a causal mask alone, which this gives.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
+        """Without options."""
+
+
+def join_process_group(device: torch.device) -> None:
+    """Make this process a group of one, without a port, unless it belongs to a group already."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+class TitanModel:
+    """A policy whose weights came from a folder in the Hugging Face layout.
+
+    Args:
+        path: The folder: config.json and safetensors.
+        dtype: What the forward pass computes in. Parameters are kept in float32.
+        max_length: The longest row, in tokens.
+        trainable: False keeps no gradients.
+
+    Attributes:
+        module: The TorchTitan module.
+        adapter: Translates state dicts to the Hugging Face names and back.
+        parallel_dims: TorchTitan's description of the ranks.
+
+    Raises:
+        ModelError: The folder holds no checkpoint, or one of an architecture that is not supported.
+    """
+
+    def __init__(
+        self, path: str | Path, *, dtype: str, max_length: int, trainable: bool, device: torch.device
+    ) -> None:
+        self.device = device
+        join_process_group(device)
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+        training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
+        self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
+        titan_dist.set_spmd_backend(parallelism.spmd_backend)
+        self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
+        model_config = _qwen3_config(Path(path))
+        model_config.update_from_config(
+            config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
+        )
+        with torch.device("meta"), titan_utils.set_default_dtype(torch.float32):
+            module = model_config.build()
+        with tempfile.TemporaryDirectory() as scratch:  # it wants a folder for dumps that are never asked for
+            module = parallelize_qwen3(
+                module,
+                parallel_dims=self.parallel_dims,
+                training=training,
+                parallelism=parallelism,
+                compile_config=CompileConfig(enable=False),
+                ac_config=None,
+                dump_folder=scratch,
+            )
+        for part in module.modules():
+            if isinstance(part, FSDPModule):  # gloo cannot divide while it sums
+                part.set_force_sum_reduction_for_comms(True)
+        module.to_empty(device=device)
+        with torch.no_grad():
+            module.init_states(buffer_device=None)
+        self.module = module.train(trainable).requires_grad_(trainable)
+        self.adapter = Qwen3StateDictAdapter(model_config, str(path))
+        self._load(Path(path))
+
+    def _load(self, path: Path) -> None:
+        state = self.adapter.to_hf(self.module.state_dict())
+        try:
+            dcp.load(state, storage_reader=HuggingFaceStorageReader(path=str(path)))
+        except Exception as error:
+            raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
+        self.module.load_state_dict(self.adapter.from_hf(state))
+
+    def spmd(self) -> AbstractContextManager[Any]:
+        """The context in which forward and backward passes run."""
+        context: AbstractContextManager[Any] = self._context()
+        return context
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Next-token logits.
+
+        Args:
+            tokens: Right-padded rows, shape [B, L].
+
+        Returns:
+            Shape [B, L, V].
+        """
+        logits: Tensor = self.module(tokens)
+        return logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+
+    def hf_state_dict(self) -> dict[str, Tensor]:
+        """The weights under their Hugging Face names, whole and detached; they share the model's storage."""
+        state = self.adapter.to_hf(self.module.state_dict())
+        return {
+            name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
+            for name, value in state.items()
+        }
+
+
+def _qwen3_config(path: Path) -> Any:
+    config = read_hf_config(path)
+    if config.get("model_type") not in SUPPORTED:
+        raise ModelError(
+            f"expected an architecture among {', '.join(SUPPORTED)}, got {config.get('model_type')!r} at {str(path)!r}"
+        )
+    dim, head_dim, vocabulary = config["hidden_size"], config["head_dim"], config["vocab_size"]
+    tied = bool(config.get("tie_word_embeddings"))
+    rope = config.get("rope_parameters") or config
+    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
+        raise ModelError(f"expected plain rotary embeddings, got scaled ones at {str(path)!r}")
+    layers = _build_qwen3_layers(
+        n_layers=config["num_hidden_layers"],
+        dim=dim,
+        n_heads=config["num_attention_heads"],
+        n_kv_heads=config["num_key_value_heads"],
+        head_dim=head_dim,
+        hidden_dim=config["intermediate_size"],
+        attn_backend="flex",
+        rope=CosSinRoPE.Config(
+            dim=head_dim, max_seq_len=config["max_position_embeddings"], theta=rope["rope_theta"]
+        ),
+    )
+    for layer in layers:
+        layer.attention.inner_attention = CausalAttention.Config()
+    return Qwen3Model.Config(
+        vocab_size=vocabulary,
+        dim=dim,
+        norm=_qwen3_norm(dim),
+        enable_weight_tying=tied,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
+        ),
+        lm_head=Linear.Config(in_features=dim, out_features=vocabulary, param_init=_FROM_CHECKPOINT),
+        layers=layers,
+    )
+
+
+def read_hf_config(path: Path) -> dict[str, Any]:
+    """The parsed config.json of a checkpoint.
+
+    Raises:
+        ModelError: There is none, or it is not JSON.
+    """
+    try:
+        config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ModelError(f"expected a checkpoint with a config.json at {str(path)!r}: {error}") from error
+    return config
