@@ -55,7 +55,11 @@ Answer: TypeAlias = Literal["hit", "stand"] | None
 Choice: TypeAlias = Answer | Mapping[Answer, float]
 """An answer, or the probability of each answer."""
 
-Policy: TypeAlias = Callable[[int, bool, int], Choice] | Mapping[DecisionState, Choice]
+Policy: TypeAlias = (
+    Callable[[int, bool, int], Choice]
+    | Mapping[DecisionState, Choice]
+    | Mapping[tuple[int, bool, int], Choice]
+)
 """A function of (total, usable_ace, dealer), or a mapping from such triples."""
 
 

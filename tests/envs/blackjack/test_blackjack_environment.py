@@ -21,7 +21,7 @@ HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
 HANDS = 10_000
 
 
-def check_against(env: BlackjackEnvironment, peer: Any, seed: int, coin: random.Random, **rules: bool) -> str:
+def check_against(env: BlackjackEnvironment, peer: Any, seed: int, coin: random.Random, **rules: Any) -> str:
     """Plays one seeded hand in both and compares everything that both know. Returns the outcome."""
     obs = env.reset(seed=seed, **rules)
     seen, _ = peer.reset(seed=seed)
@@ -75,7 +75,7 @@ def test_transitions_are_gymnasiums_under_rules_that_change_from_hand_to_hand() 
         check_against(env, peers[variant], 50_000 + seed, coin, **variants[variant])
 
 
-def find(wanted: Any, **rules: bool) -> tuple[int, BlackjackEnvironment, BlackjackObservation]:
+def find(wanted: Any, **rules: Any) -> tuple[int, BlackjackEnvironment, BlackjackObservation]:
     """The first seed whose dealt hand, stood on, satisfies `wanted(dealt, end)`."""
     env = BlackjackEnvironment()
     for seed in range(20_000):

@@ -1,7 +1,7 @@
 """BlackJack through a real server, as its callers meet it."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -9,7 +9,7 @@ from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservati
 from openenv_core import ExecutionFailed, GenericEnvClient, StepResult, SyncEnvClient, ValidationFailed
 
 HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
-Client = SyncEnvClient[BlackjackAction, BlackjackObservation, Any]
+Client: TypeAlias = SyncEnvClient[BlackjackAction, BlackjackObservation, Any]
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,10 @@ def test_a_step_before_reset_is_an_error(table: Client) -> None:
         assert fresh.reset(seed=2) == table.reset(seed=2)
 
 
-@pytest.mark.parametrize(
-    "action", [{"action": bad} for bad in (True, False, 2, "HIT", "", None, [], 1.0)] + [{}, {"move": "hit"}]
-)
+NO_ACTIONS: list[Any] = [True, False, 2, "HIT", "", None, [], 1.0]
+
+
+@pytest.mark.parametrize("action", [*({"action": bad} for bad in NO_ACTIONS), {}, {"move": "hit"}])
 def test_invalid_actions_leave_the_hand_as_it_was(table: Client, action: dict[str, Any]) -> None:
     with GenericEnvClient(base_url=table.base_url).sync() as raw:
         raw.reset(seed=3)
