@@ -14,6 +14,9 @@ ObsT = TypeVar("ObsT", default=Any)
 StateT = TypeVar("StateT", default=Any)
 ObsT_co = TypeVar("ObsT_co", covariant=True, default=Any)
 
+# Bytes travel as base64, so that any bytes travel; the same setting reads them back.
+_WIRE = ConfigDict(arbitrary_types_allowed=True, ser_json_bytes="base64", val_json_bytes="base64")
+
 Reward = bool | int | float | None
 """What an observation may carry as its reward. The JSON type is kept on the WebSocket."""
 
@@ -21,7 +24,7 @@ Reward = bool | int | float | None
 class Action(BaseModel):
     """What an agent asks of an environment. Subclass it and add fields; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(**_WIRE, extra="forbid")
 
     metadata: dict[str, Any] = Field(default_factory=dict)
 
@@ -35,7 +38,7 @@ class Observation(BaseModel):
         metadata: Anything beside the observation proper, for logs and tools.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(**_WIRE, extra="forbid")
 
     done: bool = False
     reward: Reward = None
@@ -45,7 +48,7 @@ class Observation(BaseModel):
 class State(BaseModel):
     """Where an episode stands. Environments may add keys, declared or not."""
 
-    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+    model_config = ConfigDict(**_WIRE, extra="allow")
 
     episode_id: str | None = None
     step_count: NonNegativeInt = 0

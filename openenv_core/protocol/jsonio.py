@@ -1,0 +1,51 @@
+"""JSON with the wire's two extras: NaN and infinities become null, arrays and bytes are welcome."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
+
+__all__ = ["dumps", "from_json", "reader", "to_plain"]
+
+
+def to_plain(value: Any) -> Any:
+    """Turn what pydantic cannot serialise into what it can: arrays and scalars of numpy, torch and kin.
+
+    Raises:
+        TypeError: The value has no plain form.
+    """
+    tolist = getattr(value, "tolist", None)
+    if callable(tolist):
+        return tolist()
+    raise TypeError(
+        f"expected a value that JSON can hold, got {type(value).__name__}; "
+        "convert it to numbers, text, lists or dicts before it leaves the environment"
+    )
+
+
+def dumps(value: Any) -> bytes:
+    """Encode any value; models keep their own settings."""
+    return to_json(value, fallback=to_plain, inf_nan_mode="null", bytes_mode="base64")
+
+
+def reader(model: type[BaseModel]) -> Callable[[dict[str, Any]], Any]:
+    """Return what turns parsed JSON into `model`.
+
+    Parsed JSON is validated as Python values, which is quick, unless the model has fields that only
+    JSON mode reads rightly: bytes (base64 text on the wire) and strict ones (a date as text).
+    """
+    validator = model.__pydantic_validator__
+    if not _needs_json_mode(model.__pydantic_core_schema__):
+        return validator.validate_python
+    return lambda value: validator.validate_json(dumps(value))
+
+
+def _needs_json_mode(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        if schema.get("type") == "bytes" or schema.get("strict") is True:
+            return True
+        return any(_needs_json_mode(part) for key, part in schema.items() if key != "cls")
+    if isinstance(schema, (list, tuple)):
+        return any(_needs_json_mode(part) for part in schema)
+    return False

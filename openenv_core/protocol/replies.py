@@ -1,0 +1,163 @@
+"""Frames from server to client in the released dialect, and the bodies of HTTP replies."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import from_json
+
+from openenv_core.errors import (
+    CapacityReached,
+    ExecutionFailed,
+    FactoryFailed,
+    ProtocolError,
+    ServerError,
+    SessionFailed,
+    ValidationFailed,
+)
+from openenv_core.protocol import codes
+from openenv_core.protocol.jsonio import dumps, to_plain
+from openenv_core.types import Observation
+
+_LIFTED = {"reward", "done"}
+
+_ERRORS: Mapping[str, type[ServerError]] = {
+    codes.INVALID_JSON: ValidationFailed,
+    codes.UNKNOWN_TYPE: ValidationFailed,
+    codes.VALIDATION_ERROR: ValidationFailed,
+    codes.EXECUTION_ERROR: ExecutionFailed,
+    codes.CAPACITY_REACHED: CapacityReached,
+    codes.FACTORY_ERROR: FactoryFailed,
+    codes.SESSION_ERROR: SessionFailed,
+}
+
+
+def _body(model: BaseModel, exclude: set[str] | None = None) -> bytes:
+    return model.__pydantic_serializer__.to_json(model, exclude=exclude, fallback=to_plain, warnings=False)
+
+
+def _scalar(value: Any) -> bytes:
+    """Encode a reward or a flag; the common cases without a serialiser."""
+    if value is None:
+        return b"null"
+    if value is False:
+        return b"false"
+    if value is True:
+        return b"true"
+    if type(value) is float:
+        return repr(value).encode() if math.isfinite(value) else b"null"
+    return dumps(value)
+
+
+def encode_observation(observation: Observation) -> str:
+    """Write the reply to a reset or a step: the envelope, reward in its own JSON type.
+
+    Raises:
+        TypeError: What the environment returned is no Observation.
+        ValueError: The observation holds what JSON cannot (pydantic's serialisation error is one).
+    """
+    _require_observation(observation)
+    metadata = observation.metadata
+    return (
+        b'{"type":"observation","data":{"observation":%b,"reward":%b,"done":%b%b}}'
+        % (
+            _body(observation, _LIFTED),
+            _scalar(observation.reward),
+            _scalar(observation.done),
+            b',"metadata":%b' % dumps(metadata) if metadata else b"",
+        )
+    ).decode()
+
+
+def encode_http_result(observation: Observation) -> bytes:
+    """Write the body of an HTTP reset or step: metadata always there, reward a float.
+
+    Raises:
+        TypeError: What the environment returned is no Observation.
+        ValueError: The observation holds what JSON cannot.
+    """
+    _require_observation(observation)
+    reward = observation.reward
+    return b'{"observation":%b,"reward":%b,"done":%b,"metadata":%b}' % (
+        _body(observation, _LIFTED),
+        _scalar(None if reward is None else float(reward)),
+        _scalar(observation.done),
+        dumps(observation.metadata or None),
+    )
+
+
+def _require_observation(value: object) -> None:
+    if not isinstance(value, Observation):
+        raise TypeError(
+            f"expected reset() and step() to return an Observation, got {type(value).__name__}; "
+            "return an instance of the environment's observation class"
+        )
+
+
+def encode_state(state: BaseModel) -> str:
+    """Write the reply to a state request."""
+    return (b'{"type":"state","data":%b}' % encode_model(state)).decode()
+
+
+def encode_model(model: BaseModel) -> bytes:
+    """Write any model as an HTTP body.
+
+    Raises:
+        TypeError: It is no model.
+    """
+    if not isinstance(model, BaseModel):
+        raise TypeError(f"expected a State, got {type(model).__name__}; return an instance of the state class")
+    return _body(model)
+
+
+def encode_error(code: str, message: str, extra: Mapping[str, Any] | None = None) -> str:
+    """Write an error frame."""
+    # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
+    clean = message.encode("utf-8", "replace").decode("utf-8")
+    return (b'{"type":"error","data":%b}' % dumps({"message": clean, "code": code, **(extra or {})})).decode()
+
+
+def encode_mcp_unavailable(request: Mapping[str, Any]) -> str:
+    """Write the JSON-RPC error of an environment without MCP tools."""
+    error = {"code": -32603, "message": "this environment offers no MCP tools", "data": None}
+    reply = {"jsonrpc": "2.0", "id": request.get("id"), "error": error}
+    return (b'{"type":"mcp","data":%b}' % dumps(reply)).decode()
+
+
+def decode_reply(frame: bytes | str, expected: str) -> dict[str, Any]:
+    """Read a reply and return its data.
+
+    Args:
+        frame: The text frame.
+        expected: The type that answers the request.
+
+    Raises:
+        ServerError: The reply is an error frame; the subclass tells its code.
+        ProtocolError: It is no reply of the OpenEnv wire.
+    """
+    try:
+        reply = from_json(frame)
+    except ValueError as error:
+        raise ProtocolError(f"expected a JSON reply of type {expected!r}, got {_excerpt(frame)}: {error}") from None
+    if isinstance(reply, dict):
+        data = reply.get("data")
+        if isinstance(data, dict):
+            kind = reply.get("type")
+            if kind == expected:
+                return data
+            if kind == "error":
+                raise server_error(data)
+    raise ProtocolError(
+        f"expected a reply of type {expected!r}, got {_excerpt(frame)}; check that the URL is an OpenEnv server's"
+    )
+
+
+def server_error(data: Mapping[str, Any]) -> ServerError:
+    """Return the exception for the data of an error frame."""
+    code = str(data.get("code") or "")
+    return _ERRORS.get(code, ServerError)(str(data.get("message") or "the server gave no message"), code, data)
+
+
+def _excerpt(frame: bytes | str, limit: int = 200) -> str:
+    return repr(frame if len(frame) <= limit else frame[:limit])

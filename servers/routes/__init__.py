@@ -1,0 +1,1 @@
+"""Routes translate between the wire and sessions; they decide nothing."""

@@ -1,0 +1,104 @@
+"""A bounded pool of daemon threads for methods that block.
+
+The standard pool joins its threads when the interpreter ends, so one hung step would keep a server from
+ever stopping; and every call through it makes two futures. This one does neither.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+Outcome: TypeAlias = tuple[bool, Any]
+"""(True, what was returned) or (False, what was raised)."""
+
+
+class Call:
+    """One call that waits for a thread, or runs in one.
+
+    Attributes:
+        waiter: Resolves to the outcome, on the loop that submitted the call.
+        on_late: Called on that loop with the outcome if the waiter was cancelled meanwhile.
+    """
+
+    __slots__ = ("_args", "_fn", "_loop", "on_late", "waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._loop = loop
+        self._fn = fn
+        self._args = args
+        self.waiter: asyncio.Future[Outcome] = loop.create_future()
+        self.on_late: Callable[[Outcome], None] | None = None
+
+    def run(self) -> None:
+        """Run the call; for the pool's threads."""
+        try:
+            outcome = (True, self._fn(*self._args))
+        except BaseException as error:
+            # SystemExit and kin too: an environment must not end a thread that others need.
+            outcome = (False, error)
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, outcome)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    def _deliver(self, outcome: Outcome) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(outcome)
+        elif self.on_late is not None:
+            self.on_late(outcome)
+
+
+class ThreadPool:
+    """At most `size` daemon threads, started when first needed.
+
+    Its queue is bounded by its callers: a session has one call at a time, and sessions are capped.
+
+    Args:
+        size: The greatest number of threads.
+        name: What the threads are called.
+    """
+
+    def __init__(self, size: int, name: str = "environment") -> None:
+        self.size = size
+        self._name = name
+        self._queue: SimpleQueue[Call | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._outstanding = 0
+        self._closed = False
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Call:
+        """Queue a call from a running event loop.
+
+        Raises:
+            RuntimeError: The pool is closed.
+        """
+        call = Call(asyncio.get_running_loop(), fn, args)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("expected an open thread pool, got a closed one; the server is shutting down")
+            self._outstanding += 1
+            start = self._outstanding > self._threads and self._threads < self.size
+            if start:
+                self._threads += 1
+                number = self._threads
+        self._queue.put(call)
+        if start:
+            threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+        return call
+
+    def close(self) -> None:
+        """Let every thread end after the calls that are already queued. Does not wait."""
+        with self._lock:
+            self._closed = True
+            threads = self._threads
+        for _ in range(threads):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (call := self._queue.get()) is not None:
+            call.run()
+            with self._lock:
+                self._outstanding -= 1
