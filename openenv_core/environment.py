@@ -78,4 +78,6 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     def get_metadata(self) -> EnvironmentMetadata:
         """What the environment says of itself: by default its name and the docstring of its class."""
         cls = type(self)
-        return EnvironmentMetadata(name=cls.__name__, description=inspect.cleandoc(cls.__doc__ or cls.__name__))
+        return EnvironmentMetadata(
+            name=cls.__name__, description=inspect.cleandoc(cls.__doc__ or cls.__name__)
+        )

@@ -1,8 +1,8 @@
 """The processes that host environments.
 
-    from servers import create_app
+from servers import create_app
 
-    app = create_app(BlackjackEnvironment, BlackjackAction, BlackjackObservation, max_concurrent_envs=64)
+app = create_app(BlackjackEnvironment, BlackjackAction, BlackjackObservation, max_concurrent_envs=64)
 """
 
 from servers.app import create_app

@@ -99,7 +99,9 @@ class SessionTable:
             runner = await self.executor.construct(self.factory)
         except FATAL as error:
             logger.exception("constructing an environment with %s failed", name)
-            raise Refusal(FACTORY_ERROR, str(error) or type(error).__name__, {"factory_name": name}) from error
+            raise Refusal(
+                FACTORY_ERROR, str(error) or type(error).__name__, {"factory_name": name}
+            ) from error
         return Session(runner)
 
     async def _end(self, session: Session) -> None:

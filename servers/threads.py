@@ -24,7 +24,9 @@ class Call:
 
     __slots__ = ("_args", "_fn", "_loop", "on_late", "waiter")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
         self._loop = loop
         self._fn = fn
         self._args = args
@@ -78,7 +80,9 @@ class ThreadPool:
         call = Call(asyncio.get_running_loop(), fn, args)
         with self._lock:
             if self._closed:
-                raise RuntimeError("expected an open thread pool, got a closed one; the server is shutting down")
+                raise RuntimeError(
+                    "expected an open thread pool, got a closed one; the server is shutting down"
+                )
             self._outstanding += 1
             start = self._outstanding > self._threads and self._threads < self.size
             if start:

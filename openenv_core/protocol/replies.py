@@ -107,7 +107,9 @@ def encode_model(model: BaseModel) -> bytes:
         TypeError: It is no model.
     """
     if not isinstance(model, BaseModel):
-        raise TypeError(f"expected a State, got {type(model).__name__}; return an instance of the state class")
+        raise TypeError(
+            f"expected a State, got {type(model).__name__}; return an instance of the state class"
+        )
     return _body(model)
 
 
@@ -139,7 +141,9 @@ def decode_reply(frame: bytes | str, expected: str) -> dict[str, Any]:
     try:
         reply = from_json(frame)
     except ValueError as error:
-        raise ProtocolError(f"expected a JSON reply of type {expected!r}, got {_excerpt(frame)}: {error}") from None
+        raise ProtocolError(
+            f"expected a JSON reply of type {expected!r}, got {_excerpt(frame)}: {error}"
+        ) from None
     if isinstance(reply, dict):
         data = reply.get("data")
         if isinstance(data, dict):
@@ -156,7 +160,9 @@ def decode_reply(frame: bytes | str, expected: str) -> dict[str, Any]:
 def server_error(data: Mapping[str, Any]) -> ServerError:
     """Return the exception for the data of an error frame."""
     code = str(data.get("code") or "")
-    return _ERRORS.get(code, ServerError)(str(data.get("message") or "the server gave no message"), code, data)
+    return _ERRORS.get(code, ServerError)(
+        str(data.get("message") or "the server gave no message"), code, data
+    )
 
 
 def _excerpt(frame: bytes | str, limit: int = 200) -> str:

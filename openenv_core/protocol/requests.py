@@ -91,8 +91,12 @@ class RequestDecoder(Generic[ActT]):
     """
 
     def __init__(self, action_type: type[ActT]) -> None:
-        step: Any = create_model("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(action_type, ...))
-        frame: Any = Annotated[step | _ResetFrame | _StateFrame | _McpFrame | _CloseFrame, Field(discriminator="type")]
+        step: Any = create_model(
+            "_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(action_type, ...)
+        )
+        frame: Any = Annotated[
+            step | _ResetFrame | _StateFrame | _McpFrame | _CloseFrame, Field(discriminator="type")
+        ]
         self._read_frame = TypeAdapter(frame).validator.validate_json
         self._read_action = TypeAdapter(action_type).validator.validate_json
 
@@ -165,7 +169,9 @@ def plain_errors(error: ValidationError) -> list[dict[str, Any]]:
 
 def plain_details(errors: list[ErrorDetails]) -> list[Any]:
     """Return error details, as a framework hands them out, as plain JSON values."""
-    plain: list[Any] = from_json(dumps([{k: v for k, v in e.items() if k not in ("url", "ctx")} for e in errors]))
+    plain: list[Any] = from_json(
+        dumps([{k: v for k, v in e.items() if k not in ("url", "ctx")} for e in errors])
+    )
     return plain
 
 

@@ -151,7 +151,9 @@ class MetadataSource:
     def _default(self) -> EnvironmentMetadata:
         factory = self._sessions.factory
         own_name = getattr(factory, "__name__", type(factory).__name__)
-        return EnvironmentMetadata(name=self._name or own_name, description=inspect.cleandoc(factory.__doc__ or own_name))
+        return EnvironmentMetadata(
+            name=self._name or own_name, description=inspect.cleandoc(factory.__doc__ or own_name)
+        )
 
 
 class _Lenient(GenerateJsonSchema):

@@ -1,0 +1,127 @@
+"""`ropewalk`: assembled from the commands that installed packages bring."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from typing import Final, NoReturn
+
+from openenv_core.cli.command import Command
+from openenv_core.errors import ConfigurationError, OpenEnvError
+
+GROUP: Final = "ropewalk.commands"
+DISTRIBUTION: Final = "ropewalk"
+
+FAILED: Final = 2
+INTERRUPTED: Final = 130
+
+_EXTRAS: Final[Mapping[str, str]] = {"servers": "server", "rl_bridge": "rl"}
+"""Which extra brings what a package of ours needs."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    Args:
+        arguments: Those after the command's name; the process's own by default.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+        # The command that is asked for is loaded alone: others may be slow, or broken.
+        asked = next((point for point in points if words and point.name == words[0]), None)
+        if asked is not None:
+            return _run(load(asked), words[1:])
+        return _overview(points, words)
+    except OpenEnvError as error:
+        print(f"ropewalk: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def load(point: EntryPoint) -> Command:
+    """Load one command.
+
+    Raises:
+        ConfigurationError: It cannot be loaded; the message says what to install.
+    """
+    try:
+        command = point.load()
+    except Exception as error:
+        package = point.value.partition(":")[0].partition(".")[0]
+        extra = _EXTRAS.get(package)
+        missing = isinstance(error, ImportError)
+        remedy = (
+            f"; pip install 'ropewalk[{extra}]'"
+            if missing and extra
+            else f"; see what is wrong with {package}"
+        )
+        raise ConfigurationError(
+            f"expected to load the command {point.name!r} from {point.value}, got {type(error).__name__}: {error}"
+            f"{remedy}"
+        ) from error
+    if not isinstance(command, Command):
+        raise ConfigurationError(
+            f"expected {point.value} to be a Command, got {type(command).__name__}; see openenv_core.cli.Command"
+        )
+    return command
+
+
+def _run(command: Command, words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog=f"ropewalk {command.name}",
+        description=command.help,
+        epilog=_examples(command.examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.configure(parser)
+    return command.run(parser.parse_args(words))
+
+
+def _overview(points: Sequence[EntryPoint], words: Sequence[str]) -> int:
+    """Handle what is asked of the command itself: help, version, an unknown name."""
+    parser = _Parser(
+        prog="ropewalk",
+        description="Environment servers for reinforcement learning, their clients, and training on them.",
+        epilog="commands:\n" + "\n".join(_lines(points)) + "\n\nropewalk COMMAND --help tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ropewalk {_version()}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="one of the commands below")
+    asked = parser.parse_known_args(words)[0].command
+    if asked is None:
+        parser.print_help()
+        return 0
+    names = [point.name for point in points]
+    near = difflib.get_close_matches(asked, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
+    raise ConfigurationError(f"expected a command, got {asked!r}; {hint}")
+
+
+def _lines(points: Iterable[EntryPoint]) -> Iterable[str]:
+    for point in points:
+        try:
+            text = load(point).help
+        except ConfigurationError as error:
+            text = f"(not available: {error.__cause__ or error})"
+        yield f"  {point.name:<12}{text}"
+
+
+def _examples(examples: Sequence[str]) -> str | None:
+    return "examples:\n" + "\n".join(f"  {line}" for line in examples) if examples else None
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what the other errors of the command line are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; see ropewalk --help")

@@ -1,0 +1,29 @@
+"""GenericEnvClient: any environment, with dicts in place of its models."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from openenv_core.client.base import EnvClient
+from openenv_core.types import StepResult
+
+Json: TypeAlias = dict[str, Any]
+
+
+class GenericEnvClient(EnvClient[Json, Json, Json]):
+    """A client for an environment whose models are not at hand: actions, observations and states are dicts."""
+
+    def _step_payload(self, action: Json) -> Json:
+        if not isinstance(action, Mapping):
+            raise TypeError(f"expected a dict of the action's fields, got {type(action).__name__}")
+        return dict(action)
+
+    def _parse_result(self, payload: Json) -> StepResult[Json]:
+        return StepResult(
+            payload.get("observation") or {},
+            payload.get("reward"),
+            payload.get("done", False),
+            payload.get("metadata"),
+        )
+
+    def _parse_state(self, payload: Json) -> Json:
+        return payload

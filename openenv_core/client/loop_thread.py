@@ -1,0 +1,101 @@
+"""A thread with an event loop, for callers that have none."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final, TypeVar
+
+from openenv_core.errors import ClientClosed
+
+T = TypeVar("T")
+
+LIVENESS_S: Final = 1.0
+"""How often, in seconds, a waiting caller looks whether the thread still lives."""
+
+STOP_S: Final = 10.0
+"""How long, in seconds, a stopping thread may take to cancel what still runs in it."""
+
+
+class LoopThread:
+    """Runs coroutines in a thread of its own until it is stopped.
+
+    The thread is a daemon: a program that forgets to stop it can still end.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="openenv-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread and wait for its outcome.
+
+        An exception in the waiting thread, Ctrl-C for one, cancels the coroutine.
+
+        Raises:
+            ClientClosed: The thread has ended, or this process is a fork of the one that has it.
+        """
+        self._ready.wait()
+        if self._loop is None or not self._alive():
+            work.close()
+            raise ClientClosed(
+                "expected a running client, got one whose background thread has ended; make a new one"
+            )
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise ClientClosed("expected a running client, got one that was closed meanwhile") from None
+        try:
+            return self._wait(future)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread, cancelling what still runs in it. Idempotent."""
+        if not self._alive():
+            return
+        self._ready.wait()
+        loop, end = self._loop, self._end
+        if loop is not None and end is not None:
+            try:
+                loop.call_soon_threadsafe(end.set)
+            except RuntimeError:
+                return  # it has closed by itself
+        if threading.current_thread() is not self._thread:
+            self._thread.join(STOP_S)
+
+    def _alive(self) -> bool:
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def _wait(self, future: "Future[T]") -> T:
+        while True:
+            try:
+                return future.result(LIVENESS_S)
+            except CancelledError:
+                raise ClientClosed("expected a reply, but the client was closed meanwhile") from None
+            except TimeoutError:
+                if future.done():
+                    return future.result()  # the time-out was the coroutine's own, or it ended just now
+                if not self._alive():
+                    raise ClientClosed(
+                        "expected a reply, but the client's background thread has ended"
+                    ) from None
+
+    def _main(self) -> None:
+        async def forever() -> None:
+            self._end = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+            self._ready.set()
+            await self._end.wait()
+
+        try:
+            asyncio.run(forever())
+        finally:
+            self._ready.set()

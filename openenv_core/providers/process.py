@@ -1,0 +1,217 @@
+"""A server in a process of its own on this machine."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, Self
+
+from openenv_core.errors import ProviderError, ServerStartFailed
+
+_GUARD: Final = Path(__file__).with_name("_guard.py")
+_LOOPBACK: Final = "127.0.0.1"
+
+BACKLOG: Final = 2048
+OUTPUT_BYTES: Final = 16_384
+"""How much of the server's last output is kept for error messages."""
+
+KILL_MARGIN_S: Final = 5.0
+"""How long, beyond the server's own grace, its guard may take before it is killed too."""
+
+RETRY_S: Final = 0.05
+"""Pause after an answer that is not healthy yet."""
+
+
+class LocalProcessProvider:
+    """Serves an app in a process of its own, on a free port of the loopback interface.
+
+    The port is bound here and handed down, so nobody can take it in between, and connections made while the
+    server starts wait in its queue. Between this process and the server stands a small guard that ends the
+    server when this process stops it or dies, whatever it dies of.
+
+    Args:
+        app: `module:attribute` of the ASGI app.
+        env_vars: Environment variables of the server, beside this process's own.
+        cwd: The server's working directory, which is importable there; this process's by default.
+        start_timeout_s: Seconds until the server must be healthy.
+        stop_timeout_s: Seconds that the server gets to end in order.
+        command: What runs instead of `ropewalk serve`; `{app}` and `{fd}` in it are replaced by the app and
+            the number of the listening socket.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 5.0,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.app = app
+        self._env_vars = dict(env_vars or {})
+        self._cwd = cwd
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._command = command or (
+            sys.executable,
+            "-m",
+            "openenv_core.cli",
+            "serve",
+            "{app}",
+            "--fd",
+            "{fd}",
+        )
+        self._lock = threading.Lock()
+        self._url: str | None = None
+        self._running: weakref.finalize[..., LocalProcessProvider] | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where the server is; None while there is none."""
+        return self._url
+
+    def start(self) -> str:
+        """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
+
+        Raises:
+            ServerStartFailed: It ended, or stayed silent, before it was healthy.
+            ProviderError: The process could not be made.
+        """
+        with self._lock:
+            if self._url is not None:
+                return self._url
+            listener = socket.create_server((_LOOPBACK, 0), backlog=BACKLOG)
+            with listener:
+                port = int(listener.getsockname()[1])
+                guard = self._spawn(listener.fileno())
+            output = _Tail(guard)
+            self._running = weakref.finalize(self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S)
+            try:
+                self._wait_until_healthy(guard, port, output)
+            except BaseException:
+                self._stop()
+                raise
+            self._url = f"http://{_LOOPBACK}:{port}"
+            return self._url
+
+    def stop(self) -> None:
+        """Stop the server and wait until it is gone. Idempotent."""
+        with self._lock:
+            self._stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _stop(self) -> None:
+        self._url = None
+        if self._running is not None:
+            self._running()
+            self._running = None
+
+    def _spawn(self, fd: int) -> "subprocess.Popen[bytes]":
+        command = [part.format(app=self.app, fd=fd) for part in self._command]
+        guard = [sys.executable, "-I", "-S", str(_GUARD), str(self._stop_timeout_s), str(fd), *command]
+        try:
+            return subprocess.Popen(
+                guard,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=self._cwd,
+                env={**os.environ, **self._env_vars},
+                pass_fds=(fd,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProviderError(f"expected to start {' '.join(command)!r}, got: {error}") from error
+
+    def _wait_until_healthy(self, guard: "subprocess.Popen[bytes]", port: int, output: "_Tail") -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        seen = "no answer"
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                status = _health(port, left)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                seen = f"{type(error).__name__}: {error}"
+            else:
+                if status == "healthy":
+                    return
+                seen = f"status {status!r}"
+            try:
+                guard.wait(RETRY_S)
+            except subprocess.TimeoutExpired:
+                continue
+            raise ServerStartFailed(
+                f"expected {self.app} to start, but its process ended with status {guard.returncode}; "
+                "the output tells why",
+                output.text(),
+            )
+        raise ServerStartFailed(
+            f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {seen}; "
+            "raise start_timeout_s if it needs longer",
+            output.text(),
+        )
+
+
+class _Tail:
+    """Keeps the last of what a process prints, reading on so that it never blocks."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        self._kept = bytearray()
+        self._thread = threading.Thread(
+            target=self._read, args=(process.stdout,), name="openenv-output", daemon=True
+        )
+        self._thread.start()
+
+    def text(self) -> str:
+        """Return what is kept. Waits a moment for the end of the output of a process that has ended."""
+        self._thread.join(RETRY_S)
+        return bytes(self._kept).decode(errors="replace")
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the output."""
+        self._thread.join(timeout_s)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            while chunk := os.read(stream.fileno(), 65_536):
+                self._kept += chunk
+                del self._kept[:-OUTPUT_BYTES]
+
+
+def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float) -> None:
+    """Close the guard's pipe, which ends the server, and wait for both; kill a guard that does not heed it."""
+    assert guard.stdin is not None
+    guard.stdin.close()
+    try:
+        guard.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
+    output.join(KILL_MARGIN_S)
+
+
+def _health(port: int, timeout_s: float) -> str:
+    """Return the status that a server reports; the request waits in its queue until it serves."""
+    connection = http.client.HTTPConnection(_LOOPBACK, port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        return str(json.loads(connection.getresponse().read())["status"])
+    except (KeyError, TypeError) as error:
+        raise ValueError("expected a status on /health, got none") from error
+    finally:
+        connection.close()
