@@ -15,3 +15,5 @@ class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, BlackjackSta
     action_type = BlackjackAction
     observation_type = BlackjackObservation
     state_type = BlackjackState
+    # The folder goes by two names, envs.blackjack_env here and blackjack_env once installed by itself.
+    default_app = f"{__package__}.server.app:app"

@@ -2,7 +2,7 @@
 
 from servers import create_app
 
-from ..models import BlackjackAction, BlackjackObservation
+from ..models import BlackjackAction, BlackjackObservation, BlackjackState
 from .environment import BlackjackEnvironment
 
 # A session is a few kilobytes, and a trainer keeps hundreds of hands in flight.
@@ -14,4 +14,5 @@ app = create_app(
     BlackjackObservation,
     env_name="blackjack",
     max_concurrent_envs=MAX_CONCURRENT_ENVS,
+    state_cls=BlackjackState,
 )

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,12 +50,12 @@ def test_the_wheel_builds_and_imports_under_its_own_name(tmp_path: Path) -> None
         sys.executable,
         "-c",
         "import blackjack_env.server.app as app, blackjack_env.oracle as oracle\n"
-        "print(app.__file__, app.app.title, round(oracle.optimal_return(), 4))",
+        "print(app.__file__, blackjack_env.BlackjackEnv.default_app, round(oracle.optimal_return(), 4))",
         cwd=tmp_path,
         PYTHONPATH=os.pathsep.join([str(installed), str(ROOT)]),
     )
     assert str(installed) in said
-    assert said.split()[-1] == "-0.0466"
+    assert said.split()[-2:] == ["blackjack_env.server.app:app", "-0.0466"]
 
 
 def test_the_callers_side_loads_no_server_and_no_gymnasium() -> None:
@@ -77,3 +78,22 @@ def test_the_oracle_imports_nothing_of_the_project_but_the_odds() -> None:
                 assert node.module in sys.stdlib_module_names | {"collections.abc"}
             elif isinstance(node, ast.Import):
                 assert {alias.name for alias in node.names} <= sys.stdlib_module_names
+
+
+def test_the_readme_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    game, oracle = (run(sys.executable, "-W", "error", "-c", block, cwd=ROOT) for block in blocks)
+    assert "The dealer holds" in game
+    assert oracle == ""
+
+
+def test_the_manifest_names_the_app() -> None:
+    manifest = dict(
+        line.split(": ", 1) for line in (FOLDER / "openenv.yaml").read_text().splitlines() if ": " in line
+    )
+    assert (manifest["name"], manifest["app"], manifest["port"]) == (
+        "blackjack_env",
+        "server.app:app",
+        "8000",
+    )

@@ -5,11 +5,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation
+from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation, BlackjackState
 from openenv_core import ExecutionFailed, GenericEnvClient, StepResult, SyncEnvClient, ValidationFailed
 
 HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
-Client: TypeAlias = SyncEnvClient[BlackjackAction, BlackjackObservation, Any]
+Client: TypeAlias = SyncEnvClient[BlackjackAction, BlackjackObservation, BlackjackState]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_an_unseeded_hand_can_be_repeated(table: Client) -> None:
 
 
 def test_siblings_share_the_deal_and_sessions_do_not_touch(table: Client) -> None:
-    with table.new_session() as sibling:
+    with BlackjackEnv(base_url=table.base_url).sync() as sibling:
         for seed in range(20):
             assert table.reset(seed=seed).observation == sibling.reset(seed=seed).observation
             assert table.step(HIT) == sibling.step(HIT)
@@ -80,7 +80,7 @@ def test_a_step_after_the_end_is_an_error_and_the_session_lives(table: Client) -
 
 
 def test_a_step_before_reset_is_an_error(table: Client) -> None:
-    with table.new_session() as fresh:
+    with BlackjackEnv(base_url=table.base_url).sync() as fresh:
         with pytest.raises(ExecutionFailed, match=r"before the first step"):
             fresh.step(HIT)
         assert fresh.reset(seed=2) == table.reset(seed=2)
