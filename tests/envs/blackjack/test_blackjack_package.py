@@ -49,7 +49,7 @@ def test_the_wheel_builds_and_imports_under_its_own_name(tmp_path: Path) -> None
     said = run(
         sys.executable,
         "-c",
-        "import blackjack_env.server.app as app, blackjack_env.oracle as oracle\n"
+        "import blackjack_env, blackjack_env.server.app as app, blackjack_env.oracle as oracle\n"
         "print(app.__file__, blackjack_env.BlackjackEnv.default_app, round(oracle.optimal_return(), 4))",
         cwd=tmp_path,
         PYTHONPATH=os.pathsep.join([str(installed), str(ROOT)]),
