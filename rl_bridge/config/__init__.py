@@ -1,6 +1,6 @@
 """One typed schema for a training run, read from YAML with dotted overrides."""
 
-from rl_bridge.config.loading import load_config, resolve
+from rl_bridge.config.loading import CONFIG_FILE, load_config, resolve, save_config
 from rl_bridge.config.schema import (
     AlgorithmConfig,
     Config,
@@ -13,6 +13,7 @@ from rl_bridge.config.schema import (
 )
 
 __all__ = [
+    "CONFIG_FILE",
     "AlgorithmConfig",
     "Config",
     "EnvConfig",
@@ -23,4 +24,5 @@ __all__ = [
     "TrainerConfig",
     "load_config",
     "resolve",
+    "save_config",
 ]

@@ -14,6 +14,15 @@ from pydantic import BaseModel, ValidationError
 from rl_bridge.config.schema import Config
 from rl_bridge.errors import ConfigError
 
+CONFIG_FILE = "config.yaml"
+"""In a run's folder: the configuration with every key and override, from which the run can be resumed."""
+
+
+def save_config(config: Config, folder: Path) -> None:
+    """Write the whole configuration into a run's folder."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read a run's configuration.

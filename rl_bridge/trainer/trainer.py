@@ -15,12 +15,12 @@ from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import NonFiniteLoss
 from rl_bridge.trainer.figures import FigureAccumulator
-from rl_bridge.trainer.logprobs import log_distributions
+from rl_bridge.titan.logprobs import log_distributions
 from rl_bridge.trainer.settings import TrainerSettings
-from rl_bridge.trainer.titan_model import TitanModel
+from rl_bridge.titan.model import TitanModel
 from rl_bridge.types import PolicyVersion
 
-# After titan_model, which tells TorchTitan about machines without an accelerator.
+# After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
 from torchtitan.components.checkpoint import CheckpointManager  # isort: skip
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.trainer.titan_model import TitanModel
+from rl_bridge.titan.model import TitanModel
 
 
 def log_distributions(model: TitanModel, batch: TrainBatch, *, temperature: float) -> Tensor:

@@ -1,0 +1,1 @@
+"""Examples, each read from top to bottom."""

@@ -1,0 +1,137 @@
+"""What came out of a run: figures beside the baselines, as JSON, as a table and as pictures."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from envs.blackjack_env.baselines import baselines
+from envs.blackjack_env.oracle import Answer, DecisionState, Rules, agreement, evaluate
+from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
+from rl_bridge.config import Config
+from rl_bridge.rollout import EvaluationResult
+from rl_bridge.types import Ending
+
+
+def write_report(
+    folder: Path,
+    *,
+    answers: Mapping[DecisionState, Answer],
+    result: EvaluationResult,
+    config: Config,
+    rules: Rules,
+) -> None:
+    """Write report.json, learning_curve.png and policy_grid.png into the run's folder, and print a table.
+
+    Args:
+        folder: The run's.
+        answers: The greedy policy's answer to every observation.
+        result: The held-out hands.
+        config: The run's.
+        rules: The payout of naturals.
+    """
+    report = summarize(answers, result, config=config, rules=rules)
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    draw_learning_curve(folder / "metrics.jsonl", folder / "learning_curve.png", config=config, rules=rules)
+    draw_policy_grid(answers, folder / "policy_grid.png")
+    _print(report, folder)
+
+
+def summarize(
+    answers: Mapping[DecisionState, Answer], result: EvaluationResult, *, config: Config, rules: Rules
+) -> dict[str, Any]:
+    """The report as plain values.
+
+    Rates and `mean_return` are of the held-out hands, `exact_return` and the agreements are of the answers
+    to all observations. `ci95` is the interval of `mean_return` by the normal approximation. Without
+    held-out hands the former are null.
+    """
+    exact = evaluate(answers, rules=rules, illegal_return=config.reward.illegal_answer)
+    agreed = agreement(answers)
+    hands = len(result.rewards)
+    sampled: dict[str, Any] = dict.fromkeys(
+        ("mean_return", "ci95", "win_rate", "push_rate", "loss_rate", "illegal_rate", "exact_within_ci95")
+    )
+    if hands > 1:
+        mean = statistics.fmean(result.rewards)
+        margin = 1.96 * statistics.stdev(result.rewards) / math.sqrt(hands)
+        legal = [
+            r for r, e in zip(result.rewards, result.endings, strict=True) if e is not Ending.ILLEGAL
+        ]
+        sampled = {
+            "mean_return": mean,
+            "ci95": [mean - margin, mean + margin],
+            "win_rate": sum(r > 0 for r in legal) / hands,
+            "push_rate": sum(r == 0 for r in legal) / hands,
+            "loss_rate": sum(r < 0 for r in legal) / hands,
+            "illegal_rate": 1 - len(legal) / hands,
+            "exact_within_ci95": abs(mean - exact.mean_return) <= margin,
+        }
+    return {
+        "exact_return": exact.mean_return,
+        **sampled,
+        "optimal_agreement": agreed.unweighted,
+        "optimal_agreement_weighted": agreed.weighted,
+        "hands": hands,
+        "hands_dropped": result.dropped,
+        "training_hands": config.trainer.iterations * config.rollout.batch_size,
+        "train_seconds": result.train_seconds,
+        "seed": config.seed,
+        "answer_masking": False,
+        "baselines": {
+            key: {
+                "title": baseline.title,
+                "exact_return": baseline.evaluation.mean_return,
+                "win_rate": baseline.evaluation.win,
+                "push_rate": baseline.evaluation.push,
+                "loss_rate": baseline.evaluation.loss,
+            }
+            for key, baseline in baselines(rules).items()
+        },
+    }
+
+
+def _print(report: Mapping[str, Any], folder: Path) -> None:
+    table = Table(title="BlackJack: greedy policy beside the baselines")
+    for heading in ("policy", "exact return", "win", "push", "loss"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for row in report["baselines"].values():
+        table.add_row(
+            row["title"],
+            f"{row['exact_return']:+.4f}",
+            *(f"{row[k]:.1%}" for k in ("win_rate", "push_rate", "loss_rate")),
+        )
+    rates = (report[k] for k in ("win_rate", "push_rate", "loss_rate"))
+    table.add_row(
+        "learned (rates of held-out hands)",
+        f"{report['exact_return']:+.4f}",
+        *("-" if rate is None else f"{rate:.1%}" for rate in rates),
+        style="bold",
+    )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"agreement with the optimal action: {report['optimal_agreement']:.1%} of all observations, "
+        f"{report['optimal_agreement_weighted']:.1%} of the decisions met in play",
+        highlight=False,
+    )
+    if report["mean_return"] is not None:
+        low, high = report["ci95"]
+        verdict = "agrees with" if report["exact_within_ci95"] else "DISAGREES with"
+        console.print(
+            f"{report['hands']:,} held-out hands: mean return {report['mean_return']:+.4f} "
+            f"(95% interval {low:+.4f} to {high:+.4f}), which {verdict} the exact return; "
+            f"illegal answers {report['illegal_rate']:.2%}; answers were not masked",
+            highlight=False,
+        )
+    console.print(
+        f"seed {report['seed']}, {report['training_hands']:,} training hands in {report['train_seconds']:.0f} s",
+        highlight=False,
+    )
+    for name in ("report.json", "learning_curve.png", "policy_grid.png"):
+        console.print(f"  {folder / name}", highlight=False, soft_wrap=True)

@@ -1,0 +1,66 @@
+"""BlackJack as a language model sees it, and how what it learned is judged."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation
+from envs.blackjack_env.oracle import DECISION_STATES, Answer, DecisionState, Rules, agreement, evaluate
+from examples.grpo_blackjack import chat
+from examples.grpo_blackjack.report import write_report
+from rl_bridge.rollout import EvaluationResult, Policy, Task
+from rl_bridge.tokens.chat import Message
+from rl_bridge.types import Trajectory
+
+# The environment's client sends them as they are; two are enough for every hand.
+_ACTIONS = {"hit": BlackjackAction(action="hit"), "stand": BlackjackAction(action="stand")}
+
+
+class BlackjackTask(Task):
+    """Hit or stand, one answer a decision."""
+
+    client_type = BlackjackEnv
+
+    def messages(self, observation: BlackjackObservation) -> list[Message]:
+        """Total, usable ace and dealer's card: all that the optimum depends on."""
+        return chat.prompt(observation.player_total, observation.usable_ace, observation.dealer_card)
+
+    def parse(self, text: str) -> BlackjackAction | None:
+        """See `chat.parse`."""
+        word = chat.parse(text)
+        return None if word is None else _ACTIONS[word]
+
+    def make_policy(self) -> Path:
+        """A random one of Qwen3's architecture, decided by the run's seed."""
+        from examples.grpo_blackjack.tiny_policy import make_tiny_policy
+
+        return make_tiny_policy(self.folder / "initial_policy", seed=self.config.seed)
+
+    def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """The share of hands won while exploring."""
+        return {"blackjack/win_rate": sum(t.reward > 0 for t in trajectories) / len(trajectories)}
+
+    async def probe(self, policy: Policy) -> Mapping[str, float]:
+        """The exact return of the greedy policy, asked for every observation, and how far it is the optimum."""
+        answers = await self._greedy(policy)
+        exact = evaluate(answers, rules=self._rules(), illegal_return=self.config.reward.illegal_answer)
+        return {"exact_return": exact.mean_return, "agreement": agreement(answers).unweighted}
+
+    async def report(self, policy: Policy, result: EvaluationResult) -> None:
+        """Print and write what came out; see `report.write_report`."""
+        write_report(
+            self.folder,
+            answers=await self._greedy(policy),
+            result=result,
+            config=self.config,
+            rules=self._rules(),
+        )
+
+    def _rules(self) -> Rules:
+        reset = self.config.env.reset
+        return Rules(natural=bool(reset.get("natural")), sab=bool(reset.get("sab")))
+
+    async def _greedy(self, policy: Policy) -> Mapping[DecisionState, Answer]:
+        texts = await policy.answer_greedily([chat.prompt(*state) for state in DECISION_STATES])
+        answers: list[Literal["hit", "stand"] | None] = [chat.parse(text) for text in texts]
+        return dict(zip(DECISION_STATES, answers, strict=True))

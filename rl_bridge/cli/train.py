@@ -1,0 +1,82 @@
+"""`ropewalk train`: one run, from a configuration to a report."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openenv_core.cli import Command
+
+if TYPE_CHECKING:
+    from rl_bridge.config import Config
+
+FAILED = 1
+MISUSED = 2
+INTERRUPTED = 130
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", metavar="FILE", help="the run's YAML file")
+    source.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder from its checkpoint")
+    parser.add_argument("--seed", type=int, help="short for seed=N")
+    parser.add_argument("--name", help="the run's folder below output_dir; by default its name and the time")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; returns the exit status: 0, 1 if the run failed, 2 if it was asked for wrongly, 130 on Ctrl-C."""
+    from rl_bridge.errors import BridgeError, ConfigError
+
+    try:
+        config, folder = _prepare(arguments)
+        # The heavy stack loads only now, after everything that can be wrong with the words has been said.
+        from rl_bridge.loops.session import train_run
+
+        return train_run(config, folder, resume=arguments.resume is not None)
+    except ConfigError as error:
+        print(f"ropewalk train: {error}", file=sys.stderr)
+        return MISUSED
+    except BridgeError as error:
+        print(f"ropewalk train: {type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
+    from rl_bridge.errors import ConfigError, MissingStack
+
+    try:
+        from rl_bridge.config import CONFIG_FILE, load_config
+    except ModuleNotFoundError as error:
+        raise MissingStack(str(error.name)) from error
+    overrides = list(arguments.overrides)
+    if arguments.seed is not None:
+        overrides.append(f"seed={arguments.seed}")
+    if arguments.resume is not None:
+        folder = Path(arguments.resume)
+        return load_config(folder / CONFIG_FILE, overrides), folder
+    config = load_config(arguments.config, overrides)
+    name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(config.output_dir) / name
+    if folder.exists():
+        raise ConfigError(
+            f"expected a new folder for the run, {str(folder)!r} exists; choose another --name, "
+            f"or go on with it by --resume {folder}"
+        )
+    return config, folder
+
+
+COMMAND = Command(
+    name="train",
+    help="train a policy on an environment, from a YAML file",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk train --config examples/grpo_blackjack/config.yaml",
+        "ropewalk train --config examples/grpo_blackjack/config.yaml --seed 7 --name seven",
+        "ropewalk train --config examples/grpo_blackjack/config.yaml algorithm.kl_coef=0.01 rollout.group_size=8",
+        "ropewalk train --resume runs/seven",
+    ),
+)

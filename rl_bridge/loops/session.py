@@ -1,0 +1,67 @@
+"""One run from beginning to end: start everything, train, evaluate, report, stop everything."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from rl_bridge.config import Config, save_config
+from rl_bridge.loops.run import Run, open_run
+from rl_bridge.loops.synchronous import train
+
+INTERRUPTED = 130
+
+
+def train_run(config: Config, folder: Path, *, resume: bool) -> int:
+    """Train, evaluate and report.
+
+    Args:
+        config: The run.
+        folder: Where it writes; made where it is missing.
+        resume: Go on from the newest checkpoint in the folder.
+
+    Returns:
+        0, or 130 where the run was interrupted. Either way nothing is left running.
+
+    Raises:
+        rl_bridge.errors.BridgeError: The run failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, folder)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if str(Path.cwd()) not in sys.path:  # tasks are named by dotted paths, usually relative to where one stands
+        sys.path.insert(0, str(Path.cwd()))
+    console = Console()
+    try:
+        asyncio.run(_session(config, folder, console=console, resume=resume))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(f"interrupted; go on with: ropewalk train --resume {folder}", highlight=False)
+        return INTERRUPTED
+    return 0
+
+
+async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> None:
+    # asyncio cancels its main task on Ctrl-C; a polite kill shall end a run as orderly.
+    current = asyncio.current_task()
+    assert current is not None
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
+    async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
+        await fleet.guard(_work(run))
+
+
+async def _work(run: Run) -> None:
+    await train(run)
+    await run.trainer.export.call_one(str(_policy_folder(run.folder)))
+    result = await run.evaluate()
+    await run.task.report(run.policy, result)
+
+
+def _policy_folder(folder: Path) -> Path:
+    policy = folder / "policy"
+    policy.mkdir(exist_ok=True)
+    return policy

@@ -1,0 +1,78 @@
+"""What a person watches: a line per iteration, and a bar over held-out episodes."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("reward/mean", "reward", "+.3f"),
+    ("policy/entropy", "entropy", ".3f"),
+    ("rollout/ending/illegal_answer", "illegal", ".1%"),
+    ("rollout/zero_variance_share", "zero-var", ".0%"),
+    ("policy/kl_to_reference", "kl", ".4f"),
+    ("mismatch/logprob_max", "mismatch", ".0e"),
+    ("train/grad_norm", "grad", ".2f"),
+    ("time/rollout_s", "roll", ".2f"),
+    ("time/train_s", "train", ".2f"),
+    ("time/sync_s", "sync", ".2f"),
+)
+"""Figure, heading, format. A figure that an iteration lacks is left out of its line."""
+
+
+def iteration_line(
+    iteration: int, iterations: int, figures: Mapping[str, float], *, remaining_s: float
+) -> str:
+    """The line of one iteration; `remaining_s` is an estimate."""
+    cells = [f"{heading} {figures[name]:{form}}" for name, heading, form in COLUMNS if name in figures]
+    probes = [
+        f"{name.removeprefix('probe/')} {value:+.4f}"
+        for name, value in figures.items()
+        if name.startswith("probe/")
+    ]
+    minutes, seconds = divmod(round(remaining_s), 60)
+    left = f"{minutes}:{seconds:02d} left"
+    return "  ".join([f"{iteration:>4}/{iterations}", *cells, *probes, left])
+
+
+class ProgressBar:
+    """A bar on a terminal; elsewhere a line for every tenth of the way.
+
+    Args:
+        title: What is being counted.
+        total: Of how many.
+    """
+
+    def __init__(self, title: str, total: int, console: Console) -> None:
+        self._title = title
+        self._total = total
+        self._console = console
+        self._tenth = 0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID = self._bar.add_task(title, total=total)
+
+    def update(self, done: int) -> None:
+        """Say how many are done."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done)
+        elif done * 10 // self._total > self._tenth:
+            self._tenth = done * 10 // self._total
+            self._console.print(f"{self._title}: {done:,} of {self._total:,}", highlight=False)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

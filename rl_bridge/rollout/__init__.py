@@ -1,0 +1,5 @@
+"""Rollouts: episodes of an environment server, played by the policy, many at once."""
+
+from rl_bridge.rollout.task import EvaluationResult, Policy, Task
+
+__all__ = ["EvaluationResult", "Policy", "Task"]

@@ -1,0 +1,63 @@
+"""One trajectory: the policy plays one episode through one session."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from openenv_core import EnvClient
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.task import Task
+from rl_bridge.types import Ending, Trajectory, Turn
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class EpisodeSettings:
+    """What an episode is played by.
+
+    Attributes:
+        temperature: Of the sampling; 0 plays greedily.
+        num_turns: Exchanges at most.
+        illegal_reward: What an answer that is no legal action earns; it ends the episode.
+        reset_options: Sent with the reset, beside the seed.
+    """
+
+    temperature: float
+    num_turns: int
+    illegal_reward: float
+    reset_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def play_episode(
+    client: EnvClient[Any, Any, Any], policy: ChatPolicy, task: Task, *, seed: int, settings: EpisodeSettings
+) -> Trajectory | None:
+    """Play one episode from its seed to its end.
+
+    Returns:
+        The trajectory; None where the episode was over before the policy could act.
+
+    Raises:
+        openenv_core.ClientError: The session failed; the episode is lost, through no fault of the policy's.
+        rl_bridge.errors.GeneratorError: The engine failed.
+    """
+    turns: list[Turn] = []
+    result = await client.reset(seed=seed, **settings.reset_options)
+    total = float(result.reward or 0.0)
+    ending = Ending.COMPLETED
+    while not result.done:
+        if len(turns) == settings.num_turns:
+            ending = Ending.TRUNCATED_TURNS
+            break
+        prompt = policy.prompt(task.messages(result.observation))
+        if prompt is None:
+            ending = Ending.TRUNCATED_LENGTH
+            break
+        turn, text = await policy.answer(prompt, temperature=settings.temperature)
+        turns.append(turn)
+        action = task.parse(text)
+        if action is None:
+            ending = Ending.ILLEGAL
+            total += settings.illegal_reward
+            break
+        result = await client.step(action)
+        total += float(result.reward or 0.0)
+    return Trajectory(seed=seed, turns=turns, ending=ending, reward=total) if turns else None

@@ -1,0 +1,56 @@
+"""The policy as rollouts see it: chats in, completions and their text out."""
+
+import asyncio
+from collections.abc import Sequence
+
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.types import SamplingSettings, Turn
+
+
+class ChatPolicy:
+    """A generator behind a chat template.
+
+    Args:
+        tokenizer: Of the policy's checkpoint.
+        generator: Answers prompts.
+        max_new_tokens: Tokens an answer at most.
+        max_length: Prompt and answer together at most.
+    """
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, generator: GeneratorClient, *, max_new_tokens: int, max_length: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._generator = generator
+        self._max_new_tokens = max_new_tokens
+        self._longest_prompt = max_length - max_new_tokens
+
+    def prompt(self, messages: Sequence[Message]) -> Sequence[int] | None:
+        """The token ids of a chat; None where an answer would not fit behind them."""
+        prompt = self._tokenizer.prompt(messages)
+        return None if len(prompt) > self._longest_prompt else prompt
+
+    async def answer(self, prompt: Sequence[int], *, temperature: float) -> tuple[Turn, str]:
+        """Answer one prompt.
+
+        Args:
+            prompt: From `prompt`.
+            temperature: 0 takes the most likely token.
+
+        Returns:
+            The exchange, and the text of the answer.
+        """
+        sampling = SamplingSettings(
+            temperature=temperature,
+            max_new_tokens=self._max_new_tokens,
+            stop_token_ids=self._tokenizer.stop_token_ids,
+        )
+        completion = await self._generator.complete(prompt, sampling)
+        return Turn(prompt=prompt, completion=completion), self._tokenizer.text(completion.tokens)
+
+    async def answer_greedily(self, chats: Sequence[Sequence[Message]]) -> list[str]:
+        """The most likely answer to each chat, as text."""
+        prompts = [self._tokenizer.prompt(chat) for chat in chats]
+        answers = await asyncio.gather(*(self.answer(prompt, temperature=0.0) for prompt in prompts))
+        return [text for _, text in answers]

@@ -1,0 +1,138 @@
+"""Many episodes in flight: a fixed number of sessions, each playing one episode after another."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openenv_core import EnvClient
+from openenv_core.errors import CapacityReached, ClientError, ExecutionFailed, ServerError
+from rl_bridge.errors import RolloutError
+from rl_bridge.rollout.episode import EpisodeSettings, play_episode
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.task import Task
+from rl_bridge.types import Trajectory
+
+logger = logging.getLogger(__name__)
+
+Connect = Callable[[], EnvClient[Any, Any, Any]]
+"""Makes a client that is not connected yet."""
+
+BACKOFF_S = 0.1
+"""Before the second attempt at an episode; doubles with each further one."""
+
+
+class RolloutWorkers:
+    """Plays episodes through a bounded number of sessions.
+
+    A session that fails is replaced by a fresh one and its episode is tried again. An episode that keeps
+    failing is dropped and counted: infrastructure is never scored as play.
+
+    Args:
+        connect: Makes a client; each session has its own.
+        sessions: Episodes in flight.
+        task: What ties the episodes to the policy.
+        policy: Who plays.
+        max_attempts: How often an episode is tried before it is dropped.
+    """
+
+    def __init__(
+        self, connect: Connect, *, sessions: int, task: Task, policy: ChatPolicy, max_attempts: int
+    ) -> None:
+        self._connect = connect
+        self._clients: list[EnvClient[Any, Any, Any] | None] = [None] * sessions
+        self._task = task
+        self._policy = policy
+        self._max_attempts = max_attempts
+        self.retried = 0
+        """Attempts that failed through no fault of the policy's, since the beginning."""
+        self.dropped = 0
+        """Episodes given up, since the beginning."""
+
+    async def play(
+        self,
+        seeds: Sequence[int],
+        settings: EpisodeSettings,
+        *,
+        timeout_s: float,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Trajectory | None]:
+        """Play one episode a seed.
+
+        Args:
+            seeds: Repeated seeds are siblings.
+            settings: How they are played.
+            timeout_s: For all of them together.
+            progress: Told after each episode how many are done.
+
+        Returns:
+            One trajectory a seed, in order; None where the episode was dropped.
+
+        Raises:
+            RolloutError: The time ran out, or every episode was dropped.
+        """
+        waiting = deque(enumerate(seeds))
+        results: list[Trajectory | None] = [None] * len(seeds)
+        failures: deque[BaseException] = deque(maxlen=1)
+        done = 0
+
+        async def work(slot: int) -> None:
+            nonlocal done
+            while waiting:
+                index, seed = waiting.popleft()
+                results[index] = await self._attempt(slot, seed, settings, failures)
+                done += 1
+                progress(done)
+
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+                for slot in range(min(len(self._clients), len(seeds))):
+                    group.create_task(work(slot))
+        except TimeoutError:
+            raise RolloutError(
+                f"expected {len(seeds)} episodes within {timeout_s:g} s, got {done}; "
+                "raise rollout.timeout_s, or look at what the environment waits for"
+            ) from None
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from several
+        if seeds and all(result is None for result in results):
+            raise RolloutError(
+                f"none of {len(seeds)} episodes could be played; the last failure was: {failures[-1] if failures else 'none'}"
+            ) from (failures[-1] if failures else None)
+        return results
+
+    async def _attempt(
+        self, slot: int, seed: int, settings: EpisodeSettings, failures: deque[BaseException]
+    ) -> Trajectory | None:
+        for attempt in range(self._max_attempts):
+            try:
+                client = await self._client(slot)
+                return await play_episode(client, self._policy, self._task, seed=seed, settings=settings)
+            except ClientError as error:
+                if isinstance(error, ServerError) and not isinstance(error, (ExecutionFailed, CapacityReached)):
+                    raise  # the server refuses what we send: trying again cannot help
+                failures.append(error)
+                self.retried += 1
+                await self._discard(slot)
+                await asyncio.sleep(BACKOFF_S * 2**attempt)
+        self.dropped += 1
+        logger.warning("episode with seed %d dropped after %d attempts: %s", seed, self._max_attempts, failures[-1])
+        return None
+
+    async def _client(self, slot: int) -> EnvClient[Any, Any, Any]:
+        client = self._clients[slot]
+        if client is None:
+            client = self._connect()
+            await client.connect()
+            self._clients[slot] = client
+        return client
+
+    async def _discard(self, slot: int) -> None:
+        client, self._clients[slot] = self._clients[slot], None
+        if client is not None:
+            await asyncio.gather(client.close(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close every session."""
+        await asyncio.gather(*(self._discard(slot) for slot in range(len(self._clients))))

@@ -1,0 +1,139 @@
+"""The processes of a run: one role each, spawned by Monarch, all gone when the run is."""
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rl_bridge.errors import BridgeError, MissingStack, RoleFailed
+
+# Read by Monarch when it is first imported: how soon a dead process is noticed.
+os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
+
+try:
+    import monarch.actor
+    from monarch.actor import default_bootstrap_cmd, this_host
+except ModuleNotFoundError as missing:
+    raise MissingStack("torchmonarch") from missing
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S = 20.0
+LOG_TAIL_BYTES = 4096
+
+# A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
+# that roles are stopped in order; and what a role prints belongs in its log, not between progress lines.
+_SHELL = 'trap "" INT; exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1'
+
+
+class Fleet:
+    """Spawns roles, notices their death, and stops them.
+
+    Args:
+        logs: Folder for one log file a role.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._procs: list[Any] = []
+        self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._stopping = False
+        self._previous_hook = monarch.actor.unhandled_fault_hook
+
+    async def __aenter__(self) -> Self:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        monarch.actor.unhandled_fault_hook = self._on_fault
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        for procs in reversed(self._procs):
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await procs.stop()
+            except Exception:  # a mesh that lost its process cannot be stopped, and need not be
+                continue
+        self._procs.clear()
+        monarch.actor.unhandled_fault_hook = self._previous_hook
+
+    def spawn(self, role: str, actor: type[Any], *args: Any, environment: dict[str, str] | None = None) -> Any:
+        """Start one process for a role and put one actor into it.
+
+        Args:
+            role: Names the process and its log.
+            actor: A Monarch actor class.
+            args: Of its constructor.
+            environment: Variables the process starts with, beside the controller's.
+
+        Returns:
+            The actor's mesh; `await mesh.method.call_one(...)`.
+        """
+        log = self._logs / f"{role}.log"
+        procs = this_host().spawn_procs(
+            per_host={role: 1},
+            bootstrap_command=_quiet_command().with_env(
+                {"ROPEWALK_ROLE_LOG": str(log.absolute()), **(environment or {})}
+            ),
+        )
+        self._procs.append(procs)
+        return procs.spawn(role, actor, *args)
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` until it ends or a role dies, whichever is first.
+
+        Raises:
+            RoleFailed: A process of the fleet died; `work` was cancelled.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._fault}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() or (self._fault.done() and task.exception() is not None):
+                await self._fault_or_result(task)
+            return _result(task)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _fault_or_result(self, task: "asyncio.Task[Any]") -> None:
+        if not self._fault.done():
+            return
+        tails = "\n".join(self._tail(log) for log in sorted(self._logs.glob("*.log")))
+        cause = task.exception() if task.done() and not task.cancelled() else None
+        raise RoleFailed(f"a process of the run died: {self._fault.result()}\n{tails}") from cause
+
+    def _tail(self, log: Path) -> str:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return f"--- {log} ---\n" + "\n".join(lines[-5:])
+
+    def _on_fault(self, failure: Any) -> None:
+        """Called by Monarch, on a thread of its own, when nobody else handled a failure."""
+        if not self._stopping:
+            self._loop.call_soon_threadsafe(self._record, str(failure))
+
+    def _record(self, failure: str) -> None:
+        if not self._fault.done():
+            self._fault.set_result(failure)
+
+
+def _result(task: "asyncio.Task[T]") -> T:
+    try:
+        return task.result()
+    except monarch.actor.ActorError as error:
+        if isinstance(error.exception, BridgeError):  # ours: the caller knows what to do with it
+            raise error.exception from error
+        raise
+
+
+def _quiet_command() -> Any:
+    command = default_bootstrap_cmd()
+    command.args = ["-c", _SHELL, command.program, *command.args]
+    command.program = "/bin/sh"
+    return command

@@ -1,0 +1,1 @@
+"""TorchTitan models as the trainer and the reference use them."""
