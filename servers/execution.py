@@ -29,6 +29,9 @@ MAX_THREADS = 64
 MIN_THREADS = 4
 """Even one session's server needs a second thread: an abandoned call may hold the first."""
 
+CLOSE_S = 5.0
+"""Seconds that an environment gets to close, or an async method to heed its cancellation."""
+
 FATAL = (Exception, SystemExit)
 """What an environment may raise without ending its server."""
 
@@ -124,7 +127,8 @@ class Executor:
         try:
             environment = await outcome_of(call)
         except asyncio.CancelledError:
-            self._close_orphan(call, pool)
+            if call.waiter.cancelled():
+                self._close_orphan(call, pool)
             raise
         return Runner(environment, self, pool)
 
@@ -204,10 +208,12 @@ class Runner:
         if self._late is not None:
             return
         try:
-            await self._run(self._environment.close, (), {})
+            async with asyncio.timeout(CLOSE_S):
+                await self._run(self._environment.close, (), {}, then=self._end_own_pool)
         except FATAL:
             logger.exception("closing %s failed", type(self._environment).__name__)
-        self._end_own_pool()
+        if self._late is None:
+            self._end_own_pool()
 
     def discard(self) -> None:
         """Close an environment that nobody asked for after all, without waiting."""
@@ -233,7 +239,14 @@ class Runner:
 
         late.on_late = both
 
-    async def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    async def _run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        then: Callable[[], None] | None = None,
+    ) -> Any:
+        """Run a method; `then` is what follows an abandoned call, and closes the environment by default."""
         if self.plan.on_loop or inspect.iscoroutinefunction(fn):
             result = fn(*args, **options)
         else:
@@ -241,22 +254,22 @@ class Runner:
             try:
                 result = await outcome_of(call)
             except asyncio.CancelledError:
-                self._abandon(call)
+                if call.waiter.cancelled():
+                    self._abandon(call, then or self.discard)
                 raise
         if inspect.isawaitable(result):
             return await result
         return result
 
-    def _abandon(self, call: Call) -> None:
+    def _abandon(self, call: Call, then: Callable[[], None]) -> None:
         def late(_: Outcome) -> None:
             self._executor.abandoned -= 1
             self._late = None
-            self.discard()
+            then()
 
-        if call.waiter.cancelled():
-            self._executor.abandoned += 1
-            self._late = call
-            call.on_late = late
+        self._executor.abandoned += 1
+        self._late = call
+        call.on_late = late
 
     def _end_own_pool(self) -> None:
         if self._pool is not self._executor.pool:
@@ -269,3 +282,16 @@ async def outcome_of(call: Call) -> Any:
     if not succeeded:
         raise value
     return value
+
+
+_stubborn: set[asyncio.Task[Any]] = set()
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end; one that does not heed it is logged and left to itself."""
+    task.cancel()
+    await asyncio.wait([task], timeout=CLOSE_S)
+    if not task.done():
+        logger.error("%s did not heed its cancellation within %g s; its session stays taken", task, CLOSE_S)
+        _stubborn.add(task)
+        task.add_done_callback(_stubborn.discard)

@@ -81,7 +81,7 @@ class SessionTable:
         if self._taken >= self.cap:
             raise Refusal(
                 CAPACITY_REACHED,
-                f"expected a free session, got {self._taken} of {self.cap} in use; close one or try again later",
+                f"expected a free session, got {self._taken} of {self.cap} in use; try again later",
                 counts,
             )
         if executor.abandoned >= executor.limit:

@@ -7,6 +7,7 @@ ever stopping; and every call through it makes two futures. This one does neithe
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -40,10 +41,8 @@ class Call:
         except BaseException as error:
             # SystemExit and kin too: an environment must not end a thread that others need.
             outcome = (False, error)
-        try:
+        with suppress(RuntimeError):  # a closed loop: nobody waits any more
             self._loop.call_soon_threadsafe(self._deliver, outcome)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
 
     def _deliver(self, outcome: Outcome) -> None:
         if not self.waiter.done():

@@ -54,13 +54,11 @@ def load(point: EntryPoint) -> Command:
         extra = _EXTRAS.get(package)
         missing = isinstance(error, ImportError)
         remedy = (
-            f"; pip install 'ropewalk[{extra}]'"
-            if missing and extra
-            else f"; see what is wrong with {package}"
+            f"pip install 'ropewalk[{extra}]'" if missing and extra else f"see what is wrong with {package}"
         )
         raise ConfigurationError(
-            f"expected to load the command {point.name!r} from {point.value}, got {type(error).__name__}: {error}"
-            f"{remedy}"
+            f"expected to load the command {point.name!r} from {point.value}, "
+            f"got {type(error).__name__}: {error}; {remedy}"
         ) from error
     if not isinstance(command, Command):
         raise ConfigurationError(

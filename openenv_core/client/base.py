@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
@@ -23,8 +23,10 @@ from openenv_core.errors import (
 from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
-from openenv_core.providers.base import Provider
-from openenv_core.types import ActT, Action, Observation, ObsT, State, StateT, StepResult
+from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+
+if TYPE_CHECKING:
+    from openenv_core.providers.base import Provider
 
 _SESSION_ENDED = (CapacityReached, FactoryFailed, SessionFailed)
 
@@ -72,7 +74,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         max_message_size_mb: float = 100.0,
         websocket_ping_interval_s: float | None = 20.0,
         websocket_ping_timeout_s: float | None = 20.0,
-        provider: Provider | None = None,
+        provider: "Provider | None" = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if base_url is None and provider is None:
@@ -94,10 +96,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._stale = 0  # replies still to come that nobody waits for
         self._lost: str | None = None
         self._closed = False
-        self._read_observation = (
-            reader(self.observation_type) if _is_model(self, "observation_type") else None
+        observation_type, state_type = (
+            getattr(self, f"{name}_type", None) for name in ("observation", "state")
         )
-        self._read_state = reader(self.state_type) if _is_model(self, "state_type") else reader(State)
+        self._read_observation = None if observation_type is None else reader(observation_type)
+        self._read_state = reader(State if state_type is None else state_type)
 
     @classmethod
     def from_process(
@@ -290,8 +293,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 self._forget(str(error))
                 if watchdog.expired:
                     raise RequestTimeout(
-                        f"expected a reply within {self._message_timeout_s:g} s, got none; the session was closed. "
-                        "Call reset() to start a new one, or raise message_timeout_s"
+                        f"expected a reply within {self._message_timeout_s:g} s, got none; the session was "
+                        "closed. Call reset() to start a new one, or raise message_timeout_s"
                     ) from None
                 raise
             finally:
@@ -375,8 +378,3 @@ def websocket_url(base_url: str) -> str:
         )
     path = parts.path.rstrip("/")
     return urlunsplit((scheme, parts.netloc, path if path.endswith("/ws") else f"{path}/ws", parts.query, ""))
-
-
-def _is_model(client: EnvClient[Any, Any, Any], name: str) -> bool:
-    model = getattr(client, name, None)
-    return isinstance(model, type) and issubclass(model, (Observation, State))

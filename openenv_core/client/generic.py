@@ -10,7 +10,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 class GenericEnvClient(EnvClient[Json, Json, Json]):
-    """A client for an environment whose models are not at hand: actions, observations and states are dicts."""
+    """A client without the environment's models: actions, observations and states are dicts."""
 
     def _step_payload(self, action: Json) -> Json:
         if not isinstance(action, Mapping):

@@ -60,21 +60,25 @@ class WebSocketsSocket:
         self._connection = connection
 
     async def send(self, frame: bytes) -> None:
+        """Send one text frame, given as UTF-8."""
         try:
             await self._connection.send(frame, text=True)
         except ConnectionClosed as error:
             raise ConnectionLost(_lost(error)) from None
 
     async def recv(self) -> bytes:
+        """Return the next frame. Cancelling the wait loses nothing."""
         try:
             return await self._connection.recv(decode=False)
         except ConnectionClosed as error:
             raise ConnectionLost(_lost(error)) from None
 
     async def close(self) -> None:
+        """Close in order."""
         await self._connection.close()
 
     def abort(self) -> None:
+        """Break the connection at once."""
         self._connection.transport.abort()
 
 
@@ -100,7 +104,8 @@ async def open_socket(url: str, options: SocketOptions) -> Socket:
     except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
         reason = str(error) or f"no answer within {options.connect_timeout_s:g} s"
         raise ConnectionFailed(
-            f"expected an OpenEnv server at {url}, got: {reason}; check that it runs and that the URL is right"
+            f"expected an OpenEnv server at {url}, got: {reason}; "
+            "check that it runs and that the URL is right"
         ) from error
     return WebSocketsSocket(connection)
 

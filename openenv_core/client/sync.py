@@ -65,7 +65,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._run(self._client.disconnect())
 
     def close(self) -> None:
-        """End the session, stop the server if this client's provider started it, end the thread. Idempotent."""
+        """End the session, the thread, and the server if this client's provider started it. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -92,7 +92,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def __await__(self) -> "Generator[Any, None, EnvClient[ActT, ObsT, StateT]]":
         if self._thread is not None:
             raise ConfigurationError(
-                "expected to await a client before its first use, got it after; make a new one"
+                "expected await before a client's first use, got it after; make a new one"
             )
         return self._client.__aenter__().__await__()
 

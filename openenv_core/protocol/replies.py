@@ -153,7 +153,8 @@ def decode_reply(frame: bytes | str, expected: str) -> dict[str, Any]:
             if kind == "error":
                 raise server_error(data)
     raise ProtocolError(
-        f"expected a reply of type {expected!r}, got {_excerpt(frame)}; check that the URL is an OpenEnv server's"
+        f"expected a reply of type {expected!r}, got {_excerpt(frame)}; "
+        "check that the URL is an OpenEnv server's"
     )
 
 

@@ -91,7 +91,8 @@ class RequestDecoder(Generic[ActT]):
     """
 
     def __init__(self, action_type: type[ActT]) -> None:
-        step: Any = create_model(
+        build: Any = create_model  # its overloads do not know types made at run time
+        step: Any = build(
             "_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(action_type, ...)
         )
         frame: Any = Annotated[

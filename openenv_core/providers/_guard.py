@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 PARENT_CHECK_S = 0.5
 """A fork of the program may hold the pipe open after the program's death, so the parent is looked at too."""
@@ -86,10 +87,9 @@ def _end_group(child: "subprocess.Popen[bytes]", grace_s: float, wake: int) -> N
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
+    # Nobody may be left; macOS reports a group of zombies as forbidden.
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # nobody is left; macOS reports a group of zombies as forbidden
 
 
 def _die_with(guard: int) -> Callable[[], None] | None:

@@ -1,6 +1,5 @@
 """A server in a process of its own on this machine."""
 
-import http.client
 import json
 import os
 import socket
@@ -144,7 +143,7 @@ class LocalProcessProvider:
         while (left := deadline - time.monotonic()) > 0:
             try:
                 status = _health(port, left)
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except (OSError, ValueError) as error:
                 seen = f"{type(error).__name__}: {error}"
             else:
                 if status == "healthy":
@@ -207,11 +206,13 @@ def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float) -> N
 
 def _health(port: int, timeout_s: float) -> str:
     """Return the status that a server reports; the request waits in its queue until it serves."""
+    import http.client  # not needed by those who only name the class
+
     connection = http.client.HTTPConnection(_LOOPBACK, port, timeout=timeout_s)
     try:
         connection.request("GET", "/health")
         return str(json.loads(connection.getresponse().read())["status"])
-    except (KeyError, TypeError) as error:
-        raise ValueError("expected a status on /health, got none") from error
+    except (KeyError, TypeError, http.client.HTTPException) as error:
+        raise ValueError(f"expected a status on /health, got {error!r}") from error
     finally:
         connection.close()

@@ -1,10 +1,10 @@
-"""The plain HTTP routes: reset, step and state without a session of their own, and what a server tells of itself."""
+"""Plain HTTP: reset, step and state, each in an environment of its own, and what a server tells of itself."""
 
 import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,11 +23,10 @@ from openenv_core.protocol.requests import (
     plain_details,
     reset_options,
 )
-from servers.execution import FATAL
+from servers.execution import FATAL, end
 from servers.sessions import Session, SessionTable
 
 logger = logging.getLogger("servers")
-T = TypeVar("T")
 
 CLIENT_LEFT = 499
 """The status in the log of a request whose client left before its reply; nobody reads it."""
@@ -53,19 +52,7 @@ def http_router(
     schemas = {name: describe(model) for name, model in models.items()}
 
     async def in_session(request: Request, work: Callable[[Session], Awaitable[bytes]]) -> Response:
-        async def run() -> bytes:
-            async with sessions.session() as session:
-                return await work(session)
-
-        try:
-            body = await _while_connected(request, run())
-        except Refusal as refusal:
-            return _refused(refusal)
-        except FATAL as error:
-            if not isinstance(error, EnvironmentFailure):
-                logger.error("the environment raised", exc_info=error)
-            return _json(dumps({"detail": str(error) or type(error).__name__}), 500)
-        return _json(body) if body is not None else Response(status_code=CLIENT_LEFT)
+        return await _while_connected(request, _respond(sessions, work))
 
     @router.post("/reset")
     async def reset(request: Request, options: ResetOptions | None = None) -> Response:
@@ -176,19 +163,29 @@ async def validation_failed(_: Request, error: Exception) -> Response:
     return _json(dumps({"detail": details}), 422)
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Run `work`, but cancel it when the client leaves; then return None."""
+async def _respond(sessions: SessionTable, work: Callable[[Session], Awaitable[bytes]]) -> Response:
+    """Do the work in a session and return the reply, whatever happens."""
+    try:
+        async with sessions.session() as session:
+            return _json(await work(session))
+    except Refusal as refusal:
+        return _refused(refusal)
+    except FATAL as error:
+        if not isinstance(error, EnvironmentFailure):
+            logger.error("the environment raised", exc_info=error)
+        return _json(dumps({"detail": str(error) or type(error).__name__}), 500)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Run `work`, but cancel it when the client leaves."""
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_departure(request))
     try:
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        return None
+        return task.result() if task.done() else Response(status_code=CLIENT_LEFT)
     finally:
-        task.cancel()
-        watch.cancel()
-        await asyncio.wait([task, watch])
+        await end(watch)
+        await end(task)
 
 
 async def _departure(request: Request) -> None:

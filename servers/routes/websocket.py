@@ -11,7 +11,7 @@ from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, Refusal
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
-from servers.execution import FATAL, Runner
+from servers.execution import FATAL, Runner, end
 from servers.sessions import SessionTable
 
 logger = logging.getLogger("servers")
@@ -20,6 +20,8 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 NextFrame: TypeAlias = Callable[[], Awaitable[str | None]]
+
+NORMAL_CLOSURE = 1000
 
 MAX_PIPELINED = 32
 """Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
@@ -65,7 +67,7 @@ class WebSocketRoute:
         except Refusal as refusal:
             await _refuse(send, refusal)
         else:
-            await send({"type": "websocket.close", "code": 1000})
+            await send({"type": "websocket.close", "code": NORMAL_CLOSURE})
 
     async def _converse_watched(self, receive: Receive, send: Send) -> None:
         """Do the same while reading ahead, so that a client that leaves in mid-step is noticed.
@@ -80,14 +82,13 @@ class WebSocketRoute:
                 if message["type"] != "websocket.receive":
                     break
                 if not inbox.put(message.get("text")):
-                    worker.cancel()
+                    await end(worker)
                     text = f"expected one request at a time, got {MAX_PIPELINED} ahead of their replies"
                     await _refuse(send, Refusal(SESSION_ERROR, text))
                     break
         finally:
-            worker.cancel()
-            await asyncio.wait([worker])
-        if not worker.cancelled() and (error := worker.exception()) is not None:
+            await end(worker)
+        if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
             raise error
 
     async def _answer_all(self, runner: Runner, next_frame: NextFrame, send: Send) -> None:
@@ -112,7 +113,7 @@ class WebSocketRoute:
         """Return the reply to one frame; None to a close."""
         if text is None:
             raise Refusal(INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame")
-        request = self._decoder.frame(text)
+        request: Any = self._decoder.frame(text)
         kind = type(request)
         if kind is Reset:
             return replies.encode_observation(await runner.reset(request.options))
@@ -175,4 +176,4 @@ async def _refuse(send: Send, refusal: Refusal) -> None:
     """Send an error frame and close, as the released server does where no session comes about."""
     text = replies.encode_error(refusal.code, refusal.message, refusal.extra)
     await send({"type": "websocket.send", "text": text})
-    await send({"type": "websocket.close", "code": 1000})
+    await send({"type": "websocket.close", "code": NORMAL_CLOSURE})
