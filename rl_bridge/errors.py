@@ -1,16 +1,16 @@
 """Every error that the bridge raises, as one tree.
 
-    BridgeError
-    ├── ConfigError               the configuration is wrong: what was expected, what came, what to do
-    ├── MissingStack              a heavy package is not installed; the message names the extra
-    ├── ModelError                a checkpoint cannot be loaded or is of an architecture not supported
-    ├── GeneratorError            the inference engine failed or was closed
-    ├── WeightsError              a snapshot cannot be published or read
-    │   └── SnapshotOverwritten   a reader came too late: the segment holds a newer version
-    ├── RolloutError              no usable trajectory could be collected
-    ├── TrainingError             the optimisation went wrong
-    │   └── NonFiniteLoss         the loss or the gradient is NaN or infinite
-    └── RoleFailed                a process of the run died
+BridgeError
+├── ConfigError               the configuration is wrong: what was expected, what came, what to do
+├── MissingStack              a heavy package is not installed; the message names the extra
+├── ModelError                a checkpoint cannot be loaded or is of an architecture not supported
+├── GeneratorError            the inference engine failed or was closed
+├── WeightsError              a snapshot cannot be published or read
+│   └── SnapshotOverwritten   a reader came too late: the segment holds a newer version
+├── RolloutError              no usable trajectory could be collected
+├── TrainingError             the optimisation went wrong
+│   └── NonFiniteLoss         the loss or the gradient is NaN or infinite
+└── RoleFailed                a process of the run died
 """
 
 # ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors

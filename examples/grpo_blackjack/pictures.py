@@ -13,8 +13,9 @@ from envs.blackjack_env.oracle import Answer, DecisionState, Rules, optimal_poli
 from rl_bridge.config import Config
 
 mpl.use("agg")
-import matplotlib.pyplot as plt  # noqa: E402 - after the choice of a backend without a screen
-from matplotlib.colors import ListedColormap  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Rectangle
 
 _CODES: Mapping[Answer, int] = {"stand": 0, "hit": 1, None: 2}
 _COLOURS = ListedColormap(["#c8553d", "#2a9d8f", "#222222"])
@@ -36,15 +37,26 @@ def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: 
     sampled = np.array([row["reward/mean"] for row in rows])
     width = min(_SMOOTHING, len(rows))
     smooth = np.convolve(sampled, np.full(width, 1 / width), mode="valid")
-    probes = [(h, row["probe/exact_return"]) for h, row in zip(hands, rows, strict=True) if "probe/exact_return" in row]
+    probes = [
+        (h, row["probe/exact_return"])
+        for h, row in zip(hands, rows, strict=True)
+        if "probe/exact_return" in row
+    ]
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    axes.plot(hands[width - 1 :], smooth, color="#8888aa", label=f"sampled, exploring (mean of {width} iterations)")
+    axes.plot(
+        hands[width - 1 :], smooth, color="#8888aa", label=f"sampled, exploring (mean of {width} iterations)"
+    )
     axes.plot(*zip(*probes, strict=True), color="#1d3557", marker="o", markersize=3, label="greedy, exact")
     shades = plt.get_cmap("autumn")(np.linspace(0.0, 0.75, len(baselines(rules))))
     for shade, baseline in zip(shades, baselines(rules).values(), strict=True):
         value = baseline.evaluation.mean_return
         axes.axhline(value, color=shade, linestyle="--", linewidth=1, label=f"{baseline.title}: {value:.4f}")
-    axes.set(xlabel="training hands", ylabel="return per hand", ylim=(-0.5, 0.0), title=f"BlackJack, seed {config.seed}")
+    axes.set(
+        xlabel="training hands",
+        ylabel="return per hand",
+        ylim=(-0.5, 0.0),
+        title=f"BlackJack, seed {config.seed}",
+    )
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(picture, dpi=120)
     plt.close(figure)
@@ -75,7 +87,7 @@ def draw_policy_grid(answers: Mapping[DecisionState, Answer], picture: Path) -> 
             ]
             if differs:
                 panel.plot(*zip(*differs, strict=True), "x", color="white")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=_COLOURS(code)) for code in range(3)]
+    handles = [Rectangle((0, 0), 1, 1, color=_COLOURS(code)) for code in range(3)]
     figure.legend(
         handles,
         ["stand", "hit", "illegal answer"],

@@ -60,9 +60,7 @@ def summarize(
     if hands > 1:
         mean = statistics.fmean(result.rewards)
         margin = 1.96 * statistics.stdev(result.rewards) / math.sqrt(hands)
-        legal = [
-            r for r, e in zip(result.rewards, result.endings, strict=True) if e is not Ending.ILLEGAL
-        ]
+        legal = [r for r, e in zip(result.rewards, result.endings, strict=True) if e is not Ending.ILLEGAL]
         sampled = {
             "mean_return": mean,
             "ci95": [mean - margin, mean + margin],

@@ -52,7 +52,9 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dic
         ValueError: `kl_coef` is set and no reference log-probabilities came.
     """
     if settings.kl_coef and inputs.reference_logprobs is None:
-        raise ValueError(f"kl_coef is {settings.kl_coef}, so reference log-probabilities are needed; got none")
+        raise ValueError(
+            f"kl_coef is {settings.kl_coef}, so reference log-probabilities are needed; got none"
+        )
     logprobs = inputs.log_distribution.gather(-1, inputs.targets.unsqueeze(-1)).squeeze(-1)
     surrogate = clipped_surrogate(
         logprobs,

@@ -61,7 +61,9 @@ class TrainBatch:
             if not places:
                 continue
             if places[0] == 0:
-                raise ValueError("expected every loss token to follow a prompt, got a row that begins with one")
+                raise ValueError(
+                    "expected every loss token to follow a prompt, got a row that begins with one"
+                )
             key = tuple(sample.tokens[: places[-1]])
             number = contexts.setdefault(key, len(contexts))
             context.extend([number] * len(places))

@@ -110,7 +110,9 @@ def _explain(fault: Mapping[str, Any]) -> str:
     dotted = ".".join(str(part) for part in location)
     if fault["type"] == "extra_forbidden":
         section = _section_at(location[:-1])
-        return f"{dotted}: unknown key{_nearest(str(location[-1]), list(section.model_fields), location[:-1])}"
+        return (
+            f"{dotted}: unknown key{_nearest(str(location[-1]), list(section.model_fields), location[:-1])}"
+        )
     if fault["type"] == "missing":
         return f"{dotted}: a value is needed, none was given"
     if fault["type"] == "value_error":

@@ -23,9 +23,7 @@ class GeneratorActor(Actor):
         await asyncio.wrap_future(self._engine.start())
 
     @concurrent_endpoint
-    async def generate(
-        self, prompts: list[Sequence[int]], sampling: SamplingSettings
-    ) -> list[Completion]:
+    async def generate(self, prompts: list[Sequence[int]], sampling: SamplingSettings) -> list[Completion]:
         """Answer a batch of prompts, in order."""
         return await asyncio.wrap_future(self._engine.generate(prompts, sampling))
 

@@ -112,7 +112,8 @@ class VllmEngine:
             self._inbox.put_nowait(command)
         except queue.Full:
             raise GeneratorError(
-                f"expected at most {MAX_WAITING_BATCHES} batches waiting for the engine; wait for answers before asking on"
+                f"expected at most {MAX_WAITING_BATCHES} batches waiting for the engine; "
+                "wait for answers before asking on"
             ) from None
 
     # From here on: the engine's thread.

@@ -22,10 +22,10 @@ from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink
 from rl_bridge.metrics.console import ProgressBar, iteration_line
 from rl_bridge.reference.actor import ReferenceActor
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.groups import held_out_seeds
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Task
 from rl_bridge.rollout.workers import RolloutWorkers
-from rl_bridge.rollout.groups import held_out_seeds
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
@@ -147,7 +147,9 @@ async def open_run(
     """
     task_type = resolve(config.rollout.task, key="rollout.task")
     if not (isinstance(task_type, type) and issubclass(task_type, Task)):
-        raise ConfigError(f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}")
+        raise ConfigError(
+            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
+        )
     task = task_type(config, folder)
     model_path = _model_path(config, task)
     tokenizer = ChatTokenizer(model_path)
@@ -157,7 +159,10 @@ async def open_run(
         url = config.env.url or await _serve(stack, str(config.env.app))
         fleet = await stack.enter_async_context(Fleet(folder / "logs"))
         generator = fleet.spawn(
-            "generator", GeneratorActor, _engine_settings(config, model_path), environment=_GENERATOR_ENVIRONMENT
+            "generator",
+            GeneratorActor,
+            _engine_settings(config, model_path),
+            environment=_GENERATOR_ENVIRONMENT,
         )
         trainer = fleet.spawn("trainer", TrainerActor, settings, environment=_ONE_THREAD)
         reference = None

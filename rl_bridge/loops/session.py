@@ -33,7 +33,9 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     save_config(config, folder)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    if str(Path.cwd()) not in sys.path:  # tasks are named by dotted paths, usually relative to where one stands
+    if (
+        str(Path.cwd()) not in sys.path
+    ):  # tasks are named by dotted paths, usually relative to where one stands
         sys.path.insert(0, str(Path.cwd()))
     console = Console()
     try:

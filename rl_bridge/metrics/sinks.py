@@ -49,16 +49,16 @@ class TensorBoardSink:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def write(self, iteration: int, figures: Mapping[str, float]) -> None:
         """Add one scalar a figure."""
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, iteration)
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class MetricsLog:

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.titan.logprobs import log_distributions
-from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.titan.model import TitanModel
+from rl_bridge.trainer.settings import TrainerSettings
 
 
 class Reference:
@@ -34,9 +34,7 @@ class Reference:
         result = np.zeros(len(batch), dtype=np.float32)
         for micro, chosen in batch.micro_batches(self._settings.trainer.micro_batch_size):
             with self._model.spmd():
-                distribution = log_distributions(
-                    self._model, micro, temperature=self._settings.temperature
-                )
+                distribution = log_distributions(self._model, micro, temperature=self._settings.temperature)
             target = torch.from_numpy(micro.target).to(distribution.device)
             result[chosen] = distribution.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu().numpy()
         return result

@@ -7,7 +7,7 @@ import numpy as np
 
 from rl_bridge.algorithms.advantages import group_advantages, has_variance
 from rl_bridge.tokens.accumulator import training_rows
-from rl_bridge.types import Ending, Group, Trajectory, TrainSample
+from rl_bridge.types import Ending, Group, TrainSample, Trajectory
 
 TRAINING_SEEDS = 2**31
 """Training takes seeds below this, evaluation takes seeds from this on: no hand is in both."""

@@ -79,5 +79,6 @@ class Task(ABC):
         """Look at the greedy policy, cheaply; called every `evaluation.interval` iterations and at the end."""
         return {}
 
+    @abstractmethod
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
         """Write and print what came out, after the held-out episodes have been played."""

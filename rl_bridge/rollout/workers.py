@@ -97,9 +97,10 @@ class RolloutWorkers:
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
         if seeds and all(result is None for result in results):
+            cause = failures[-1] if failures else None
             raise RolloutError(
-                f"none of {len(seeds)} episodes could be played; the last failure was: {failures[-1] if failures else 'none'}"
-            ) from (failures[-1] if failures else None)
+                f"none of {len(seeds)} episodes could be played; the last failure was: {cause}"
+            ) from cause
         return results
 
     async def _attempt(
@@ -110,14 +111,18 @@ class RolloutWorkers:
                 client = await self._client(slot)
                 return await play_episode(client, self._policy, self._task, seed=seed, settings=settings)
             except ClientError as error:
-                if isinstance(error, ServerError) and not isinstance(error, (ExecutionFailed, CapacityReached)):
+                if isinstance(error, ServerError) and not isinstance(
+                    error, (ExecutionFailed, CapacityReached)
+                ):
                     raise  # the server refuses what we send: trying again cannot help
                 failures.append(error)
                 self.retried += 1
                 await self._discard(slot)
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         self.dropped += 1
-        logger.warning("episode with seed %d dropped after %d attempts: %s", seed, self._max_attempts, failures[-1])
+        logger.warning(
+            "episode with seed %d dropped after %d attempts: %s", seed, self._max_attempts, failures[-1]
+        )
         return None
 
     async def _client(self, slot: int) -> EnvClient[Any, Any, Any]:

@@ -61,7 +61,9 @@ class Fleet:
         self._procs.clear()
         monarch.actor.unhandled_fault_hook = self._previous_hook
 
-    def spawn(self, role: str, actor: type[Any], *args: Any, environment: dict[str, str] | None = None) -> Any:
+    def spawn(
+        self, role: str, actor: type[Any], *args: Any, environment: dict[str, str] | None = None
+    ) -> Any:
         """Start one process for a role and put one actor into it.
 
         Args:
@@ -91,7 +93,8 @@ class Fleet:
         """
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, self._fault}, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {task, self._fault}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() or (self._fault.done() and task.exception() is not None):
                 await self._fault_or_result(task)
             return _result(task)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torchtitan.tools.utils as titan_utils
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
 
 from rl_bridge.errors import ModelError
@@ -37,7 +37,7 @@ _FROM_CHECKPOINT = {"weight": skip_param_init}
 SUPPORTED = ("qwen3",)
 
 
-class CausalAttention(ScaledDotProductAttention):  # type: ignore[misc]
+class CausalAttention(ScaledDotProductAttention):
     """Scaled dot-product attention over right-padded rows, on any device.
 
     TorchTitan offers language models flex and varlen attention; the former has no backward pass on a CPU,
@@ -45,7 +45,7 @@ class CausalAttention(ScaledDotProductAttention):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
+    class Config(ScaledDotProductAttention.Config):
         """Without options."""
 
 
@@ -53,7 +53,8 @@ def join_process_group(device: torch.device) -> None:
     """Make this process a group of one, without a port, unless it belongs to a group already."""
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not in __all__
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 class TitanModel:
@@ -113,7 +114,7 @@ class TitanModel:
     def _load(self, path: Path) -> None:
         state = self.adapter.to_hf(self.module.state_dict())
         try:
-            dcp.load(state, storage_reader=HuggingFaceStorageReader(path=str(path)))
+            load_checkpoint(state, storage_reader=HuggingFaceStorageReader(path=str(path)))
         except Exception as error:
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
         self.module.load_state_dict(self.adapter.from_hf(state))

@@ -7,7 +7,7 @@ grows), or it does not, for example because the chat shows only the newest state
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rl_bridge.types import Completion, Trajectory, TrainSample
+from rl_bridge.types import Completion, TrainSample, Trajectory
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_lo
 from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import NonFiniteLoss
-from rl_bridge.trainer.figures import FigureAccumulator
 from rl_bridge.titan.logprobs import log_distributions
-from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.titan.model import TitanModel
+from rl_bridge.trainer.figures import FigureAccumulator
+from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
 
 # After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
@@ -156,7 +156,9 @@ class Trainer:
                         old_logprobs=torch.from_numpy(micro.old_logprobs).to(device),
                         advantages=torch.from_numpy(micro.advantages).to(device),
                         weights=torch.from_numpy(weights[chosen]).to(device),
-                        reference_logprobs=None if reference is None else torch.from_numpy(reference).to(device),
+                        reference_logprobs=None
+                        if reference is None
+                        else torch.from_numpy(reference).to(device),
                     ),
                     loss_settings,
                 )

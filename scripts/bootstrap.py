@@ -1,0 +1,223 @@
+"""Makes the virtual environment that a command needs, then becomes the command.
+
+    python3.11 scripts/bootstrap.py PROFILE -- COMMAND [ARGUMENT ...]
+
+Standard library only: this runs on a machine with nothing but Python and its pip. A second call finds the
+environment as the first one left it and starts the command at once.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST = (3, 11)
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH = "torch==2.13.0"
+# Text-only models need none of these. Where an index has them for CUDA alone they fail on import, and
+# take transformers down with them.
+OPTIONAL_SIBLINGS = ("torchvision", "torchaudio", "torchcodec")
+KEPT_LINES = 40
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What an environment holds.
+
+    Attributes:
+        folder: Below .venvs; profiles may share one.
+        extras: Of the project.
+        constraints: The file of pins.
+        cpu_torch: Whether PyTorch is to be a CPU build.
+    """
+
+    folder: str
+    extras: str
+    constraints: str
+    cpu_torch: bool
+
+
+PROFILES = {
+    "test": Profile("test", "server,gymnasium,rl-common,dev", "test.txt", True),
+    "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
+    "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
+    "test-all": Profile("rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True),
+    "core": Profile("core", "server,gymnasium,dev", "core.txt", False),
+}
+
+
+def main() -> None:
+    """Make the environment, then replace this process with the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("profile", choices=sorted(PROFILES))
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    name = arguments.profile
+    if name == "train" and has_gpu():
+        name = "train-gpu"
+    if sys.version_info[:2] < OLDEST:
+        sys.exit(f"expected Python {'.'.join(map(str, OLDEST))} or newer, this is {sys.version.split()[0]}")
+    command = [word for word in arguments.command if word != "--"] if arguments.command else []
+    environment = prepare(name, PROFILES[name])
+    if command:
+        os.environ["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        os.environ["VIRTUAL_ENV"] = str(environment)
+        os.execvp(command[0], command)
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU answers."""
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    return listed.returncode == 0 and "GPU" in listed.stdout
+
+
+def prepare(name: str, profile: Profile) -> Path:
+    """Bring an environment up to what a profile asks for, and return its folder."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    suffix = "" if sys.version_info[:2] == OLDEST else f"-{version}"
+    environment = ROOT / ".venvs" / f"{profile.folder}{suffix}"
+    stamp = environment / f".ready-{name}"
+    wanted = fingerprint(name)
+    environment.parent.mkdir(exist_ok=True)
+    with locked(environment.parent / f".{environment.name}.lock"):
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return environment
+        began = time.monotonic()
+        if not (environment / "bin" / "python").is_file():
+            say(f"making {environment.relative_to(ROOT)}")
+            subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        install(environment / "bin" / "python", profile)
+        stamp.write_text(wanted)
+        say(f"installed in {time.monotonic() - began:.0f} s")
+    return environment
+
+
+def fingerprint(name: str) -> str:
+    """Changes when anything does that an installation depends on."""
+    digest = hashlib.sha256(f"{name} {sys.version}".encode())
+    for path in (ROOT / "pyproject.toml", Path(__file__), *sorted((ROOT / "constraints").glob("*.txt"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def install(python: Path, profile: Profile) -> None:
+    """Install the project, editable, with a profile's extras and pins."""
+    constraints = ROOT / "constraints" / profile.constraints
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off"]
+    if constraints.is_file() and sys.version_info[:2] == OLDEST:  # pins were taken on this version
+        pip += ["-c", str(constraints)]
+    target = f"{ROOT}[{profile.extras}]"
+    if profile.cpu_torch and sys.platform == "linux":
+        build = f"{TORCH}+cpu"
+        pip += cpu_index(python, build)
+        if missing(python, TORCH.partition("==")[0]):
+            say("installing PyTorch for CPUs")
+            run_pip([*pip, build])
+    say(f"installing the project with [{profile.extras}]")
+    run_pip([*pip, "-e", target])
+    for package in OPTIONAL_SIBLINGS:
+        if not missing(python, package) and not imports(python, package):
+            say(f"removing {package}: this build needs CUDA, and nothing here needs it")
+            subprocess.run(
+                [str(python), "-m", "pip", "-q", "--disable-pip-version-check", "uninstall", "-y", package],
+                check=True,
+                stderr=subprocess.DEVNULL,
+            )
+
+
+def cpu_index(python: Path, build: str) -> list[str]:
+    """The options that make a CPU build of PyTorch available: none where pip's own index has one."""
+    asked = subprocess.run(
+        [
+            str(python),
+            "-m",
+            "pip",
+            "-q",
+            "--disable-pip-version-check",
+            "install",
+            "--dry-run",
+            "--no-deps",
+            build,
+        ],
+        capture_output=True,
+        check=False,
+    )
+    return [] if asked.returncode == 0 else ["--extra-index-url", PYTORCH_CPU_INDEX]
+
+
+def missing(python: Path, package: str) -> bool:
+    """Whether a package is not installed, importable or not."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is not None)"
+    return subprocess.run([str(python), "-c", code], check=False).returncode == 0
+
+
+def imports(python: Path, package: str) -> bool:
+    """Whether a package imports."""
+    return (
+        subprocess.run([str(python), "-c", f"import {package}"], capture_output=True, check=False).returncode
+        == 0
+    )
+
+
+def run_pip(command: Sequence[str]) -> None:
+    """Run pip, showing how far it is; on failure, what it said last."""
+    kept: deque[str] = deque(maxlen=KEPT_LINES)
+    began = shown = time.monotonic()
+    packages = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            kept.append(line)
+            packages += line.startswith("Collecting ")
+            pause = 0.2 if sys.stdout.isatty() else 15.0
+            if time.monotonic() - shown > pause:
+                shown = time.monotonic()
+                progress(f"  {shown - began:4.0f} s  {packages:3} packages  {line.strip()[:60]}")
+    progress("")
+    if process.returncode:
+        sys.stderr.writelines(kept)
+        sys.exit(f"pip failed with status {process.returncode}: {' '.join(command)}")
+
+
+def progress(text: str) -> None:
+    """Replace the line on a terminal; elsewhere print lines that say something."""
+    if sys.stdout.isatty():
+        print(f"\r\033[K{text}", end="", flush=True)
+    elif text:
+        print(text, flush=True)
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    print(f"[ropewalk] {text}", flush=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock: two commands started together must not install into one environment at once."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another installation to finish")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
