@@ -102,6 +102,11 @@ class SessionTable:
             raise Refusal(
                 FACTORY_ERROR, str(error) or type(error).__name__, {"factory_name": name}
             ) from error
+        if self.cap > 1 and not runner.concurrent:
+            # Known only now: the factory is a function, whose class could not be asked beforehand.
+            await runner.close()
+            text = f"expected a class with SUPPORTS_CONCURRENT_SESSIONS = True for {self.cap} sessions, got one without"
+            raise Refusal(FACTORY_ERROR, text, {"factory_name": name})
         return Session(runner)
 
     async def _end(self, session: Session) -> None:

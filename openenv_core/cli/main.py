@@ -62,7 +62,7 @@ def load(point: EntryPoint) -> Command:
         ) from error
     if not isinstance(command, Command):
         raise ConfigurationError(
-            f"expected {point.value} to be a Command, got {type(command).__name__}; see openenv_core.cli.Command"
+            f"expected {point.value} to be an openenv_core.cli.Command, got {type(command).__name__}"
         )
     return command
 

@@ -193,7 +193,7 @@ class _Tail:
 
 
 def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float) -> None:
-    """Close the guard's pipe, which ends the server, and wait for both; kill a guard that does not heed it."""
+    """Close the guard's pipe, which ends the server, and wait for both; kill a guard that does not heed."""
     assert guard.stdin is not None
     guard.stdin.close()
     try:
