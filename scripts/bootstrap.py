@@ -52,7 +52,7 @@ PROFILES = {
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
     "test-all": Profile("rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True),
-    "core": Profile("core", "server,gymnasium,dev", "core.txt", False),
+    "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
 }
 
 
