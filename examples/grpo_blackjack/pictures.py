@@ -57,7 +57,7 @@ def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: 
         ylim=(-0.5, 0.0),
         title=f"BlackJack, seed {config.seed}",
     )
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="lower right", fontsize=8, framealpha=1.0)
     figure.savefig(picture, dpi=120)
     plt.close(figure)
 

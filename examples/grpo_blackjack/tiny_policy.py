@@ -38,7 +38,7 @@ def make_tiny_policy(folder: Path, *, seed: int) -> Path:
         Qwen3Config(
             vocab_size=len(tokenizer),
             hidden_size=64,
-            intermediate_size=128,
+            intermediate_size=256,
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
