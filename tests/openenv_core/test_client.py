@@ -1,0 +1,258 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from counter import Add, AsyncCounter, Awkward, Count, Counter, CountState, SlowAsync, Unbuildable
+from scripted import scripted
+from serving import eventually, serving
+from websockets.asyncio.server import ServerConnection
+
+from openenv_core import (
+    Action,
+    CapacityReached,
+    ClientClosed,
+    ConfigurationError,
+    ConnectionFailed,
+    ConnectionLost,
+    EnvClient,
+    ExecutionFailed,
+    FactoryFailed,
+    GenericEnvClient,
+    Observation,
+    OpenEnvError,
+    ProtocolError,
+    RequestTimeout,
+    StepResult,
+    ValidationFailed,
+)
+from openenv_core.client.base import websocket_url
+from servers import create_app
+
+
+class CounterEnv(EnvClient[Add, Count, CountState]):
+    action_type = Add
+    observation_type = Count
+    state_type = CountState
+    default_app = "counter:app"
+
+
+def frame(total: int) -> str:
+    data = {"observation": {"total": total}, "reward": None, "done": False}
+    return json.dumps({"type": "observation", "data": data})
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+async def test_an_episode(scheme: str) -> None:
+    async with serving(create_app(Counter, Add, Count)) as address:
+        url = f"{scheme}://{address}"
+        async with CounterEnv(base_url=url) as env:
+            assert (env.base_url, env._base_url) == (url, url)
+            first = await env.reset(seed=3, episode_id="e")
+            assert first == StepResult(Count(total=3), None, False, None)
+            then = await env.step(Add(amount=7))
+            assert then == StepResult(Count(total=10, reward=1, done=True), 1, True, None)
+            state = await env.state()
+            assert isinstance(state, CountState)
+            assert (state.episode_id, state.total) == ("e", 10)
+            with pytest.raises(ExecutionFailed, match=r"call reset\(\)") as failed:
+                await env.step(Add(amount=1))
+            assert failed.value.code == "EXECUTION_ERROR"
+            assert (await env.reset()).observation.total == 0
+
+
+async def test_dicts_for_models() -> None:
+    async with serving(create_app(Awkward, Add, Count)) as address, GenericEnvClient(f"http://{address}") as env:
+        assert (await env.reset()).observation == {"metadata": {}, "total": 0, "extra": None}
+        result = await env.step({"amount": 8})
+        assert (result.reward, result.done, result.metadata) == (True, False, {"why": "because"})
+        assert (await env.state())["step_count"] == 0
+        with pytest.raises(ValidationFailed, match="amount: Input should be") as failed:
+            await env.step({"amount": "x"})
+        assert failed.value.errors[0]["loc"] == ["amount"]
+        with pytest.raises(TypeError, match="expected a dict"):
+            await env.step(3)  # type: ignore[arg-type]
+
+
+async def test_bytes_arrive_as_they_left() -> None:
+    class Blob(Action):
+        payload: bytes
+
+    class Echo(Observation):
+        payload: bytes = b""
+
+    class Echoing(Counter):
+        def step(self, action: Any) -> Any:
+            return Echo(payload=action.payload[::-1])
+
+    class EchoEnv(EnvClient[Blob, Echo]):
+        action_type = Blob
+        observation_type = Echo
+
+    async with serving(create_app(Echoing, Blob, Echo)) as address, EchoEnv(f"http://{address}") as env:
+        assert (await env.step(Blob(payload=b"\xff\x00ab"))).observation.payload == b"ba\x00\xff"
+
+
+async def test_an_action_of_another_type_is_refused_before_it_is_sent() -> None:
+    async with serving(create_app(Counter, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
+        with pytest.raises(TypeError, match="expected Add"):
+            await env.step(Action())  # type: ignore[arg-type]
+        assert (await env.reset()).observation.total == 0
+
+
+async def test_a_released_subclass_brings_its_own_hooks() -> None:
+    class Released(EnvClient[Add, int, str]):
+        def _step_payload(self, action: Add) -> dict[str, Any]:
+            return {"amount": action.amount}
+
+        def _parse_result(self, payload: dict[str, Any]) -> StepResult[int]:
+            return StepResult(payload["observation"]["total"], payload.get("reward"), payload.get("done", False))
+
+        def _parse_state(self, payload: dict[str, Any]) -> str:
+            return str(payload["episode_id"])
+
+    async with serving(create_app(Counter, Add, Count)) as address, Released(f"http://{address}") as env:
+        await env.reset(episode_id="e")
+        assert await env.step(Add(amount=2)) == StepResult(2, 1, False)
+        assert await env.state() == "e"
+
+
+async def test_a_timeout_closes_the_session_and_shifts_nothing() -> None:
+    env_class = SlowAsync.fresh()
+    app = create_app(env_class, Add, Count)
+    async with serving(app) as address, CounterEnv(f"http://{address}", message_timeout_s=0.2) as env:
+        await env.reset(seed=1)
+        with pytest.raises(RequestTimeout, match=r"within 0.2 s"):
+            await env.step(Add(amount=1))
+        with pytest.raises(ConnectionLost):
+            await env.step(Add(amount=1))
+        await eventually(lambda: app.state.sessions.active == 0)
+        assert (await env.reset(seed=4)).observation.total == 4
+        assert (await env.state()).total == 4
+
+
+async def test_a_late_timer_spares_the_next_request() -> None:
+    async with serving(create_app(AsyncCounter, Add, Count)) as address:
+        async with CounterEnv(f"http://{address}", message_timeout_s=0.3) as env:
+            await env.reset()
+            await asyncio.sleep(0.2)
+            await env.reset()
+            await asyncio.sleep(0.2)  # the timer of the first request has gone off
+            assert (await env.reset(seed=2)).observation.total == 2
+
+
+async def test_a_cancelled_request_shifts_no_later_reply() -> None:
+    proceed = asyncio.Event()
+
+    async def handler(ws: ServerConnection) -> None:
+        number = 0
+        async for _ in ws:
+            number += 1
+            if number == 1:
+                await proceed.wait()
+            await ws.send(frame(number))
+
+    async with scripted(handler) as url, CounterEnv(url) as env:
+        for _ in range(2):
+            request = asyncio.create_task(env.reset())
+            await asyncio.sleep(0.05)
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+        proceed.set()
+        assert (await env.reset()).observation.total == 3
+        assert (await env.reset()).observation.total == 4
+
+
+async def test_callers_take_turns() -> None:
+    async with serving(create_app(AsyncCounter, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
+        await env.reset()
+        results = await asyncio.gather(*(env.step(Add(amount=1)) for _ in range(5)))
+        assert [r.observation.total for r in results] == [1, 2, 3, 4, 5]
+
+
+async def test_why_a_session_was_refused() -> None:
+    async with serving(create_app(Counter, Add, Count)) as address:
+        async with CounterEnv(f"http://{address}") as first, CounterEnv(f"http://{address}") as second:
+            await first.reset()
+            with pytest.raises(CapacityReached) as refused:
+                await second.reset()
+            assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
+            assert not second.connected
+            await first.disconnect()
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        assert (await second.reset(seed=1)).observation.total == 1
+                        break
+                    except CapacityReached:
+                        await asyncio.sleep(0.01)
+    async with serving(create_app(Unbuildable, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
+        with pytest.raises(FactoryFailed, match="no such counter") as failed:
+            await env.reset()
+        assert failed.value.factory_name == "Unbuildable"
+
+
+async def test_a_lost_connection() -> None:
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        await ws.send(frame(1))
+        await ws.recv()
+        ws.transport.abort()
+
+    async with scripted(handler) as url, CounterEnv(url) as env:
+        await env.reset()
+        with pytest.raises(ConnectionLost):
+            await env.step(Add(amount=1))
+        with pytest.raises(ConnectionLost):
+            await env.state()
+        assert (await env.reset()).observation.total == 1  # in a session of its own
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["{", "[]", "{}", '{"type":"state","data":{}}', '{"type":"observation","data":{"observation":{"no":1}}}', b"\xff"],
+)
+async def test_replies_that_are_not_the_wire(reply: str | bytes) -> None:
+    async def handler(ws: ServerConnection) -> None:
+        async for _ in ws:
+            await ws.send(reply)
+
+    async with scripted(handler) as url, CounterEnv(url) as env:
+        with pytest.raises(ProtocolError, match="expected"):
+            await env.reset()
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(ConnectionFailed, match="check that it runs") as failed:
+        await CounterEnv("http://127.0.0.1:9").reset()
+    assert isinstance(failed.value, OpenEnvError)
+    app = create_app(Counter, Add, Count)
+    async with serving(app) as address:
+        with pytest.raises(ConnectionFailed):
+            await CounterEnv(f"http://{address}/nowhere").connect()
+
+
+async def test_a_closed_client() -> None:
+    app = create_app(Counter, Add, Count)
+    async with serving(app) as address:
+        env = CounterEnv(f"http://{address}")
+        await env.reset()
+        await env.close()
+        await env.close()
+        with pytest.raises(ClientClosed):
+            await env.reset()
+        await eventually(lambda: app.state.sessions.active == 0)
+
+
+def test_urls() -> None:
+    assert websocket_url("http://h:1") == "ws://h:1/ws"
+    assert websocket_url("https://h/base/") == "wss://h/base/ws"
+    assert websocket_url("ws://h:1/ws") == "ws://h:1/ws"
+    for bad in ("h:1", "ftp://h", "http://"):
+        with pytest.raises(ConfigurationError, match="expected a URL"):
+            websocket_url(bad)
+    with pytest.raises(ConfigurationError, match="got neither"):
+        CounterEnv()
+    with pytest.raises(ConfigurationError, match="expected an app"):
+        GenericEnvClient.from_process()
