@@ -1,0 +1,96 @@
+"""The whole way once, in the fewest steps: run it with `python -m examples.walking_skeleton`.
+
+An environment behind a WebSocket, one token from vLLM, one step of the optimizer, the new weights back into
+vLLM, and one more episode under them. Everything larger is this, more often and with more care.
+"""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from envs.blackjack_env import BlackjackAction, BlackjackEnv
+from examples.grpo_blackjack import chat
+from examples.grpo_blackjack.tiny_policy import make_tiny_policy
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.generator.actor import GeneratorActor
+from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.tokens.chat import ChatTokenizer
+from rl_bridge.trainer.actor import TrainerActor
+from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.types import Ending, SamplingSettings, Trajectory, Turn
+
+ONE_TOKEN = SamplingSettings(temperature=1.0, max_new_tokens=1)
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+
+
+async def main() -> None:
+    """Walk the way once."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy = make_tiny_policy(Path(folder) / "policy", seed=0)
+        tokenizer = ChatTokenizer(policy)
+        async with Fleet(Path(folder) / "logs") as fleet, await BlackjackEnv.from_process() as env:
+            generator = fleet.spawn("generator", GeneratorActor, _engine(policy), environment=ENVIRONMENT)
+            trainer = fleet.spawn("trainer", TrainerActor, _trainer(policy, folder), environment=ENVIRONMENT)
+            await generator.start.call_one()
+            await trainer.start.call_one(False)
+
+            async def episode(seed: int) -> Trajectory:
+                """Deal a hand, ask for one token, play what it says (stand where it is no action)."""
+                table = (await env.reset(seed=seed)).observation
+                prompt = tokenizer.prompt(
+                    chat.prompt(table.player_total, table.usable_ace, table.dealer_card)
+                )
+                (answer,) = await generator.generate.call_one([prompt], ONE_TOKEN)
+                word = chat.parse(tokenizer.text(answer.tokens))
+                result = await env.step(BlackjackAction(action=word or "stand"))
+                reward = float(result.reward or 0.0) if word else -1.0
+                print(
+                    f"weights {answer.version}: {table.text} {word or 'an illegal answer'}: reward {reward:+}"
+                )
+                turn = Turn(prompt=prompt, completion=answer)
+                return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=reward)
+
+            first = await episode(seed=1)
+            batch = TrainBatch.from_samples(training_rows(first, advantage=first.reward, index=0))
+            figures = await trainer.step.call_one(batch)
+            print(
+                f"one step: gradient norm {figures['train/grad_norm']:.3f}; engine and trainer differ by "
+                f"{figures['mismatch/logprob_max']:.1e} in the token's log-probability"
+            )
+
+            await generator.load.call_one(await trainer.publish.call_one())
+            second = await episode(seed=2)
+            assert (first.version, second.version) == (0, 1)
+
+
+def _engine(policy: Path) -> EngineSettings:
+    return EngineSettings(
+        model_path=str(policy),
+        dtype="float32",
+        max_length=32,
+        max_num_seqs=8,
+        kv_cache_bytes=64 << 20,
+        gpu_memory_utilization=0.4,
+        seed=0,
+    )
+
+
+def _trainer(policy: Path, folder: str) -> TrainerSettings:
+    return TrainerSettings(
+        model_path=str(policy),
+        dtype="float32",
+        folder=folder,
+        max_length=32,
+        max_loss_tokens=1,
+        temperature=1.0,
+        seed=0,
+        trainer=TrainerConfig(iterations=1, learning_rate=1e-2, checkpoint_interval=0),
+        algorithm=AlgorithmConfig(),
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
