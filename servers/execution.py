@@ -110,7 +110,7 @@ class Executor:
         self.limit = self.pool.size // 2
 
     def close(self) -> None:
-        """Start no further call."""
+        """Let the threads end."""
         self.pool.close()
 
     async def construct(self, factory: Factory) -> "Runner":

@@ -68,20 +68,11 @@ class ThreadPool:
         self._lock = threading.Lock()
         self._threads = 0
         self._outstanding = 0
-        self._closed = False
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Call:
-        """Queue a call from a running event loop.
-
-        Raises:
-            RuntimeError: The pool is closed.
-        """
+        """Queue a call from a running event loop."""
         call = Call(asyncio.get_running_loop(), fn, args)
         with self._lock:
-            if self._closed:
-                raise RuntimeError(
-                    "expected an open thread pool, got a closed one; the server is shutting down"
-                )
             self._outstanding += 1
             start = self._outstanding > self._threads and self._threads < self.size
             if start:
@@ -93,10 +84,12 @@ class ThreadPool:
         return call
 
     def close(self) -> None:
-        """Let every thread end after the calls that are already queued. Does not wait."""
+        """Let every thread end after the calls that are already queued, without waiting for them.
+
+        A later call starts threads anew: an app may be served again after its server has stopped.
+        """
         with self._lock:
-            self._closed = True
-            threads = self._threads
+            threads, self._threads = self._threads, 0
         for _ in range(threads):
             self._queue.put(None)
 

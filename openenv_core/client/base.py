@@ -218,6 +218,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def close(self) -> None:
         """End the session and stop the server if this client's provider started it. Idempotent."""
         self._closed = True
+        if self._turn.locked() and self._socket is not None:
+            self._socket.abort()  # whoever waits for a reply gets ConnectionLost
         try:
             async with self._turn:
                 await self._hang_up(polite=True)

@@ -103,7 +103,12 @@ class LocalProcessProvider:
             return self._url
 
     def stop(self) -> None:
-        """Stop the server and wait until it is gone. Idempotent."""
+        """Stop the server and wait until it is gone. Idempotent.
+
+        A start that is under way in another thread fails then.
+        """
+        if (running := self._running) is not None:
+            running()
         with self._lock:
             self._stop()
 
@@ -121,7 +126,7 @@ class LocalProcessProvider:
             self._running = None
 
     def _spawn(self, fd: int) -> "subprocess.Popen[bytes]":
-        command = [part.format(app=self.app, fd=fd) for part in self._command]
+        command = [part.replace("{app}", self.app).replace("{fd}", str(fd)) for part in self._command]
         guard = [sys.executable, "-I", "-S", str(_GUARD), str(self._stop_timeout_s), str(fd), *command]
         try:
             return subprocess.Popen(

@@ -59,6 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
             access_log=False,
             **SETTINGS,
         )
+        if arguments.fd is None:
+            host, port = listener.getsockname()[:2]
+            print(
+                f"ropewalk: serving {arguments.app} on http://{f'[{host}]' if ':' in host else host}:{port}"
+            )
+            sys.stdout.flush()
         server = uvicorn.Server(config)
         server.run(sockets=[listener])
     return 0 if server.started else 1

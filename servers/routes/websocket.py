@@ -66,6 +66,11 @@ class WebSocketRoute:
                 await self._answer_all(session.runner, next_frame, send)
         except Refusal as refusal:
             await _refuse(send, refusal)
+        except (_Disconnected, OSError):
+            raise
+        except Exception:
+            logger.exception("a session ended by a fault of the server")
+            await _refuse(send, Refusal(SESSION_ERROR, "the server failed; its log tells why"))
         else:
             await send({"type": "websocket.close", "code": NORMAL_CLOSURE})
 

@@ -62,7 +62,10 @@ async def test_an_episode(scheme: str) -> None:
 
 
 async def test_dicts_for_models() -> None:
-    async with serving(create_app(Awkward, Add, Count)) as address, GenericEnvClient(f"http://{address}") as env:
+    async with (
+        serving(create_app(Awkward, Add, Count)) as address,
+        GenericEnvClient(f"http://{address}") as env,
+    ):
         assert (await env.reset()).observation == {"metadata": {}, "total": 0, "extra": None}
         result = await env.step({"amount": 8})
         assert (result.reward, result.done, result.metadata) == (True, False, {"why": "because"})
@@ -106,7 +109,9 @@ async def test_a_released_subclass_brings_its_own_hooks() -> None:
             return {"amount": action.amount}
 
         def _parse_result(self, payload: dict[str, Any]) -> StepResult[int]:
-            return StepResult(payload["observation"]["total"], payload.get("reward"), payload.get("done", False))
+            return StepResult(
+                payload["observation"]["total"], payload.get("reward"), payload.get("done", False)
+            )
 
         def _parse_state(self, payload: dict[str, Any]) -> str:
             return str(payload["episode_id"])
@@ -132,13 +137,13 @@ async def test_a_timeout_closes_the_session_and_shifts_nothing() -> None:
 
 
 async def test_a_late_timer_spares_the_next_request() -> None:
-    async with serving(create_app(AsyncCounter, Add, Count)) as address:
-        async with CounterEnv(f"http://{address}", message_timeout_s=0.3) as env:
-            await env.reset()
-            await asyncio.sleep(0.2)
-            await env.reset()
-            await asyncio.sleep(0.2)  # the timer of the first request has gone off
-            assert (await env.reset(seed=2)).observation.total == 2
+    app = create_app(AsyncCounter, Add, Count)
+    async with serving(app) as address, CounterEnv(f"http://{address}", message_timeout_s=0.5) as env:
+        await env.reset()
+        await asyncio.sleep(0.3)
+        await env.reset()
+        await asyncio.sleep(0.3)  # the timer of the first request has gone off
+        assert (await env.reset(seed=2)).observation.total == 2
 
 
 async def test_a_cancelled_request_shifts_no_later_reply() -> None:
@@ -165,7 +170,10 @@ async def test_a_cancelled_request_shifts_no_later_reply() -> None:
 
 
 async def test_callers_take_turns() -> None:
-    async with serving(create_app(AsyncCounter, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
+    async with (
+        serving(create_app(AsyncCounter, Add, Count)) as address,
+        CounterEnv(f"http://{address}") as env,
+    ):
         await env.reset()
         results = await asyncio.gather(*(env.step(Add(amount=1)) for _ in range(5)))
         assert [r.observation.total for r in results] == [1, 2, 3, 4, 5]
@@ -187,7 +195,10 @@ async def test_why_a_session_was_refused() -> None:
                         break
                     except CapacityReached:
                         await asyncio.sleep(0.01)
-    async with serving(create_app(Unbuildable, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
+    async with (
+        serving(create_app(Unbuildable, Add, Count)) as address,
+        CounterEnv(f"http://{address}") as env,
+    ):
         with pytest.raises(FactoryFailed, match="no such counter") as failed:
             await env.reset()
         assert failed.value.factory_name == "Unbuildable"
@@ -211,7 +222,14 @@ async def test_a_lost_connection() -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    ["{", "[]", "{}", '{"type":"state","data":{}}', '{"type":"observation","data":{"observation":{"no":1}}}', b"\xff"],
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"type":"state","data":{}}',
+        '{"type":"observation","data":{"observation":{"no":1}}}',
+        b"\xff",
+    ],
 )
 async def test_replies_that_are_not_the_wire(reply: str | bytes) -> None:
     async def handler(ws: ServerConnection) -> None:

@@ -6,7 +6,17 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from counter import Add, Awkward, Count, Counter, CountState, ReleasedCounter, SlowAsync, SlowConstructor, Unbuildable
+from counter import (
+    Add,
+    Awkward,
+    Count,
+    Counter,
+    CountState,
+    ReleasedCounter,
+    SlowAsync,
+    SlowConstructor,
+    Unbuildable,
+)
 from serving import eventually, serving, socket_to
 
 from openenv_core import ConfigurationError, EnvironmentMetadata, Observation

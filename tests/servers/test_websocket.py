@@ -48,10 +48,16 @@ async def test_an_episode(env: type[Counter]) -> None:
             "type": "state",
             "data": {"episode_id": None, "step_count": 0, "total": 0, "thread": ""},
         }
-        reply = await ask(ws, {"type": "reset", "data": {"seed": 3, "episode_id": "e", "start": 1, "unknown": 9}})
+        reply = await ask(
+            ws, {"type": "reset", "data": {"seed": 3, "episode_id": "e", "start": 1, "unknown": 9}}
+        )
         assert reply == {
             "type": "observation",
-            "data": {"observation": {"metadata": {}, "total": 4, "extra": None}, "reward": None, "done": False},
+            "data": {
+                "observation": {"metadata": {}, "total": 4, "extra": None},
+                "reward": None,
+                "done": False,
+            },
         }
         reply = await ask(ws, STEP)
         assert reply["data"]["observation"]["total"] == 6
@@ -75,7 +81,9 @@ async def test_released_async_methods_go_first_and_get_their_options() -> None:
     async with serving(app_of(ReleasedCounter)) as address, socket_to(address) as ws:
         reply = await ask(ws, {"type": "reset", "data": {"seed": 5, "natural": True}})
         assert reply["data"]["observation"]["total"] == 5
-        assert reply["data"]["metadata"] == reply["data"]["observation"]["metadata"] == {"options": ["natural"]}
+        assert (
+            reply["data"]["metadata"] == reply["data"]["observation"]["metadata"] == {"options": ["natural"]}
+        )
         assert (await ask(ws, STEP))["data"]["observation"]["total"] == 2
 
 
@@ -136,7 +144,11 @@ async def test_values_that_json_lacks() -> None:
         nans = await step(0)
         assert nans["reward"] is None
         assert nans["observation"]["extra"] == {"nan": None, "inf": [None, None]}
-        assert (await step(1))["observation"]["extra"] == {"array": [[0, 1], [2, 3]], "scalar": 1.5, "bytes": "_w=="}
+        assert (await step(1))["observation"]["extra"] == {
+            "array": [[0, 1], [2, 3]],
+            "scalar": 1.5,
+            "bytes": "_w==",
+        }
         numbers = await step(2)
         assert numbers["reward"] == 0.5
         assert numbers["metadata"] == {"flag": True, "nan": [None]}
@@ -343,7 +355,10 @@ def test_the_decoder_reads_or_refuses(text: str | bytes) -> None:
 async def test_no_frame_kills_a_session() -> None:
     frames: list[str | bytes] = []
 
-    @given(FRAMES.filter(lambda f: not (isinstance(f, dict) and f.get("type") == "close")).map(json.dumps) | st.binary())
+    @given(
+        FRAMES.filter(lambda f: not (isinstance(f, dict) and f.get("type") == "close")).map(json.dumps)
+        | st.binary()
+    )
     @settings(max_examples=200, database=None)
     def gather(frame: str | bytes) -> None:
         frames.append(frame)

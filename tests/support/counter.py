@@ -86,7 +86,9 @@ class ReleasedCounter(BlockingCounter):
 
     step = reset
 
-    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Count:
+    async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
+    ) -> Count:
         return Count(total=seed or 0, metadata={"options": sorted(kwargs)})
 
     async def step_async(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Count:
@@ -154,9 +156,13 @@ class Awkward(Counter):
             case 0:
                 return Count(reward=math.nan, extra={"nan": math.nan, "inf": [math.inf, -math.inf]})
             case 1:
-                return Count(extra={"array": np.arange(4).reshape(2, 2), "scalar": np.float32(1.5), "bytes": b"\xff"})
+                return Count(
+                    extra={"array": np.arange(4).reshape(2, 2), "scalar": np.float32(1.5), "bytes": b"\xff"}
+                )
             case 2:
-                return Count(reward=np.float64(0.5), metadata={"flag": np.bool_(True), "nan": np.array([np.nan])})
+                return Count(
+                    reward=np.float64(0.5), metadata={"flag": np.bool_(True), "nan": np.array([np.nan])}
+                )
             case 3:
                 raise SystemExit("out of here")
             case 4:

@@ -1,0 +1,110 @@
+import argparse
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from openenv_core.cli import Command
+from openenv_core.cli import main as cli
+from openenv_core.errors import OpenEnvError
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+
+
+def _fail(_: argparse.Namespace) -> int:
+    raise OpenEnvError("expected this, got that")
+
+
+def _interrupt(_: argparse.Namespace) -> int:
+    raise KeyboardInterrupt
+
+
+def _make(name: str, run: Callable[[argparse.Namespace], int]) -> Command:
+    return Command(
+        name=name, help=f"try {name}", configure=lambda p: None, run=run, examples=(f"ropewalk {name}",)
+    )
+
+
+FINE = _make("fine", lambda _: 0)
+FAILS = _make("fails", _fail)
+STOPS = _make("stops", _interrupt)
+NO_COMMAND = 3
+
+
+@pytest.fixture(autouse=True)
+def points(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "fine": f"{__name__}:FINE",
+        "fails": f"{__name__}:FAILS",
+        "stops": f"{__name__}:STOPS",
+        "odd": f"{__name__}:NO_COMMAND",
+        "broken": "rl_bridge.no_such_module:COMMAND",
+    }
+    found = [EntryPoint(name, value, cli.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(cli, "entry_points", lambda group: found)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+
+def test_help_lists_all_and_survives_the_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    text = capsys.readouterr().out
+    assert "try fine" in text
+    assert "broken      (not available: No module named" in text
+
+
+def test_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fine"]) == 0
+    with pytest.raises(SystemExit) as shown:
+        cli.main(["fine", "--help"])
+    assert shown.value.code == 0
+    assert "examples:\n  ropewalk fine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["fails"], 2, "ropewalk: expected this, got that\n"),
+        (["stops"], 130, ""),
+        (["fin"], 2, "did you mean 'fine'?"),
+        (["xyzzy"], 2, "there are: broken, fails, fine, odd, stops"),
+        (["broken"], 2, "pip install 'ropewalk[rl]'"),
+        (["odd"], 2, "got int"),
+    ],
+)
+def test_what_goes_wrong(
+    words: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == status
+    assert text in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.startswith("ropewalk ")
+
+
+def test_serve_serves_until_it_is_interrupted() -> None:
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", "counter:app", "--port", "0"]
+    with subprocess.Popen(command, cwd=SUPPORT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
+                assert reply.read() == b'{"status":"healthy"}'
+            server.terminate()
+            server.wait(30)
+        finally:
+            server.kill()
+
+
+def test_serve_says_what_is_wrong_with_its_address() -> None:
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", "counter:app", "--host", "192.0.2.1"]
+    done = subprocess.run(command, cwd=SUPPORT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "choose another --port" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,189 @@
+"""The server goes when its owner goes, whatever the owner goes of. Real processes, really killed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openenv_core import LocalProcessProvider, ProviderError, ServerStartFailed
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+PATIENCE_S = 30
+
+OWNER = """
+import multiprocessing, os, sys, time
+from openenv_core import LocalProcessProvider
+
+provider = LocalProcessProvider("counter:app", cwd=sys.argv[1])
+print(provider.start(), flush=True)
+if sys.argv[2] == "fork":
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(pid, flush=True)
+if sys.argv[2] == "raise":
+    raise RuntimeError("on purpose")
+if sys.argv[2] == "end":
+    sys.exit(0)
+time.sleep(60)
+"""
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def port_is_free(url: str) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(url.rpartition(":")[2])))
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a program that owns a server; yield it and the server's URL."""
+    command = [sys.executable, "-c", OWNER, SUPPORT, how]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_a_killed_owner_takes_its_server_along(signum: signal.Signals) -> None:
+    with owner("wait") as (process, url):
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 2  # the guard and the server
+        process.send_signal(signum)
+        process.wait(PATIENCE_S)
+        eventually(lambda: not any(map(alive, family)))
+        eventually(lambda: port_is_free(url))
+
+
+@pytest.mark.parametrize("how", ["raise", "end"])
+def test_an_owner_that_forgets_leaves_nothing(how: str) -> None:
+    with owner(how) as (process, url):
+        process.wait(PATIENCE_S)
+        assert port_is_free(url)  # the owner's exit waits for the server's
+
+
+def test_a_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
+    with owner("fork") as (process, url):
+        assert process.stdout is not None
+        fork = psutil.Process(int(process.stdout.readline()))
+        try:
+            process.kill()
+            process.wait(PATIENCE_S)
+            eventually(lambda: port_is_free(url))
+            assert alive(fork)
+        finally:
+            fork.kill()
+
+
+def test_a_killed_guard_takes_the_server_along() -> None:
+    with owner("wait") as (process, url):
+        guard = psutil.Process(process.pid).children()[0]
+        (server,) = guard.children()
+        guard.kill()
+        eventually(lambda: not alive(server))
+        eventually(lambda: port_is_free(url))
+
+
+def test_start_and_stop() -> None:
+    provider = LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars={"COUNTER_TEST": "1"})
+    assert provider.url is None
+    url = provider.start()
+    family = psutil.Process().children(recursive=True)
+    assert provider.start() == provider.url == url
+    assert any(p.environ().get("COUNTER_TEST") == "1" for p in family)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
+        assert reply.status == 200
+    provider.stop()
+    provider.stop()
+    assert provider.url is None
+    assert not any(map(alive, family))
+    assert port_is_free(url)
+    with provider:  # it can be started again
+        assert provider.url is not None
+
+
+def test_a_server_that_ignores_sigterm_is_killed() -> None:
+    stubborn = (
+        "import signal, sys, socket, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "server = socket.socket(fileno=int(sys.argv[1]))\n"
+        "connection, _ = server.accept()\n"
+        "connection.recv(1000)\n"
+        'connection.sendall(b\'HTTP/1.0 200 OK\\r\\n\\r\\n{"status":"healthy"}\')\n'
+        "connection.close()\n"
+        "time.sleep(60)\n"
+    )
+    command = (sys.executable, "-c", stubborn, "{fd}")
+    with LocalProcessProvider("stubborn", command=command, stop_timeout_s=0.2) as provider:
+        family = psutil.Process().children(recursive=True)
+        url = provider.url
+    assert url is not None
+    assert not any(map(alive, family))
+    assert port_is_free(url)
+
+
+def test_the_servers_last_words_are_in_the_error() -> None:
+    with pytest.raises(ServerStartFailed, match="ended with status 3") as failed:
+        LocalProcessProvider("no_such_module:app").start()
+    assert 'Could not import module "no_such_module"' in failed.value.output
+    assert failed.value.output.rstrip() in str(failed.value)
+    loud = (sys.executable, "-c", "import sys; sys.stdout.write('x' * 10**7 + 'the end'); sys.exit(7)")
+    with pytest.raises(ServerStartFailed, match="ended with status 7") as failed:
+        LocalProcessProvider("loud", command=loud).start()
+    assert failed.value.output.endswith("the end")
+    assert len(failed.value.output) < 10**5
+
+
+def test_a_server_that_stays_silent_is_given_up() -> None:
+    before = psutil.Process().children(recursive=True)
+    silent = (sys.executable, "-c", "import time; time.sleep(60)")
+    with pytest.raises(ServerStartFailed, match="raise start_timeout_s"):
+        LocalProcessProvider("silent", command=silent, start_timeout_s=0.3).start()
+    assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_directory_that_is_not_there() -> None:
+    with pytest.raises(ProviderError, match="expected to start"):
+        LocalProcessProvider("counter:app", cwd="/no/such/directory").start()
+
+
+def test_sigint_to_the_whole_terminal_leaves_stopping_to_the_owner() -> None:
+    with LocalProcessProvider("counter:app", cwd=SUPPORT):
+        guard = psutil.Process().children()[0]
+        assert os.getsid(guard.pid) != os.getsid(0)
+        guard.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        assert alive(guard)

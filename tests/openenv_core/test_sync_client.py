@@ -1,0 +1,177 @@
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counter import Add, Count, CountState
+
+import openenv_core.client.loop_thread as loop_thread
+from openenv_core import (
+    ClientClosed,
+    ConfigurationError,
+    ConnectionFailed,
+    EnvClient,
+    GenericEnvClient,
+    ServerStartFailed,
+    SyncEnvClient,
+    ValidationFailed,
+)
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+
+
+class CounterEnv(EnvClient[Add, Count, CountState]):
+    action_type = Add
+    observation_type = Count
+    state_type = CountState
+    default_app = "counter:app"
+
+    async def double_reset(self) -> int:
+        """Add a method of the subclass's own."""
+        await self.reset(seed=1)
+        return (await self.reset(seed=2)).observation.total
+
+
+@pytest.fixture(scope="module")
+def url() -> Any:
+    with CounterEnv.from_process(cwd=SUPPORT) as env:
+        yield env.base_url
+
+
+def test_an_episode_in_a_process_of_its_own() -> None:
+    env = CounterEnv.from_process(cwd=SUPPORT)
+    assert isinstance(env, SyncEnvClient)
+    try:
+        assert env.reset(seed=2).observation.total == 2
+        assert env._base_url == env.base_url
+        assert env.base_url.startswith("http://127.0.0.1:")
+        assert env.step(Add(amount=3)).reward == 1
+        assert env.state().step_count == 1
+    finally:
+        env.close()
+    with pytest.raises(ConnectionFailed):
+        CounterEnv(env._client.base_url).sync().connect()
+
+
+async def test_awaiting_gives_the_async_client() -> None:
+    env = await CounterEnv.from_process(cwd=SUPPORT)
+    async with env:
+        assert isinstance(env, CounterEnv)
+        assert (await env.reset(seed=2)).observation.total == 2
+        assert await asyncio.gather(*(env.state() for _ in range(3)))
+
+
+def test_errors_and_extra_methods_pass_through(url: str) -> None:
+    with CounterEnv(url).sync() as env:
+        with pytest.raises(ValidationFailed):
+            env.step({"amount": "x"})  # type: ignore[arg-type]
+        assert env.double_reset() == 2
+        assert env.connected is True
+        assert env.sync() is env
+        with pytest.raises(AttributeError):
+            env.tripple_reset()
+        with pytest.raises(AttributeError):
+            env._private  # noqa: B018
+
+
+def test_closing_is_final_and_idempotent(url: str) -> None:
+    env = GenericEnvClient(url).sync()
+    env.reset()
+    env.close()
+    env.close()
+    with pytest.raises(ClientClosed):
+        env.reset()
+    assert not [t for t in threading.enumerate() if t is getattr(env._thread, "_thread", None)]
+    GenericEnvClient(url).sync().close()
+
+
+def test_a_server_that_does_not_start() -> None:
+    with (
+        pytest.raises(ServerStartFailed, match="Could not import module"),
+        GenericEnvClient.from_process("no_such:app"),
+    ):
+        pass
+
+
+def test_ctrl_c_leaves_the_session_in_order(url: str) -> None:
+    with CounterEnv(url).sync() as env:
+        env.reset(seed=1)
+        waiting = threading.Event()
+
+        async def forever() -> None:
+            waiting.set()
+            await asyncio.sleep(3600)
+
+        def interrupt() -> None:
+            waiting.wait(20)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            env._run(forever())
+        assert env.reset(seed=3).observation.total == 3
+
+
+def test_the_death_of_the_background_thread_is_noticed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_thread, "LIVENESS_S", 0.05)
+    env = CounterEnv(url).sync()
+    env.reset()
+    thread = env._thread
+    assert thread is not None
+
+    async def end_the_loop() -> None:
+        assert thread._end is not None
+        assert env._client._socket is not None
+        env._client._socket.abort()
+        await asyncio.sleep(0.05)
+        thread._end.set()
+        await asyncio.sleep(3600)
+
+    with pytest.raises(ClientClosed, match="expected a reply"):
+        env._run(end_the_loop())
+    with pytest.raises(ClientClosed, match="background thread has ended"):
+        env.reset()
+
+
+def test_a_timeout_of_the_coroutine_is_told_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_thread, "LIVENESS_S", 0.01)
+    thread = loop_thread.LoopThread()
+
+    async def late() -> None:
+        await asyncio.sleep(0.1)
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        thread.run(late())
+    thread.stop()
+    thread.stop()
+
+
+async def test_faces_are_chosen_before_use(url: str) -> None:
+    async with CounterEnv(url) as env:
+        with pytest.raises(ConfigurationError, match="before the client connects"):
+            env.sync()
+    used = CounterEnv(url).sync()
+    await asyncio.to_thread(used.reset)
+    with pytest.raises(ConfigurationError, match="expected await before"):
+        await used
+    await asyncio.to_thread(used.close)
+
+
+def test_many_threads_each_with_a_client(url: str) -> None:
+    totals: list[int] = []
+
+    def play(seed: int) -> None:
+        with CounterEnv(url).sync() as env:
+            env.reset(seed=seed)
+            totals.append(env.step(Add(amount=1)).observation.total)
+
+    threads = [threading.Thread(target=play, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(totals) == list(range(1, 9))

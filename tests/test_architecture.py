@@ -1,0 +1,81 @@
+"""The arrows between packages: who may import whom. Imports are read from the source, so laziness hides none."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = {"openenv_core", "servers", "envs", "rl_bridge", "examples", "benchmarks", "scripts", "tests"}
+HEAVY = {"torch", "vllm", "monarch", "torchtitan", "transformers"}
+WEB = {"fastapi", "starlette", "uvicorn"}
+
+ALLOWED = {
+    "openenv_core": {"openenv_core"},
+    "servers": {"servers", "openenv_core"},
+    "rl_bridge": {"rl_bridge", "openenv_core"},
+    "envs": {"envs", "servers", "openenv_core"},
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def offenders(package: str, forbidden: set[str], beneath: str = "") -> list[str]:
+    files = sorted((ROOT / package / beneath).rglob("*.py"))
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files
+        for name in imports(path)
+        if name.partition(".")[0] in forbidden
+    ]
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_arrows_never_point_upwards(package: str) -> None:
+    assert list((ROOT / package).rglob("*.py"))
+    assert offenders(package, OURS - ALLOWED[package]) == []
+
+
+def test_only_servers_know_a_web_framework() -> None:
+    for package in ("openenv_core", "rl_bridge"):
+        assert offenders(package, WEB) == []
+
+
+def test_only_the_server_side_of_an_environment_knows_servers() -> None:
+    wrong = [line for line in offenders("envs", {"servers"}) if "/server/" not in line]
+    assert wrong == []
+
+
+def test_only_rl_bridge_knows_the_heavy_stack() -> None:
+    for package in ("openenv_core", "servers", "envs"):
+        assert offenders(package, HEAVY) == []
+
+
+def test_the_wire_is_known_in_one_place() -> None:
+    keys = {
+        '"UNKNOWN_TYPE"',
+        '"VALIDATION_ERROR"',
+        '"EXECUTION_ERROR"',
+        '"CAPACITY_REACHED"',
+        '"FACTORY_ERROR"',
+    }
+    known = [
+        str(path.relative_to(ROOT))
+        for package in ("openenv_core", "servers")
+        for path in (ROOT / package).rglob("*.py")
+        if any(key in path.read_text() for key in keys)
+    ]
+    assert known == ["openenv_core/protocol/codes.py"]
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_files_stay_small(package: str) -> None:
+    long = {p.name: n for p in (ROOT / package).rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
+    assert long == {}
