@@ -3,12 +3,15 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from rl_bridge.errors import GeneratorError
 from rl_bridge.types import Completion, SamplingSettings
 
 GenerateCall = Callable[[list[Sequence[int]], SamplingSettings], Awaitable[list[Completion]]]
 """Sends one batch to the engine, wherever that is."""
+
+_CLOSED = "the generator is closed"
 
 
 class GeneratorClient:
@@ -34,6 +37,7 @@ class GeneratorClient:
         self._waiting: deque[tuple[Sequence[int], SamplingSettings, asyncio.Future[Completion]]] = deque()
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
+        self._closed = False
 
     async def complete(self, prompt: Sequence[int], sampling: SamplingSettings) -> Completion:
         """Answer one prompt.
@@ -43,8 +47,11 @@ class GeneratorClient:
             sampling: How to sample; prompts with equal settings travel together.
 
         Raises:
-            GeneratorError: The engine failed, refused the prompt, or did not answer in time.
+            GeneratorError: The engine failed, refused the prompt, or did not answer in time; or the client is
+                closed.
         """
+        if self._closed:
+            raise GeneratorError(_CLOSED)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         self._waiting.append((prompt, sampling, future))
@@ -66,10 +73,15 @@ class GeneratorClient:
             if batch:
                 task = asyncio.ensure_future(self._send(batch, sampling))
                 self._calls.add(task)
-                task.add_done_callback(self._finished)
+                task.add_done_callback(partial(self._finished, batch))
 
-    def _finished(self, task: "asyncio.Task[None]") -> None:
+    def _finished(
+        self, batch: list[tuple[Sequence[int], asyncio.Future[Completion]]], task: "asyncio.Task[None]"
+    ) -> None:
         self._calls.discard(task)
+        for _, future in batch:  # a task that is cancelled before it begins has told nobody
+            if not future.done():
+                future.set_exception(GeneratorError(_CLOSED))
         self._flush()
 
     async def _send(
@@ -82,7 +94,9 @@ class GeneratorClient:
                 raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
         except BaseException as error:
             failure: BaseException = error
-            if isinstance(error, TimeoutError):
+            if self._closed and isinstance(error, asyncio.CancelledError):
+                failure = GeneratorError(_CLOSED)
+            elif isinstance(error, TimeoutError):
                 failure = GeneratorError(
                     f"the engine did not answer {len(batch)} prompts in {self._timeout_s:g} s"
                 )
@@ -98,10 +112,11 @@ class GeneratorClient:
 
     async def close(self) -> None:
         """Cancel what is under way and fail whoever waits."""
+        self._closed = True
+        while self._waiting:  # first, so that a call that ends sends nothing more
+            _, _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(GeneratorError(_CLOSED))
         for task in list(self._calls):
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
-        while self._waiting:
-            _, _, future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(GeneratorError("the generator is closed"))

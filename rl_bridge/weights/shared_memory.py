@@ -6,13 +6,14 @@ however a process ends. Segments are reused, because writing to fresh memory cos
 as writing to memory that has been touched.
 
 A snapshot is immutable until its segment comes round again. Each segment begins with a generation number,
-odd while it is being written; a reader checks it before and after, so it never takes a mixture of two
-versions for one.
+which grows when writing begins and when it ends; a reader checks it before and after, so it never takes a
+mixture of two versions for one.
 """
 
 import ctypes
 import mmap
 import os
+import secrets
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,7 @@ from rl_bridge.weights.snapshot import ALIGNMENT, SnapshotHandle, TensorSpec, al
 HEADER = ALIGNMENT
 """Bytes before the first tensor; the generation number is the first eight of them."""
 _NAME = "ropewalk-weights"
+_GENERATION_BITS = 62
 
 
 class _Segment:
@@ -44,6 +46,8 @@ class _Segment:
             os.close(self.fd)
             raise WeightsError(f"cannot reserve {nbytes} bytes of shared memory: {error.strerror}") from error
         self._generation = ctypes.c_uint64.from_buffer(self.map)
+        # Drawn, so that a late handle does not fit a later segment that got the same descriptor.
+        self._generation.value = secrets.randbits(_GENERATION_BITS) * 2
 
     @property
     def generation(self) -> int:
@@ -83,13 +87,15 @@ class SharedMemoryPublisher:
             The handle by which other processes read it.
 
         Raises:
-            WeightsError: There is nothing to publish, or no memory to publish it to.
+            WeightsError: There is nothing to publish, no memory to publish it to, or the publisher is closed.
         """
+        if not self._ring:
+            raise WeightsError(f"expected an open publisher for version {version}, got a closed one")
         if not state:
             raise WeightsError("expected a state dict with at least one tensor, got an empty one")
         tensors, nbytes = _layout(state)
         segment = self._segment(nbytes)
-        segment.generation += 1  # odd: being written
+        segment.generation += 1  # fits no handle while it is being written
         target = torch.frombuffer(segment.map, dtype=torch.uint8)
         for name, tensor in state.items():
             spec = tensors[name]

@@ -32,8 +32,8 @@ class SnapshotHandle:
 
     Attributes:
         version: Of the weights.
-        generation: How often the segment had been written when this snapshot was; tells a reader that
-            came too late that the segment now holds something newer.
+        generation: The segment's generation number when the snapshot was complete; tells a reader that came
+            too late that the segment now holds something else.
         pid: The publisher's process.
         fd: The segment's file descriptor in that process.
         nbytes: Size of the segment.
