@@ -1,0 +1,225 @@
+"""Samples as arrays: sharing contexts, splitting and micro-batching change no gradient."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_bridge.algorithms.aggregation import Aggregation, token_weights
+from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.types import TrainSample
+
+VOCABULARY = 5
+SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.1, kl_coef=0.05)
+AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "fixed_length")
+
+
+def sample(
+    tokens: Sequence[int],
+    mask: Sequence[int],
+    *,
+    trajectory: int = 0,
+    advantage: float = 1.0,
+    logprob: float = -1.0,
+) -> TrainSample:
+    return TrainSample(
+        tokens=list(tokens),
+        loss_mask=[bool(one) for one in mask],
+        logprobs=[logprob - 0.1 * place if one else 0.0 for place, one in enumerate(mask)],
+        advantage=advantage,
+        trajectory=trajectory,
+        version=0,
+    )
+
+
+def test_layout() -> None:
+    batch = TrainBatch.from_samples(
+        [
+            sample([1, 2, 3, 4], [0, 0, 1, 1], trajectory=3, advantage=0.5),
+            sample([4, 2], [0, 1], trajectory=8, advantage=-1.0),
+        ]
+    )
+    # A context ends before the last loss token: that token predicts nothing.
+    assert batch.contexts.tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert batch.context.tolist() == [0, 0, 1]
+    assert batch.position.tolist() == [1, 2, 0]
+    assert batch.target.tolist() == [3, 4, 2]
+    assert batch.old_logprobs.tolist() == pytest.approx([-1.2, -1.3, -1.1])
+    assert batch.advantages.tolist() == [0.5, 0.5, -1.0]
+    assert batch.trajectory.tolist() == [3, 3, 8]
+    assert len(batch) == 3
+
+
+def test_siblings_that_saw_the_same_share_a_context() -> None:
+    batch = TrainBatch.from_samples(
+        [sample([1, 2, answer], [0, 0, 1], trajectory=number) for number, answer in enumerate([3, 4, 3])]
+        + [sample([1, 3, 3], [0, 0, 1], trajectory=3)]
+    )
+    assert batch.contexts.tolist() == [[1, 2], [1, 3]]
+    assert batch.context.tolist() == [0, 0, 0, 1]
+    assert batch.target.tolist() == [3, 4, 3, 3]
+
+
+def test_tokens_after_the_last_loss_token_are_not_needed() -> None:
+    batch = TrainBatch.from_samples([sample([1, 2, 3, 4, 4], [0, 1, 0, 0, 0])])
+    assert batch.contexts.tolist() == [[1]]
+
+
+def test_a_row_that_begins_with_a_loss_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="follow a prompt"):
+        TrainBatch.from_samples([sample([1, 2], [1, 0])])
+
+
+@pytest.mark.parametrize("samples", [[], [sample([1, 2], [0, 0])]])
+def test_a_batch_without_loss_tokens_is_refused(samples: list[TrainSample]) -> None:
+    with pytest.raises(ValueError, match="at least one loss token"):
+        TrainBatch.from_samples(samples)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[TrainSample]:
+    """Rows over few tokens, so that many contexts coincide; some trajectories have several rows."""
+    samples = []
+    for number in range(draw(st.integers(1, 8))):
+        for _ in range(draw(st.integers(1, 2))):
+            mask = [0, *draw(st.lists(st.integers(0, 1), min_size=1, max_size=4)), 1]
+            tokens = draw(st.lists(st.integers(0, 1), min_size=len(mask), max_size=len(mask)))
+            samples.append(
+                sample(
+                    tokens,
+                    mask,
+                    trajectory=number,
+                    advantage=draw(st.sampled_from([-1.0, 0.25, 2.0])),
+                    logprob=draw(st.sampled_from([-0.5, -1.5, -3.0])),
+                )
+            )
+    return samples
+
+
+class ToyModel(torch.nn.Module):
+    """Causal, cheap, and different at every place of every context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.table = torch.nn.Parameter(
+            torch.randn(VOCABULARY, VOCABULARY, generator=generator, dtype=torch.float64)
+        )
+
+    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.table[contexts].cumsum(dim=1)) + 0.1 * self.table[contexts]
+
+
+def loss_and_gradient(
+    batch: TrainBatch, weights: np.ndarray[tuple[int], np.dtype[np.float32]], *, rows: int
+) -> tuple[float, torch.Tensor]:
+    model = ToyModel()
+    total = 0.0
+    for micro, chosen in batch.micro_batches(rows):
+        logits = model(torch.from_numpy(micro.contexts).long())
+        chosen_logits = logits[torch.from_numpy(micro.context), torch.from_numpy(micro.position)]
+        assert micro.reference_logprobs is not None
+        loss, _ = policy_loss(
+            LossInputs(
+                log_distribution=torch.log_softmax(chosen_logits, -1),
+                targets=torch.from_numpy(micro.target),
+                old_logprobs=torch.from_numpy(micro.old_logprobs),
+                advantages=torch.from_numpy(micro.advantages),
+                weights=torch.from_numpy(weights[chosen]),
+                reference_logprobs=torch.from_numpy(micro.reference_logprobs),
+            ),
+            SETTINGS,
+        )
+        loss.backward()
+        total += loss.item()
+    assert model.table.grad is not None
+    return total, model.table.grad
+
+
+def with_reference(batch: TrainBatch) -> TrainBatch:
+    return batch.with_reference((-1.0 - 0.3 * (np.arange(len(batch)) % 4)).astype(np.float32))
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 6), st.sampled_from(AGGREGATIONS))
+def test_micro_batches_add_up_to_the_batch(
+    samples: list[TrainSample], rows: int, aggregation: Aggregation
+) -> None:
+    batch = with_reference(TrainBatch.from_samples(samples))
+    weights = token_weights(batch.trajectory, aggregation=aggregation, max_length=8)
+    whole, whole_gradient = loss_and_gradient(batch, weights, rows=10_000)
+    parts, parts_gradient = loss_and_gradient(batch, weights, rows=rows)
+    assert parts == pytest.approx(whole, abs=1e-9)
+    torch.testing.assert_close(parts_gradient, whole_gradient, atol=1e-9, rtol=1e-9)
+
+
+@settings(deadline=None)
+@given(batches(), st.sampled_from(AGGREGATIONS))
+def test_sharing_contexts_changes_nothing(samples: list[TrainSample], aggregation: Aggregation) -> None:
+    batch = with_reference(TrainBatch.from_samples(samples))
+    assert batch.reference_logprobs is not None
+    weights = token_weights(batch.trajectory, aggregation=aggregation, max_length=8)
+    shared, shared_gradient = loss_and_gradient(batch, weights, rows=10_000)
+    alone, alone_gradient, first = 0.0, torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64), 0
+    for one in samples:  # a batch of its own each: nothing to share
+        single = TrainBatch.from_samples([one])
+        tokens = slice(first, first := first + len(single))
+        single = single.with_reference(batch.reference_logprobs[tokens])
+        loss, gradient = loss_and_gradient(single, weights[tokens], rows=1)
+        alone, alone_gradient = alone + loss, alone_gradient + gradient
+    assert shared == pytest.approx(alone, abs=1e-9)
+    torch.testing.assert_close(shared_gradient, alone_gradient, atol=1e-9, rtol=1e-9)
+
+
+def rows_of(batch: TrainBatch) -> list[tuple[object, ...]]:
+    """Every loss token with all that belongs to it, however the batch lays it out."""
+    assert batch.reference_logprobs is not None
+    return sorted(
+        (
+            int(batch.trajectory[t]),
+            tuple(batch.contexts[batch.context[t]][: batch.position[t] + 1].tolist()),
+            int(batch.target[t]),
+            float(batch.old_logprobs[t]),
+            float(batch.advantages[t]),
+            float(batch.reference_logprobs[t]),
+        )
+        for t in range(len(batch))
+    )
+
+
+@given(batches(), st.integers(1, 10), st.integers(0, 3))
+def test_updates_cover_every_trajectory_exactly_once(
+    samples: list[TrainSample], parts: int, seed: int
+) -> None:
+    batch = with_reference(TrainBatch.from_samples(samples))
+    pieces = batch.split_by_trajectory(parts, np.random.default_rng(seed))
+    owners = [trajectory for piece in pieces for trajectory in np.unique(piece.trajectory).tolist()]
+    assert sorted(owners) == np.unique(batch.trajectory).tolist()
+    assert sorted(row for piece in pieces for row in rows_of(piece)) == rows_of(batch)
+    assert all(len(piece) for piece in pieces)
+    sizes = [len(np.unique(piece.trajectory)) for piece in pieces]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_split_is_shuffled_and_repeatable() -> None:
+    batch = TrainBatch.from_samples([sample([1, 2], [0, 1], trajectory=number) for number in range(64)])
+
+    def first_part(seed: int) -> list[int]:
+        return batch.split_by_trajectory(2, np.random.default_rng(seed))[0].trajectory.tolist()
+
+    assert first_part(0) == first_part(0)
+    assert first_part(0) != first_part(1)
+    assert first_part(0) != list(range(32))
+
+
+@given(batches(), st.integers(1, 6))
+def test_micro_batches_cover_every_loss_token_exactly_once(samples: list[TrainSample], rows: int) -> None:
+    batch = with_reference(TrainBatch.from_samples(samples))
+    pieces = list(batch.micro_batches(rows))
+    assert sorted(index for _, chosen in pieces for index in chosen.tolist()) == list(range(len(batch)))
+    assert all(len(piece.contexts) <= rows for piece, _ in pieces)
+    assert sorted(row for piece, _ in pieces for row in rows_of(piece)) == rows_of(batch)

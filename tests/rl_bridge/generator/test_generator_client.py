@@ -1,0 +1,213 @@
+"""Many callers of one prompt each become few calls of many prompts, and everyone gets their own answer."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from rl_bridge.errors import GeneratorError
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.types import Completion, SamplingSettings
+
+WARM = SamplingSettings(temperature=1.0, max_new_tokens=1)
+GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=1)
+
+
+class FakeEngine:
+    """Answers a prompt with itself, when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[Sequence[int]], SamplingSettings]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.failure: Exception | None = None
+        self.under_way = self.most_under_way = 0
+
+    async def __call__(self, prompts: list[Sequence[int]], sampling: SamplingSettings) -> list[Completion]:
+        self.calls.append((prompts, sampling))
+        failure = self.failure
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await asyncio.sleep(0)
+            await self.open.wait()
+        finally:
+            self.under_way -= 1
+        if failure is not None:
+            raise failure
+        return [
+            Completion(tokens=list(prompt), logprobs=[0.0] * len(prompt), version=0, stopped=True)
+            for prompt in prompts
+        ]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(prompts) for prompts, _ in self.calls]
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def ask(
+    client: GeneratorClient, *numbers: int, sampling: SamplingSettings = WARM
+) -> list[asyncio.Task[Completion]]:
+    return [asyncio.ensure_future(client.complete([number], sampling)) for number in numbers]
+
+
+def answers(completions: Sequence[Completion]) -> list[int]:
+    return [completion.tokens[0] for completion in completions]
+
+
+async def test_callers_of_one_moment_go_together_and_get_their_own_answers() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=64)
+    assert answers(await asyncio.gather(*ask(client, *range(50)))) == list(range(50))
+    assert engine.sizes == [50]
+
+
+async def test_a_lone_prompt_is_not_held_up() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=64)
+    assert answers([await client.complete([7], WARM)]) == [7]
+    assert engine.sizes == [1]
+
+
+async def test_prompts_gather_while_calls_are_under_way() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=64, max_calls=2)
+    engine.open.clear()
+    tasks = ask(client, 0)
+    await settle()
+    tasks += ask(client, 1)
+    await settle()
+    for number in range(2, 30):
+        tasks += ask(client, number)
+        await settle()
+    assert engine.sizes == [1, 1]
+    engine.open.set()
+    assert answers(await asyncio.gather(*tasks)) == list(range(30))
+    assert engine.sizes == [1, 1, 28]
+    assert engine.most_under_way == 2
+
+
+async def test_a_call_carries_no_more_than_it_may() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=8, max_calls=2)
+    assert answers(await asyncio.gather(*ask(client, *range(20)))) == list(range(20))
+    assert engine.sizes == [8, 8, 4]
+    assert engine.most_under_way == 2
+
+
+async def test_settings_are_never_mixed() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=64)
+    tasks = ask(client, 0, 1, 2) + ask(client, 3, 4, sampling=GREEDY) + ask(client, 5)
+    assert answers(await asyncio.gather(*tasks)) == list(range(6))
+    by_settings = {number: sampling for prompts, sampling in engine.calls for (number,) in prompts}
+    assert by_settings == {0: WARM, 1: WARM, 2: WARM, 3: GREEDY, 4: GREEDY, 5: WARM}
+
+
+async def test_a_failed_call_reaches_its_own_callers_alone() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=2, max_calls=1)
+    engine.open.clear()
+    engine.failure = GeneratorError("the engine refused a prompt")
+    unlucky = ask(client, 0, 1)
+    await settle()
+    engine.failure = None
+    lucky = ask(client, 2, 3)
+    engine.open.set()
+    results = await asyncio.gather(*unlucky, return_exceptions=True)
+    assert [type(result) for result in results] == [GeneratorError, GeneratorError]
+    assert answers(await asyncio.gather(*lucky)) == [2, 3]
+
+
+async def test_a_cancelled_caller_takes_nobody_along() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=2, max_calls=1)
+    engine.open.clear()
+    under_way = ask(client, 0, 1)
+    await settle()
+    waiting = ask(client, 2, 3, 4)
+    await settle()
+    under_way[0].cancel()
+    waiting[0].cancel()
+    await settle()
+    engine.open.set()
+    assert answers(await asyncio.gather(under_way[1], *waiting[1:])) == [1, 3, 4]
+    # The prompt that nobody waits for any more was not sent.
+    assert [prompts for prompts, _ in engine.calls] == [[[0], [1]], [[3], [4]]]
+
+
+async def test_when_all_who_wait_are_cancelled_the_client_lives_on() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=2, max_calls=1)
+    engine.open.clear()
+    under_way = ask(client, 0)
+    await settle()
+    waiting = ask(client, 1, 2, 3)
+    await settle()
+    for task in waiting:
+        task.cancel()
+    engine.open.set()
+    await asyncio.gather(*under_way)
+    await settle()
+    assert engine.sizes == [1]
+    assert answers([await client.complete([4], WARM)]) == [4]
+
+
+async def test_an_engine_that_does_not_answer_in_time_is_named() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=2, timeout_s=0.01)
+    engine.open.clear()
+    results = await asyncio.gather(*ask(client, 0, 1), return_exceptions=True)
+    assert [str(result) for result in results] == ["the engine did not answer 2 prompts in 0.01 s"] * 2
+    assert all(isinstance(result, GeneratorError) for result in results)
+    engine.open.set()
+    assert answers([await client.complete([2], WARM)]) == [2]
+
+
+async def test_a_wrong_number_of_answers_is_an_error() -> None:
+    async def forgetful(prompts: list[Sequence[int]], sampling: SamplingSettings) -> list[Completion]:
+        return []
+
+    client = GeneratorClient(forgetful, max_batch=2)
+    with pytest.raises(GeneratorError, match="expected 1 completions, got 0"):
+        await client.complete([1], WARM)
+
+
+async def test_close_fails_whoever_waits_and_sends_nothing_more() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=1, max_calls=2)
+    engine.open.clear()
+    tasks = ask(client, *range(6))
+    await settle()
+    assert engine.sizes == [1, 1]
+    await client.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [GeneratorError] * 6
+    assert {str(result) for result in results} == {"the generator is closed"}
+    assert engine.sizes == [1, 1]
+    assert engine.under_way == 0
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_close_reaches_a_caller_wherever_its_prompt_is(steps: int) -> None:
+    engine = FakeEngine()
+    engine.open.clear()
+    client = GeneratorClient(engine, max_batch=1)
+    (task,) = ask(client, 0)
+    for _ in range(steps):  # not asked yet, waiting, scheduled, sent
+        await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(GeneratorError, match="the generator is closed"):
+        await asyncio.wait_for(task, 5)
+
+
+async def test_a_closed_client_refuses() -> None:
+    client = GeneratorClient(FakeEngine(), max_batch=1)
+    await client.close()
+    with pytest.raises(GeneratorError, match="the generator is closed"):
+        await client.complete([1], WARM)
