@@ -180,21 +180,24 @@ async def test_callers_take_turns() -> None:
 
 
 async def test_why_a_session_was_refused() -> None:
-    async with serving(create_app(Counter, Add, Count)) as address:
-        async with CounterEnv(f"http://{address}") as first, CounterEnv(f"http://{address}") as second:
-            await first.reset()
-            with pytest.raises(CapacityReached) as refused:
-                await second.reset()
-            assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
-            assert not second.connected
-            await first.disconnect()
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        assert (await second.reset(seed=1)).observation.total == 1
-                        break
-                    except CapacityReached:
-                        await asyncio.sleep(0.01)
+    async with (
+        serving(create_app(Counter, Add, Count)) as address,
+        CounterEnv(f"http://{address}") as first,
+        CounterEnv(f"http://{address}") as second,
+    ):
+        await first.reset()
+        with pytest.raises(CapacityReached) as refused:
+            await second.reset()
+        assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
+        assert not second.connected
+        await first.disconnect()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    assert (await second.reset(seed=1)).observation.total == 1
+                    break
+                except CapacityReached:
+                    await asyncio.sleep(0.01)
     async with (
         serving(create_app(Unbuildable, Add, Count)) as address,
         CounterEnv(f"http://{address}") as env,
@@ -249,6 +252,17 @@ async def test_nobody_there() -> None:
     async with serving(app) as address:
         with pytest.raises(ConnectionFailed):
             await CounterEnv(f"http://{address}/nowhere").connect()
+
+
+async def test_closing_ends_a_request_that_waits() -> None:
+    env_class = SlowAsync.fresh()
+    async with serving(create_app(env_class, Add, Count)) as address:
+        env = CounterEnv(f"http://{address}", message_timeout_s=None)
+        request = asyncio.create_task(env.step(Add(amount=1)))
+        await eventually(env_class.entered.is_set)
+        await env.close()
+        with pytest.raises(ConnectionLost):
+            await request
 
 
 async def test_a_closed_client() -> None:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -187,3 +188,22 @@ def test_sigint_to_the_whole_terminal_leaves_stopping_to_the_owner() -> None:
         guard.send_signal(signal.SIGINT)
         time.sleep(0.1)
         assert alive(guard)
+
+
+def test_stopping_ends_a_start_that_is_under_way() -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    provider = LocalProcessProvider("silent", command=command, stop_timeout_s=0.5)
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            provider.start()
+        except ServerStartFailed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    eventually(lambda: provider._running is not None)
+    provider.stop()
+    thread.join(PATIENCE_S)
+    assert len(failures) == 1
