@@ -28,10 +28,14 @@ class MissingStack(BridgeError):
     """A package of the heavy stack is not installed."""
 
     def __init__(self, package: str) -> None:
+        self.package = package
         super().__init__(
             f"expected the package {package!r} to be installed, it is not; "
             "install ropewalk[rl-cpu] on a machine without a GPU, ropewalk[rl] on one with CUDA"
         )
+
+    def __reduce__(self) -> tuple[type["MissingStack"], tuple[str]]:
+        return type(self), (self.package,)  # it travels between processes
 
 
 class ModelError(BridgeError):

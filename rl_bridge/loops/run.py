@@ -14,7 +14,7 @@ from rich.console import Console
 from openenv_core import LocalProcessProvider
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config, resolve
-from rl_bridge.errors import ConfigError
+from rl_bridge.errors import ConfigError, RoleFailed
 from rl_bridge.generator.actor import GeneratorActor
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.settings import EngineSettings
@@ -47,6 +47,7 @@ class Run:
     Attributes:
         config: What was asked for.
         folder: Where everything about the run is written.
+        model_path: The checkpoint that the run began with.
         task: What ties the run to its environment.
         policy: The generator behind a chat template.
         workers: Play episodes.
@@ -61,6 +62,7 @@ class Run:
 
     config: Config
     folder: Path
+    model_path: Path
     task: Task
     policy: ChatPolicy
     workers: RolloutWorkers
@@ -172,8 +174,14 @@ async def open_run(
         if reference is not None:
             starting.append(reference.start.call_one())
         console.print("starting the inference engine, the trainer and the environment's server …")
-        async with asyncio.timeout(START_TIMEOUT_S):
-            _, version, *_ = await fleet.guard(_gather(starting))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                _, version, *_ = await fleet.guard(_gather(starting))
+        except TimeoutError:
+            raise RoleFailed(
+                f"expected the engine and the trainer to be ready within {START_TIMEOUT_S:g} s, they are not; "
+                f"see the logs in {folder / 'logs'}"
+            ) from None
         stack.push_async_callback(_finish, trainer, generator)
 
         client = GeneratorClient(generator.generate.call_one, max_batch=config.rollout.max_num_seqs)
@@ -202,6 +210,7 @@ async def open_run(
             Run(
                 config=config,
                 folder=folder,
+                model_path=model_path,
                 task=task,
                 policy=policy,
                 workers=workers,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -58,12 +59,16 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
 
 async def _work(run: Run) -> None:
     await train(run)
-    await run.trainer.export.call_one(str(_policy_folder(run.folder)))
+    await run.trainer.export.call_one(str(_policy_folder(run)))
     result = await run.evaluate()
     await run.task.report(run.policy, result)
 
 
-def _policy_folder(folder: Path) -> Path:
-    policy = folder / "policy"
+def _policy_folder(run: Run) -> Path:
+    """A folder for the trained weights, with everything else that makes a checkpoint of them."""
+    policy = run.folder.absolute() / "policy"
     policy.mkdir(exist_ok=True)
+    for file in run.model_path.iterdir():
+        if file.is_file() and ".safetensors" not in file.name:
+            shutil.copy2(file, policy)
     return policy

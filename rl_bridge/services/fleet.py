@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +16,7 @@ os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
 
 try:
     import monarch.actor
+    from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
     from monarch.actor import default_bootstrap_cmd, this_host
 except ModuleNotFoundError as missing:
     raise MissingStack("torchmonarch") from missing
@@ -21,6 +24,7 @@ except ModuleNotFoundError as missing:
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 20.0
+REPORT_TIMEOUT_S = 5.0
 LOG_TAIL_BYTES = 4096
 
 # A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
@@ -37,6 +41,7 @@ class Fleet:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        self._scratch: Path | None = None
         self._procs: list[Any] = []
         self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
@@ -45,6 +50,8 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
+        # vLLM and others leave files where temporary ones go; theirs go together.
+        self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         monarch.actor.unhandled_fault_hook = self._on_fault
         return self
 
@@ -59,6 +66,8 @@ class Fleet:
             except Exception:  # a mesh that lost its process cannot be stopped, and need not be
                 continue
         self._procs.clear()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         monarch.actor.unhandled_fault_hook = self._previous_hook
 
     def spawn(
@@ -79,7 +88,11 @@ class Fleet:
         procs = this_host().spawn_procs(
             per_host={role: 1},
             bootstrap_command=_quiet_command().with_env(
-                {"ROPEWALK_ROLE_LOG": str(log.absolute()), **(environment or {})}
+                {
+                    "ROPEWALK_ROLE_LOG": str(log.absolute()),
+                    "TMPDIR": str(self._scratch),
+                    **(environment or {}),
+                }
             ),
         )
         self._procs.append(procs)
@@ -95,20 +108,21 @@ class Fleet:
         try:
             waited: set[asyncio.Future[Any]] = {task, self._fault}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() or (self._fault.done() and task.exception() is not None):
-                await self._fault_or_result(task)
+            if task.done() and not self._fault.done() and isinstance(task.exception(), SupervisionError):
+                # The call that was under way has failed already; the report of why is on its way.
+                await asyncio.wait({self._fault}, timeout=REPORT_TIMEOUT_S)
+            if not task.done() or isinstance(task.exception(), SupervisionError):
+                raise self._failed(task)
             return _result(task)
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def _fault_or_result(self, task: "asyncio.Task[Any]") -> None:
-        if not self._fault.done():
-            return
+    def _failed(self, task: "asyncio.Task[Any]") -> RoleFailed:
         tails = "\n".join(self._tail(log) for log in sorted(self._logs.glob("*.log")))
-        cause = task.exception() if task.done() and not task.cancelled() else None
-        raise RoleFailed(f"a process of the run died: {self._fault.result()}\n{tails}") from cause
+        report = self._fault.result() if self._fault.done() else task.exception()
+        return RoleFailed(f"a process of the run died: {report}\n{tails}")
 
     def _tail(self, log: Path) -> str:
         with log.open("rb") as file:

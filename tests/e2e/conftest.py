@@ -1,0 +1,115 @@
+"""Real runs of the command, watched from outside."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "examples/grpo_blackjack/config.yaml"
+MARK = "ROPEWALK_TEST_RUN"
+GONE_WITHIN_S = 20.0
+
+SMALL = (
+    "trainer.iterations=2",
+    "rollout.batch_size=64",
+    "env.sessions=16",
+    "evaluation.episodes=64",
+    "trainer.checkpoint_interval=1",
+)
+"""Overrides that make a run short."""
+
+
+class Watched:
+    """A command in a session of its own, whose every descendant can be found again by a mark."""
+
+    def __init__(self, command: Sequence[str], output: Path) -> None:
+        self._mark = uuid.uuid4().hex
+        self._output = output
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, MARK: self._mark, "COLUMNS": "200"},
+            )
+
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s:g} s:\n{self.output()[-3000:]}")
+
+    def wait_for(self, text: str, timeout_s: float = 180.0) -> None:
+        self.until(lambda: text in self.output(), f"expected {text!r} in the output", timeout_s)
+
+    def until(self, condition: Callable[[], object], message: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{message}; status {self.process.poll()}:\n{self.output()[-3000:]}")
+            time.sleep(0.1)
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process that carries the mark, wherever it stands in the tree by now."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def role(self, name: str) -> psutil.Process:
+        """The process of a role, by the log that its environment names."""
+        for process in self.alive():
+            if process.environ().get("ROPEWALK_ROLE_LOG", "").endswith(f"{name}.log"):
+                return process
+        pytest.fail(f"no process of the role {name!r} among {self.alive()}")
+
+    def kill_all(self) -> None:
+        for process in self.alive():
+            process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def ropewalk(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Starts `ropewalk WORDS`, and asserts at the end that nothing of it is left: processes and with them
+    ports, shared memory, temporary files."""
+    started: list[Watched] = []
+    before = set(Path("/dev/shm").iterdir())
+    scratch_before = set(Path("/tmp").glob("ropewalk-*"))
+
+    def start(*words: str) -> Watched:
+        output = tmp_path / f"output-{len(started)}.txt"
+        watched = Watched([sys.executable, "-m", "openenv_core.cli", *words], output)
+        started.append(watched)
+        return watched
+
+    yield start
+    try:
+        for watched in started:
+            deadline = time.monotonic() + GONE_WITHIN_S
+            while watched.alive() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert watched.alive() == []
+        assert set(Path("/dev/shm").iterdir()) == before
+        if all(watched.process.returncode != -9 for watched in started):
+            assert set(Path("/tmp").glob("ropewalk-*")) == scratch_before
+    finally:
+        for watched in started:
+            watched.kill_all()

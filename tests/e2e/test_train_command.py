@@ -1,0 +1,147 @@
+"""`ropewalk train` as a person runs it: what it writes, what it refuses, and that it leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.conftest import CONFIG, ROOT, SMALL, Watched
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+Start = Callable[..., Watched]
+RUN_TIMEOUT_S = 300.0
+REPORT_KEYS = {
+    "exact_return",
+    "mean_return",
+    "ci95",
+    "win_rate",
+    "push_rate",
+    "illegal_rate",
+    "optimal_agreement",
+    "hands",
+    "train_seconds",
+    "seed",
+    "baselines",
+}
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def small(tmp_path: Path, *words: str) -> list[str]:
+    return ["train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", *SMALL, *words]
+
+
+def test_walking_skeleton() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.walking_skeleton"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "weights 0: " in done.stdout
+    assert "weights 1: " in done.stdout
+
+
+def test_run_writes_its_report_and_does_what_the_overrides_say(ropewalk: Start, tmp_path: Path) -> None:
+    first = ropewalk(*small(tmp_path / "first"), "--seed", "5")
+    assert first.wait(RUN_TIMEOUT_S) == 0, first.output()[-3000:]
+    folder = tmp_path / "first" / "run"
+    report = json.loads((folder / "report.json").read_text())
+    assert report.keys() >= REPORT_KEYS
+    assert (report["seed"], report["hands"]) == (5, 64)
+    assert [row["iteration"] for row in rows(folder)] == [1, 2]
+    assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows(folder))
+    assert "policy/kl_to_reference" not in rows(folder)[0]
+    for picture in ("learning_curve.png", "policy_grid.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+    assert list((folder / "tensorboard").iterdir())
+
+    # The second run begins with the policy that the first one trained, as with any other checkpoint.
+    trained = folder / "policy"
+    second = ropewalk(
+        *small(tmp_path / "second"),
+        f"model.path={trained}",
+        "algorithm.kl_coef=0.05",
+        "rollout.group_size=8",
+        "trainer.learning_rate=3e-4",
+        "trainer.warmup_updates=0",
+        "trainer.decay_fraction=0",
+    )
+    assert second.wait(RUN_TIMEOUT_S) == 0, second.output()[-3000:]
+    figures = rows(tmp_path / "second" / "run")
+    assert not (tmp_path / "second" / "run" / "initial_policy").exists()
+    assert all(row["train/learning_rate"] == pytest.approx(3e-4) for row in figures)
+    assert figures[0]["policy/kl_to_reference"] < figures[1]["policy/kl_to_reference"]
+    variance_steps = [row["rollout/zero_variance_share"] * 64 / 8 for row in figures]
+    assert all(step == pytest.approx(round(step)) for step in variance_steps)  # eighths: groups of eight
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.learning_rte=1", "did you mean 'trainer.learning_rate'?"),
+        ("algoritm=grpo", "did you mean 'algorithm'?"),
+        ("rollout.group_size=7", "a multiple of rollout.group_size"),
+        ("rollout.task=examples.grpo_blackjack.task:Nothing", "has no 'Nothing'"),
+        ("model.path=/nonexistent", "expected a tokenizer"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_starts(
+    ropewalk: Start, tmp_path: Path, override: str, expected: str
+) -> None:
+    run = ropewalk(*small(tmp_path), override)
+    assert run.wait(RUN_TIMEOUT_S) != 0
+    assert expected in run.output()
+    assert "Traceback" not in run.output()
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_can_be_resumed(ropewalk: Start, tmp_path: Path, signal_number: int) -> None:
+    run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
+    run.wait_for("   2/500")
+    if signal_number == signal.SIGINT:
+        os.killpg(run.process.pid, signal_number)  # as a terminal does: everybody gets it
+    else:
+        run.process.send_signal(signal_number)
+    assert run.wait(60) == 130
+    assert f"--resume {tmp_path}" in run.output()
+    trained = len(rows(tmp_path / "run"))
+    again = ropewalk("train", "--resume", str(tmp_path / "run"), f"trainer.iterations={trained + 2}")
+    assert again.wait(RUN_TIMEOUT_S) == 0, again.output()[-3000:]
+    assert f"resuming after iteration {trained}" in again.output()
+    assert [row["iteration"] for row in rows(tmp_path / "run")] == list(range(1, trained + 3))
+
+
+def test_loss_that_is_not_finite_ends_the_run_as_failed(ropewalk: Start, tmp_path: Path) -> None:
+    run = ropewalk(*small(tmp_path, "trainer.learning_rate=1e30", "trainer.warmup_updates=0"))
+    assert run.wait(RUN_TIMEOUT_S) == 1
+    assert "NonFiniteLoss" in run.output()
+    assert "Traceback" not in run.output()
+
+
+@pytest.mark.parametrize("role", ["generator", "trainer"])
+def test_killed_role_ends_the_run_as_failed(ropewalk: Start, tmp_path: Path, role: str) -> None:
+    run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
+    run.wait_for("   1/500")
+    run.role(role).kill()
+    assert run.wait(60) == 1
+    assert "RoleFailed" in run.output()
+
+
+def test_killed_controller_takes_everything_along(ropewalk: Start, tmp_path: Path) -> None:
+    run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
+    run.wait_for("   1/500")
+    assert len(run.alive()) >= 4  # controller, two roles, the environment's server and its guard
+    run.process.kill()
+    run.wait(10)
