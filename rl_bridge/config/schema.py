@@ -45,6 +45,8 @@ class ModelConfig(Section):
     """A folder in the Hugging Face layout. Where it is absent, the task makes a policy of its own."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the forward pass and the generator compute in. Master weights are float32 either way."""
+    thinking: bool = False
+    """Whether chat templates that know `enable_thinking` (Qwen3's does) let the policy think before it answers."""
 
 
 class EnvConfig(Section):

@@ -154,7 +154,7 @@ async def open_run(
         )
     task = task_type(config, folder)
     model_path = _model_path(config, task)
-    tokenizer = ChatTokenizer(model_path)
+    tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
     settings = _trainer_settings(config, folder, model_path)
 
     async with AsyncExitStack() as stack:

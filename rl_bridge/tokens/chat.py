@@ -20,13 +20,15 @@ class ChatTokenizer:
 
     Args:
         path: A folder in the Hugging Face layout.
+        thinking: What chat templates that ask for `enable_thinking` are told; others do not see it.
 
     Raises:
         ModelError: The folder has no tokenizer, or the tokenizer has no chat template or end token.
         MissingStack: transformers is not installed.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, thinking: bool = False) -> None:
+        self._thinking = thinking
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
@@ -51,6 +53,7 @@ class ChatTokenizer:
             [{"role": role, "content": content} for role, content in messages],
             tokenize=False,
             add_generation_prompt=True,
+            enable_thinking=self._thinking,
         )
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 

@@ -87,6 +87,58 @@ def test_run_writes_its_report_and_does_what_the_overrides_say(ropewalk: Start, 
     assert all(step == pytest.approx(round(step)) for step in variance_steps)  # eighths: groups of eight
 
 
+def test_checkpoint_with_another_tokenizer_goes_the_same_way(ropewalk: Start, tmp_path: Path) -> None:
+    checkpoint = byte_level_checkpoint(tmp_path / "checkpoint")
+    run = ropewalk(
+        *small(tmp_path),
+        f"model.path={checkpoint}",
+        "rollout.max_new_tokens=4",
+        "rollout.max_length=192",
+        "rollout.temperature=0.7",
+        "algorithm.aggregation=sequence_mean",
+        "algorithm.normalize_std=true",
+    )
+    assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
+    assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows(tmp_path / "run"))
+    assert all(row["policy/entropy"] > 1 for row in rows(tmp_path / "run"))
+
+
+def byte_level_checkpoint(folder: Path) -> Path:
+    """Random weights behind a tokenizer of bytes: answers of several tokens, tied embeddings, a thinking template."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n{% if not enable_thinking %}<think></think>{% endif %}"
+    )
+    fast.save_pretrained(str(folder))
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(fast),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(str(folder))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
