@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rl_bridge.config import Config, save_config
-from rl_bridge.loops.run import Run, open_run
+from rl_bridge.loops.assembly import open_run
+from rl_bridge.loops.run import Run
 from rl_bridge.loops.synchronous import train
 
 INTERRUPTED = 130
