@@ -72,12 +72,12 @@ def resolve(reference: str, *, key: str) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {str(path)!r}: {error.strerror}") from error
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data = yaml.safe_load(content.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of sections in {str(path)!r}, got {type(data).__name__}")
