@@ -44,7 +44,7 @@ def make_tiny_policy(folder: Path, *, seed: int) -> Path:
             num_key_value_heads=1,
             head_dim=32,
             max_position_embeddings=64,
-            rope_theta=10_000.0,
+            rope_theta=1_000_000.0,
             tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
