@@ -1,0 +1,256 @@
+"""YAML and overrides into a configuration, and what is said when they are wrong."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl_bridge.config import CONFIG_FILE, Config, load_config, resolve, save_config
+from rl_bridge.errors import ConfigError
+
+MINIMAL = """
+env: {app: "package.app:app"}
+rollout: {task: "package.task:Task", batch_size: 64, group_size: 8}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def test_defaults_fill_what_the_file_leaves_out(file: Path) -> None:
+    config = load_config(file)
+    assert (config.env.app, config.rollout.batch_size, config.rollout.group_size) == (
+        "package.app:app",
+        64,
+        8,
+    )
+    assert (config.algorithm.name, config.trainer.learning_rate, config.seed) == ("grpo", 1e-6, 0)
+    assert (config.algorithm.clip_low, config.algorithm.clip_high) == (0.2, 0.28)
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "expected"),
+    [
+        ("algorithm.kl_coef=0.02", "algorithm", "kl_coef", 0.02),
+        ("algorithm.normalize_std=false", "algorithm", "normalize_std", False),
+        ("algorithm.aggregation=fixed_length", "algorithm", "aggregation", "fixed_length"),
+        ("model.path=/models/qwen", "model", "path", "/models/qwen"),
+        ("model.path=null", "model", "path", None),
+        ("rollout.group_size=4", "rollout", "group_size", 4),
+        ("rollout.task=a.b:C", "rollout", "task", "a.b:C"),
+        # YAML 1.1 takes a number without a dot for a string; a person does not.
+        ("trainer.learning_rate=1e-6", "trainer", "learning_rate", 1e-6),
+        ("trainer.learning_rate=5e-3", "trainer", "learning_rate", 5e-3),
+        ("trainer.betas=[0.8, 0.99]", "trainer", "betas", (0.8, 0.99)),
+        ("env.reset={natural: true}", "env", "reset", {"natural": True}),
+        ("env.reset.natural=true", "env", "reset", {"natural": True}),
+        ("reward.illegal_answer=-2", "reward", "illegal_answer", -2.0),
+    ],
+)
+def test_overrides_are_read_as_yaml(
+    file: Path, override: str, section: str, key: str, expected: object
+) -> None:
+    value = getattr(getattr(load_config(file, [override]), section), key)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_top_level_overrides(file: Path) -> None:
+    config = load_config(file, ["seed=7", "name=seven", "output_dir=/elsewhere"])
+    assert (config.seed, config.name, config.output_dir) == (7, "seven", "/elsewhere")
+
+
+def test_the_last_override_wins_and_overrides_beat_the_file(file: Path) -> None:
+    assert load_config(file, ["rollout.group_size=4", "rollout.group_size=2"]).rollout.group_size == 2
+
+
+def test_a_number_without_a_dot_in_the_file(file: Path) -> None:
+    file.write_text(MINIMAL + "trainer: {learning_rate: 1e-6}\n")
+    assert load_config(file).trainer.learning_rate == 1e-6
+
+
+def test_the_shorthand_of_the_algorithm(file: Path) -> None:
+    file.write_text(MINIMAL + "algorithm: grpo\n")
+    assert load_config(file).algorithm.name == "grpo"
+    assert load_config(file, ["algorithm.kl_coef=0.5"]).algorithm.kl_coef == 0.5
+    assert load_config(file, ["algorithm=grpo", "algorithm.kl_coef=0.5"]).algorithm.kl_coef == 0.5
+    assert "algorithm.name" in refusal(file, "algorithm=ppo")
+
+
+def test_an_override_does_not_change_its_neighbours(file: Path) -> None:
+    config = load_config(file, ["rollout.group_size=4"])
+    assert config.rollout.task == "package.task:Task"
+    assert config.rollout.batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("override", "unknown", "nearest"),
+    [
+        ("algorithm.kl_coeff=0.1", "algorithm.kl_coeff", "algorithm.kl_coef"),
+        ("trainer.lerning_rate=1", "trainer.lerning_rate", "trainer.learning_rate"),
+        ("trainr.learning_rate=1", "trainr", "trainer"),
+        ("rollout.groupsize=4", "rollout.groupsize", "rollout.group_size"),
+        ("sed=1", "sed", "seed"),
+        ("env.session=2", "env.session", "env.sessions"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_its_nearest_neighbour(
+    file: Path, override: str, unknown: str, nearest: str
+) -> None:
+    assert f"{unknown}: unknown key; did you mean {nearest!r}?" in refusal(file, override)
+
+
+def test_every_fault_is_listed(file: Path) -> None:
+    message = refusal(
+        file,
+        "algorithm.kl_coeff=1",
+        "trainer.learning_rate=fast",
+        "seed=-1",
+        "model.dtype=float8",
+        "rollout.task=null",
+        "evaluation.episodes=.nan",
+    )
+    for key in (
+        "algorithm.kl_coeff",
+        "trainer.learning_rate",
+        "seed",
+        "model.dtype",
+        "rollout.task",
+        "evaluation.episodes",
+    ):
+        assert f"\n  {key}: " in message
+    assert "'fast'" in message
+    assert "'float32' or 'bfloat16', got 'float8'" in message
+
+
+def test_a_missing_section_is_named(file: Path) -> None:
+    file.write_text("seed: 1\n")
+    message = refusal(file)
+    assert "env: a value is needed" in message
+    assert "rollout: a value is needed" in message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.learning_rate=0",
+        "trainer.learning_rate=.inf",
+        "algorithm.entropy_coef=-0.1",
+        "algorithm.entropy_hold=1.5",
+        "algorithm.clip_low=1.2",
+        "rollout.group_size=1",
+        "rollout.temperature=0",
+        "rollout.max_staleness=-1",
+        "trainer.betas=[0.9]",
+        "trainer.betas=[0.9, 1.0]",
+        "trainer.iterations=0",
+        "trainer.iterations=2.5",
+        "reward.illegal_answer=.nan",
+        "seed=2147483648",
+        "name=../elsewhere",
+        "name=",
+    ],
+)
+def test_values_that_make_no_sense_are_refused(file: Path, override: str) -> None:
+    assert override.partition("=")[0] in refusal(file, override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["env.url=http://localhost:1"], "exactly one of env.app"),
+        (["env.app=null"], "exactly one of env.app"),
+        (["rollout.batch_size=63"], "multiple of rollout.group_size, got 63 and 8"),
+        (["rollout.max_length=16", "rollout.max_new_tokens=16"], "max_new_tokens below rollout.max_length"),
+    ],
+)
+def test_combinations_that_cannot_be_are_refused(file: Path, overrides: list[str], expected: str) -> None:
+    assert expected in refusal(file, *overrides)
+
+
+def test_a_url_instead_of_an_app(file: Path) -> None:
+    config = load_config(file, ["env.app=null", "env.url=http://localhost:1"])
+    assert (config.env.app, config.env.url) == (None, "http://localhost:1")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed", "=1", ".seed=1", "trainer..learning_rate=1", "trainer.=1", "seed.deeper=1", "seed=[1"],
+)
+def test_an_override_that_is_none_is_refused(file: Path, override: str) -> None:
+    if override == "seed.deeper=1":
+        file.write_text(MINIMAL + "seed: 3\n")
+    assert repr(override) in refusal(file, override)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "nowhere.yaml" in refusal(tmp_path / "nowhere.yaml")
+    assert "No such file" in refusal(tmp_path / "nowhere.yaml")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert "Is a directory" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"env: [1, 2\n", "not valid YAML"),
+        (b"a: !!python/object:os.system {}\n", "not valid YAML"),
+        (b"\xff\xfe\x00\x01", "not valid YAML"),
+        (b"- 1\n- 2\n", "expected a mapping of sections"),
+        (b"", "expected a mapping of sections"),
+        (b"1: {}\n", "1"),
+    ],
+    ids=["unclosed", "object", "binary", "list", "empty", "number"],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    message = refusal(path)
+    assert expected in message
+
+
+def test_what_is_saved_is_loaded_again(file: Path, tmp_path: Path) -> None:
+    config = load_config(
+        file, ["trainer.betas=[0.5, 0.6]", "trainer.learning_rate=1e-6", "env.reset.sab=true"]
+    )
+    save_config(config, tmp_path)
+    assert load_config(tmp_path / CONFIG_FILE) == config
+    assert set(yaml.safe_load((tmp_path / CONFIG_FILE).read_text())) == set(Config.model_fields)
+
+
+def test_a_configuration_does_not_change_under_way(file: Path) -> None:
+    config = load_config(file)
+    with pytest.raises(ValueError, match="frozen"):
+        config.trainer.learning_rate = 1.0  # type: ignore[misc]
+
+
+def test_resolve() -> None:
+    assert resolve("rl_bridge.config:Config", key="rollout.task") is Config
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("no_colon", "expected rollout.task as 'package.module:name', got 'no_colon'"),
+        (":name", "expected rollout.task as"),
+        ("module:", "expected rollout.task as"),
+        ("no_such_package.at_all:X", "rollout.task: cannot import 'no_such_package.at_all'"),
+        ("rl_bridge.config:Confg", "has no 'Confg'; did you mean 'Config'?"),
+    ],
+)
+def test_references_that_do_not_resolve(reference: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(reference, key="rollout.task")
+    assert expected in str(caught.value)

@@ -1,0 +1,91 @@
+"""No option without a user: every key of the configuration is read somewhere in the bridge."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rl_bridge
+from rl_bridge.config import Config
+from rl_bridge.config.schema import Section
+
+PACKAGE = Path(rl_bridge.__file__).parent
+
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+KEYS = sorted(
+    [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
+    + [name for name in Config.model_fields if name not in SECTIONS]
+)
+# Its type allows one value, so choosing it is all that it does until there is a second algorithm.
+CHECKED_BY_TYPE_ALONE = {"algorithm.name"}
+
+
+def last_name(node: ast.expr) -> str | None:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+def bindings(function: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """`x = run.config.rollout`, and `x, y = run.config.rollout, run.config.algorithm`."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+            pairs = (
+                zip(target.elts, value.elts, strict=True)
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+                else [(target, value)]
+            )
+            for name, what in pairs:
+                if isinstance(name, ast.Name):
+                    yield name.id, last_name(what)
+
+
+def reads(source: str) -> set[str]:
+    """Every `section.key` that the source reads, and every top-level key read from a `config`."""
+    found: set[str] = set()
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        local = {name: section for name, section in bindings(function) if section in SECTIONS}
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+                continue
+            owner = last_name(node.value)
+            section = local.get(owner or "", owner)
+            if section in SECTIONS:
+                found.add(f"{section}.{node.attr}")
+            elif owner == "config":
+                found.add(node.attr)
+    return found
+
+
+@pytest.fixture(scope="module")
+def everything_read() -> set[str]:
+    sources = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "config" not in path.parents]
+    return set().union(*(reads(path.read_text(encoding="utf-8")) for path in sources))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_is_read(key: str, everything_read: set[str]) -> None:
+    assert (key in everything_read) != (key in CHECKED_BY_TYPE_ALONE)
+
+
+def test_the_search_sees_what_it_should_and_no_more() -> None:
+    source = """
+def f(run):
+    rollout, algorithm = run.config.rollout, run.config.algorithm
+    return rollout.task, algorithm.kl_coef, run.config.name, run.other.iterations
+
+def g(settings):
+    config = settings.trainer
+    config.weight_decay = 3
+    return config.betas, config.seed
+"""
+    read = reads(source)
+    assert {"rollout.task", "algorithm.kl_coef", "name", "trainer.betas"} <= read
+    # Neither what something else is asked for, nor what is only written.
+    assert not {"iterations", "trainer.iterations", "trainer.weight_decay", "seed"} & read
