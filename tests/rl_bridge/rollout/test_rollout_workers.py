@@ -61,7 +61,7 @@ def active_sessions(url: str) -> int:
 
 async def until_no_session_is_left(url: str) -> None:
     async with asyncio.timeout(20):
-        while await asyncio.to_thread(active_sessions, url):
+        while await asyncio.to_thread(active_sessions, url):  # noqa: ASYNC110 - it is another process's
             await asyncio.sleep(0.01)
 
 
@@ -237,7 +237,7 @@ async def test_an_environment_that_keeps_failing_is_dropped_and_counted(notebook
 
 async def test_nothing_but_failures_is_an_error(notebook: str) -> None:
     async with playing(notebook, NotebookTask, lambda prompt: "word") as play:
-        with pytest.raises(RolloutError, match="none of 2 episodes could be played.*seed 1 is broken"):
+        with pytest.raises(RolloutError, match=r"none of 2 episodes could be played.*seed 1 is broken"):
             await play([1, 1], broken_seeds=[1])
         assert play.workers.dropped == 2
         # The workers live on.
@@ -257,7 +257,7 @@ async def test_a_server_at_capacity_is_asked_again() -> None:
             await asyncio.gather(*(holder.workers._client(slot) for slot in range(2)))
             await holder([1, 2])
             async with playing(url, NotebookTask, lambda prompt: "word", max_attempts=3) as play:
-                with pytest.raises(RolloutError, match="none of 2 .*expected a free session"):
+                with pytest.raises(RolloutError, match=r"none of 2 .*expected a free session"):
                     await play([1, 2])
                 assert (play.workers.retried, play.workers.dropped) == (6, 2)
                 # One comes free while it is tried again.

@@ -1,0 +1,210 @@
+"""The report's figures by hand, its file and its pictures."""
+
+import json
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from envs.blackjack_env.oracle import (
+    DECISION_STATES,
+    Answer,
+    DecisionState,
+    Rules,
+    optimal_policy,
+    optimal_return,
+)
+from examples.grpo_blackjack import chat
+from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
+from examples.grpo_blackjack.report import summarize, write_report
+from rl_bridge.config import Config, load_config
+from rl_bridge.rollout import EvaluationResult
+from rl_bridge.types import Ending
+
+CONFIG = load_config(
+    Path(chat.__file__).with_name("config.yaml"), ["trainer.iterations=3", "rollout.batch_size=32", "seed=5"]
+)
+OPTIMUM: dict[DecisionState, Answer] = dict(optimal_policy())
+STAND: dict[DecisionState, Answer] = dict.fromkeys(DECISION_STATES, "stand")
+FIELDS_OF_THE_ISSUE = {
+    "exact_return",
+    "mean_return",
+    "ci95",
+    "win_rate",
+    "push_rate",
+    "illegal_rate",
+    "optimal_agreement",
+    "hands",
+    "train_seconds",
+    "seed",
+    "baselines",
+}
+
+
+def result(*hands: tuple[float, Ending], dropped: int = 0) -> EvaluationResult:
+    return EvaluationResult(
+        rewards=[reward for reward, _ in hands],
+        endings=[ending for _, ending in hands],
+        dropped=dropped,
+        train_seconds=12.5,
+    )
+
+
+# Three won, two pushed, four lost, one answered illegally at -1.5.
+TEN = result(
+    *[(1.0, Ending.COMPLETED)] * 3,
+    *[(0.0, Ending.COMPLETED)] * 2,
+    *[(-1.0, Ending.COMPLETED)] * 4,
+    (-1.5, Ending.ILLEGAL),
+    dropped=2,
+)
+
+
+def summary(
+    answers: dict[DecisionState, Answer], outcome: EvaluationResult, config: Config = CONFIG
+) -> dict[str, object]:
+    return summarize(answers, outcome, config=config, rules=Rules())
+
+
+def test_by_hand() -> None:
+    report = summary(OPTIMUM, TEN)
+    assert set(report) >= FIELDS_OF_THE_ISSUE
+    assert report["mean_return"] == pytest.approx(-0.25)
+    # Sum of squares 3 + 4 + 2.25 = 9.25; less 10 * 0.0625 = 8.625; over 9: variance 0.9583333, deviation
+    # 0.9789450; 1.96 * 0.9789450 / sqrt(10) = 0.6067564.
+    assert report["ci95"] == pytest.approx([-0.8567564, 0.3567564], abs=1e-6)
+    rates = [report[f"{name}_rate"] for name in ("win", "push", "loss", "illegal")]
+    assert rates == pytest.approx([0.3, 0.2, 0.4, 0.1])
+    assert (report["hands"], report["hands_dropped"], report["seed"]) == (10, 2, 5)
+    assert (report["train_seconds"], report["training_hands"], report["answer_masking"]) == (12.5, 96, False)
+
+
+def test_an_illegal_answer_is_no_loss_by_play_whatever_it_costs() -> None:
+    lenient = summary(STAND, result((0.0, Ending.ILLEGAL), (1.0, Ending.COMPLETED)))
+    assert [lenient[f"{name}_rate"] for name in ("win", "push", "loss", "illegal")] == [0.5, 0.0, 0.0, 0.5]
+
+
+def test_exact_figures_are_of_the_answers_not_of_the_hands() -> None:
+    assert summary(OPTIMUM, TEN)["exact_return"] == pytest.approx(optimal_return())
+    assert summary(OPTIMUM, TEN)["optimal_agreement"] == 1.0
+    assert summary(STAND, TEN)["exact_return"] == pytest.approx(-0.187, abs=1e-3)
+    wrong = {**OPTIMUM, DecisionState(20, False, 5): "hit", DecisionState(19, False, 6): None}
+    report = summary(wrong, TEN)
+    assert report["optimal_agreement"] == pytest.approx(278 / 280)
+    assert report["exact_return"] < optimal_return()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("won", "agrees"),
+    # The optimum is -0.0466. Of 1000 hands, the interval is about 0.0619 to each side.
+    [(477, True), (440, False), (515, False), (450, True), (502, True)],
+)
+def test_whether_hands_agree_with_the_exact_return(won: int, agrees: bool) -> None:
+    hands = [(1.0, Ending.COMPLETED)] * won + [(-1.0, Ending.COMPLETED)] * (1000 - won)
+    assert summary(OPTIMUM, result(*hands))["exact_within_ci95"] is agrees
+
+
+def test_without_held_out_hands_their_figures_are_null() -> None:
+    report = summary(OPTIMUM, result())
+    assert report["hands"] == 0
+    assert {name for name, value in report.items() if value is None} == {
+        "mean_return",
+        "ci95",
+        "win_rate",
+        "push_rate",
+        "loss_rate",
+        "illegal_rate",
+        "exact_within_ci95",
+    }
+
+
+def test_the_baselines_of_the_issue() -> None:
+    baselines = summary(OPTIMUM, TEN)["baselines"]
+    assert isinstance(baselines, dict)
+    returns = sorted(row["exact_return"] for row in baselines.values())
+    # Random, always stand, hit below 17, the best rule that never looks at the dealer, the optimum.
+    assert returns == pytest.approx([-0.396, -0.187, -0.079, -0.064, -0.047], abs=1e-3)
+    for row in baselines.values():
+        assert row["win_rate"] + row["push_rate"] + row["loss_rate"] == pytest.approx(1.0)
+
+
+def metrics(folder: Path, *, probes: bool = True) -> Path:
+    rows = [
+        {"iteration": 1, "reward/mean": -0.4},
+        {"iteration": 2, "reward/mean": -0.3, **({"probe/exact_return": -0.2} if probes else {})},
+        {"iteration": 3, "reward/mean": -0.25, **({"probe/exact_return": -0.1} if probes else {})},
+    ]
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def pixels(picture: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    image = matplotlib.image.imread(picture)
+    assert image.shape[0] > 300
+    assert image.shape[1] > 300
+    return image[..., :3]
+
+
+def share_of(image: np.ndarray[tuple[int, ...], np.dtype[np.float32]], colour: str) -> float:
+    wanted = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    return float((np.abs(image - wanted).max(axis=-1) < 0.02).mean())
+
+
+def test_the_learning_curve_shows_the_run(tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    draw_learning_curve(metrics(tmp_path), picture, config=CONFIG, rules=Rules())
+    image = pixels(picture)
+    assert share_of(image, "#1d3557") > 0.0005  # the exact returns
+    assert share_of(image, "#ffffff") < 0.99
+
+
+def test_the_learning_curve_of_a_run_without_probes(tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    draw_learning_curve(metrics(tmp_path, probes=False), picture, config=CONFIG, rules=Rules())
+    assert share_of(pixels(picture), "#ffffff") < 0.99
+
+
+def test_the_grid_shows_the_learned_policy_beside_the_optimal_one(tmp_path: Path) -> None:
+    def grid(answers: dict[DecisionState, Answer]) -> tuple[float, float, float]:
+        picture = tmp_path / "grid.png"
+        draw_policy_grid(answers, picture)
+        image = pixels(picture)
+        left, right = np.array_split(image, 2, axis=1)
+        red, green = "#c8553d", "#2a9d8f"
+        assert share_of(right, red) > 0.1
+        assert share_of(right, green) > 0.1
+        return share_of(left, red), share_of(left, green), share_of(left, "#222222")
+
+    stands, hits, illegal = grid(OPTIMUM)
+    assert min(stands, hits) > 0.1
+    assert illegal < 0.01
+    stands, hits, illegal = grid(STAND)
+    assert stands > 0.4
+    assert hits < 0.01
+    _, _, illegal = grid(dict.fromkeys(DECISION_STATES))
+    assert illegal > 0.4
+
+
+def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics(tmp_path)
+    write_report(tmp_path, answers=OPTIMUM, result=TEN, config=CONFIG, rules=Rules())
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written == json.loads(json.dumps(summary(OPTIMUM, TEN)))
+    pixels(tmp_path / "learning_curve.png")
+    pixels(tmp_path / "policy_grid.png")
+    printed = capsys.readouterr().out
+    assert "10 held-out hands: mean return -0.2500 (95% interval -0.8568 to +0.3568)" in printed
+    assert "illegal answers 10.00%" in printed
+    assert "agreement with the optimal action: 100.0%" in printed
+
+
+def test_hands_that_contradict_the_exact_return_are_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics(tmp_path)
+    lost = result(*[(-1.0, Ending.COMPLETED)] * 90, *[(1.0, Ending.COMPLETED)] * 10)
+    write_report(tmp_path, answers=OPTIMUM, result=lost, config=CONFIG, rules=Rules())
+    assert "DISAGREES" in capsys.readouterr().out
