@@ -94,6 +94,9 @@ class LoopThread:
             self._loop = asyncio.get_running_loop()
             self._ready.set()
             await self._end.wait()
+            self._loop = (
+                None  # what comes from here on would run, if at all, in a loop that is being taken down
+            )
 
         try:
             asyncio.run(forever())
