@@ -1,5 +1,6 @@
 """A server in a process of its own on this machine."""
 
+import fcntl
 import json
 import os
 import socket
@@ -16,6 +17,8 @@ from openenv_core.errors import ProviderError, ServerStartFailed
 
 _GUARD: Final = Path(__file__).with_name("_guard.py")
 _LOOPBACK: Final = "127.0.0.1"
+_FIRST_FREE_FD: Final = 3
+"""Below are the standard streams."""
 
 BACKLOG: Final = 2048
 OUTPUT_BYTES: Final = 16_384
@@ -88,12 +91,13 @@ class LocalProcessProvider:
         with self._lock:
             if self._url is not None:
                 return self._url
-            listener = socket.create_server((_LOOPBACK, 0), backlog=BACKLOG)
-            with listener:
+            with _listen() as listener:
                 port = int(listener.getsockname()[1])
                 guard = self._spawn(listener.fileno())
             output = _Tail(guard)
-            self._running = weakref.finalize(self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S)
+            self._running = weakref.finalize(
+                self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S, os.getpid()
+            )
             try:
                 self._wait_until_healthy(guard, port, output)
             except BaseException:
@@ -197,10 +201,26 @@ class _Tail:
                 del self._kept[:-OUTPUT_BYTES]
 
 
-def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float) -> None:
-    """Close the guard's pipe, which ends the server, and wait for both; kill a guard that does not heed."""
+def _listen() -> socket.socket:
+    """Return a socket that listens on a free port and whose descriptor a child may inherit.
+
+    In a program whose standard streams are closed, a new socket gets one of their numbers, and the child's
+    own streams would take its place.
+    """
+    with socket.create_server((_LOOPBACK, 0), backlog=BACKLOG) as listener:
+        return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD))
+
+
+def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float, owner: int) -> None:
+    """End the guard, which ends the server, and wait for both; kill a guard that does not heed.
+
+    Does nothing in a fork of the owner: the server is the owner's.
+    """
     assert guard.stdin is not None
     guard.stdin.close()
+    if os.getpid() != owner:
+        return
+    guard.terminate()  # a fork of this process may hold the pipe open
     try:
         guard.wait(timeout_s)
     except subprocess.TimeoutExpired:

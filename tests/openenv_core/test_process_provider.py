@@ -32,6 +32,22 @@ if sys.argv[2] == "fork":
         time.sleep(60)
         os._exit(0)
     print(pid, flush=True)
+if sys.argv[2] == "stop beside a fork":
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    begin = time.monotonic()
+    provider.stop()
+    print(time.monotonic() - begin, flush=True)
+    os.kill(pid, 9)
+if sys.argv[2] == "a fork ends":
+    pid = os.fork()
+    if pid == 0:
+        provider.stop()
+        sys.exit(0)
+    os.waitpid(pid, 0)
+    print("ended", flush=True)
 if sys.argv[2] == "raise":
     raise RuntimeError("on purpose")
 if sys.argv[2] == "end":
@@ -107,6 +123,28 @@ def test_a_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
             assert alive(fork)
         finally:
             fork.kill()
+
+
+def test_a_fork_does_not_hold_up_stopping() -> None:
+    with owner("stop beside a fork") as (process, url):
+        assert process.stdout is not None
+        assert float(process.stdout.readline()) < 5
+        assert port_is_free(url)
+
+
+def test_the_end_of_a_fork_leaves_the_server_alone() -> None:
+    with owner("a fork ends") as (process, url):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ended\n"
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
+            assert reply.status == 200
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_an_owner_without_standard_streams(closed: str) -> None:
+    command = f'"$0" -c "$1" "$2" end {closed}'
+    arguments = ["sh", "-c", command, sys.executable, OWNER, SUPPORT]
+    assert subprocess.run(arguments, capture_output=True, timeout=PATIENCE_S).returncode == 0
 
 
 def test_a_killed_guard_takes_the_server_along() -> None:
