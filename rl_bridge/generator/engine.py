@@ -58,6 +58,7 @@ class VllmEngine:
         self._ready: Future[None] = Future()
         self._failure: BaseException | None = None
         self._closed = False
+        self._admission = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
 
     def start(self) -> "Future[None]":
@@ -104,23 +105,25 @@ class VllmEngine:
             self._thread.join(STOP_TIMEOUT_S)
 
     def _submit(self, command: _Generate | _Load) -> None:
-        if self._failure is not None:
-            raise GeneratorError(f"the engine has failed: {self._failure}") from self._failure
-        if self._closed:
-            raise GeneratorError("the engine is closed")
-        try:
-            self._inbox.put_nowait(command)
-        except queue.Full:
-            raise GeneratorError(
-                f"expected at most {MAX_WAITING_BATCHES} batches waiting for the engine; "
-                "wait for answers before asking on"
-            ) from None
+        with self._admission:  # or a command could enter the inbox just after the last look into it
+            if self._failure is not None:
+                raise GeneratorError(f"the engine has failed: {self._failure}") from self._failure
+            if self._closed:
+                raise GeneratorError("the engine is closed")
+            try:
+                self._inbox.put_nowait(command)
+            except queue.Full:
+                raise GeneratorError(
+                    f"expected at most {MAX_WAITING_BATCHES} batches waiting for the engine; "
+                    "wait for answers before asking on"
+                ) from None
 
     # From here on: the engine's thread.
 
     def _run(self) -> None:
         try:
             self._engine = _build(self._settings)
+            self._vocabulary = int(self._engine.model_config.get_vocab_size())
         except BaseException as error:
             self._fail(error)
             self._ready.set_exception(error)
@@ -143,39 +146,51 @@ class VllmEngine:
             return True
         if command is None:
             return False
-        if isinstance(command, _Generate):
-            self._admit(command)
-        else:
-            while self._waiting:
-                self._step()
-            self._load(command)
+        try:
+            if isinstance(command, _Generate):
+                self._admit(command)
+            else:
+                while self._waiting:
+                    self._step()
+                self._load(command)
+        except BaseException as error:
+            # The command is in no queue any more, so nobody else would tell its caller.
+            if not command.future.done():
+                command.future.set_exception(GeneratorError(f"the engine has failed: {error}"))
+            raise
         return True
 
     def _admit(self, command: _Generate) -> None:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         if not command.future.set_running_or_notify_cancel():
             return
         sampling = command.sampling
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_new_tokens,
-            stop_token_ids=list(sampling.stop_token_ids),
-            logprobs=0,  # of the sampled token alone
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
         if not command.prompts:
             command.future.set_result([])
+            return
         added: list[str] = []
         try:
+            params = SamplingParams(
+                temperature=sampling.temperature,
+                max_tokens=sampling.max_new_tokens,
+                stop_token_ids=list(sampling.stop_token_ids),
+                logprobs=0,  # of the sampled token alone
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
             for index, prompt in enumerate(command.prompts):
+                # Without a tokenizer vLLM does not look, and would fail when it looks up the embedding.
+                if not all(0 <= token < self._vocabulary for token in prompt):
+                    raise ValueError(f"expected token ids from 0 to {self._vocabulary - 1}, got {prompt!r}")
                 request_id = str(next(self._ids))
                 self._engine.add_request(request_id, {"prompt_token_ids": list(prompt)}, params)
                 self._waiting[request_id] = (command, index)
                 added.append(request_id)
-        except ValueError as error:  # a prompt the engine refuses must not take the engine down
+        except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
+            # What the engine refuses must not take it down.
             self._engine.abort_request(added)
             for request_id in added:
                 del self._waiting[request_id]
@@ -206,19 +221,19 @@ class VllmEngine:
             self._engine.reset_prefix_cache()
         except Exception as error:
             # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
-            command.future.set_exception(error)
             raise GeneratorError(f"loading version {command.version} failed half-way: {error}") from error
         self._version = command.version
         command.future.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        self._failure = error
         futures: list[Future[Any]] = [command.future for command, _ in self._waiting.values()]
         self._waiting.clear()
-        while not self._inbox.empty():
-            command = self._inbox.get_nowait()
-            if command is not None:
-                futures.append(command.future)
+        with self._admission:
+            self._failure = error
+            while not self._inbox.empty():
+                command = self._inbox.get_nowait()
+                if command is not None:
+                    futures.append(command.future)
         for future in futures:
             if not future.done():
                 future.set_exception(GeneratorError(f"the engine has failed: {error}"))
