@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torchtitan.tools.utils as titan_utils
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
@@ -115,7 +116,7 @@ class TitanModel:
         state = self.adapter.to_hf(self.module.state_dict())
         try:
             load_checkpoint(state, storage_reader=HuggingFaceStorageReader(path=str(path)))
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
         self.module.load_state_dict(self.adapter.from_hf(state))
 

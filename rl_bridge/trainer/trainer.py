@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from rl_bridge.algorithms.aggregation import token_weights
 from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
 from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.errors import NonFiniteLoss
+from rl_bridge.errors import ModelError, NonFiniteLoss
 from rl_bridge.titan.logprobs import log_distributions
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.figures import FigureAccumulator
@@ -84,8 +85,17 @@ class Trainer:
 
         Returns:
             The version that the weights have now; 0 where there was no checkpoint.
+
+        Raises:
+            ModelError: The checkpoint is damaged, or of another model.
         """
-        self._checkpoints.load()
+        try:
+            self._checkpoints.load()
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            raise ModelError(
+                f"cannot resume from the checkpoints in {self._settings.folder!r}: {error}; "
+                "remove the newest one to go on from the one before"
+            ) from error
         return self.version
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
