@@ -2,9 +2,16 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
+
+# The examples are not installed: they are run from the repository's root.
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
 
 HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
 
@@ -45,3 +52,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("CI"):
         pytest.fail(message, pytrace=False)
     pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of Qwen3's architecture with random weights, as the example makes it."""
+    from examples.grpo_blackjack.tiny_policy import make_tiny_policy
+
+    return make_tiny_policy(tmp_path_factory.mktemp("tiny_policy"), seed=1)

@@ -1,0 +1,380 @@
+"""A real trainer on a tiny checkpoint: it learns, clips, refuses NaN, and resumes to the last bit."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.errors import ModelError, NonFiniteLoss
+from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.types import TrainSample
+
+pytestmark = pytest.mark.heavy
+
+MakeTrainer = Callable[..., Any]
+
+
+@pytest.fixture
+def make_trainer(tiny_policy: Path, tmp_path: Path) -> Iterator[MakeTrainer]:
+    from rl_bridge.trainer.trainer import Trainer
+
+    made: list[Trainer] = []
+
+    def make(
+        *,
+        folder: Path = tmp_path,
+        algorithm: dict[str, Any] | None = None,
+        temperature: float = 1.0,
+        **trainer: Any,
+    ) -> Trainer:
+        made.append(
+            Trainer(
+                settings(tiny_policy, folder=folder, algorithm=algorithm, temperature=temperature, **trainer)
+            )
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def settings(
+    path: Path,
+    *,
+    folder: Path,
+    algorithm: dict[str, Any] | None = None,
+    temperature: float = 1.0,
+    **trainer: Any,
+) -> TrainerSettings:
+    options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
+    return TrainerSettings(
+        model_path=str(path),
+        dtype="float32",
+        folder=str(folder),
+        max_length=32,
+        max_loss_tokens=8,
+        temperature=temperature,
+        seed=3,
+        trainer=TrainerConfig.model_validate(options),
+        algorithm=AlgorithmConfig.model_validate(algorithm or {}),
+    )
+
+
+def batch(seed: int, *, rows: int = 24, logprob: float = -3.5) -> TrainBatch:
+    """Rows of unequal length with several loss tokens each; some share their contexts."""
+    random = np.random.default_rng(seed)
+    samples = []
+    for number in range(rows):
+        length = int(random.integers(4, 9))
+        tokens = [int(token) for token in random.integers(3, 30, size=length)]
+        if number % 3 == 0 and samples:
+            tokens = [*samples[-1].tokens[:-1], tokens[-1]]
+        mask = [False, False, *([True] * (len(tokens) - 2))]
+        samples.append(
+            TrainSample(
+                tokens=tokens,
+                loss_mask=mask,
+                logprobs=[logprob if one else 0.0 for one in mask],
+                advantage=float(random.normal()),
+                trajectory=number,
+                version=0,
+            )
+        )
+    return TrainBatch.from_samples(samples)
+
+
+def weights_of(trainer: Any) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert set(one) == set(other)
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_a_step_changes_the_weights_and_tells_what_it_did(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(algorithm={"entropy_coef": 0.1})
+    before = weights_of(trainer)
+    figures = trainer.step(batch(0))
+    after = weights_of(trainer)
+    assert trainer.version == 1
+    assert all(not torch.equal(before[name], after[name]) for name in before if "norm" not in name)
+    assert set(figures) == {
+        "loss/total",
+        "loss/ratio_mean",
+        "loss/clip_fraction_low",
+        "loss/clip_fraction_high",
+        "policy/entropy",
+        "mismatch/logprob_max",
+        "mismatch/logprob_mean",
+        "mismatch/kl",
+        "train/grad_norm",
+        "train/learning_rate",
+        "train/entropy_coef",
+    }
+    assert all(np.isfinite(value) for value in figures.values())
+    assert figures["train/entropy_coef"] == 0.1
+    assert figures["train/learning_rate"] == pytest.approx(1e-3)
+    # A random policy over some 40 words is nearly uniform.
+    assert 3.0 < figures["policy/entropy"] < 4.5
+
+
+def test_good_tokens_become_likelier_and_bad_ones_less(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(learning_rate=1e-3)
+
+    def sample(answer: int, advantage: float, trajectory: int) -> TrainSample:
+        return TrainSample(
+            tokens=[1, 8, 9, answer],
+            loss_mask=[False, False, False, True],
+            logprobs=[0.0, 0.0, 0.0, -3.5],
+            advantage=advantage,
+            trajectory=trajectory,
+            version=0,
+        )
+
+    samples = [sample(5, 1.0, 0), sample(6, -1.0, 1)]
+
+    def logprobs() -> list[float]:
+        from rl_bridge.titan.logprobs import log_distributions
+
+        one = TrainBatch.from_samples(samples)
+        with torch.no_grad(), trainer._model.spmd():
+            distribution = log_distributions(trainer._model, one, temperature=1.0)
+        return [distribution[0, 5].item(), distribution[1, 6].item()]
+
+    good, bad = logprobs()
+    for _ in range(2):
+        trainer.step(TrainBatch.from_samples(samples))
+    better, worse = logprobs()
+    assert better > good
+    assert worse < bad
+
+
+def test_the_ratio_and_the_mismatch_are_of_the_policy_that_sampled(
+    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
+) -> None:
+    from rl_bridge.reference.reference import Reference
+
+    first = batch(1)
+    told = Reference(settings(tiny_policy, folder=tmp_path)).logprobs(first)
+    on_policy = TrainBatch(**{**fields(first), "old_logprobs": told})
+    trainer = make_trainer(updates_per_iteration=2)
+    figures = trainer.step(on_policy)
+    assert figures["mismatch/logprob_max"] < 1e-5
+    # Two updates: the second saw weights that the first had changed, so the ratio moved.
+    assert figures["loss/ratio_mean"] == pytest.approx(1.0, abs=0.2)
+    assert figures["loss/ratio_mean"] != pytest.approx(1.0, abs=1e-6)
+    # Off by 0.1 throughout, the ratio is exp(0.1) and the mismatch 0.1.
+    shifted = TrainBatch(**{**fields(first), "old_logprobs": told - np.float32(0.1)})
+    figures = make_trainer().step(shifted)
+    assert figures["loss/ratio_mean"] == pytest.approx(1.1051709, abs=1e-4)
+    assert figures["mismatch/logprob_max"] == pytest.approx(0.1, abs=1e-4)
+    assert figures["mismatch/kl"] == pytest.approx(-0.1, abs=1e-4)
+
+
+def fields(one: TrainBatch) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in TrainBatch.__dataclass_fields__}
+
+
+def test_the_temperature_divides_the_logits(tiny_policy: Path, tmp_path: Path) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    from rl_bridge.reference.reference import Reference
+
+    one = batch(2)
+    model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(one.contexts).long()).logits[one.context, one.position]
+    for temperature in (1.0, 0.7, 2.0):
+        expected = torch.log_softmax(logits / temperature, -1)[range(len(one)), one.target]
+        ours = Reference(settings(tiny_policy, folder=tmp_path, temperature=temperature)).logprobs(one)
+        np.testing.assert_allclose(ours, expected.numpy(), atol=1e-5)
+
+
+def gradient_norm(trainer: Any) -> list[float]:
+    """Records the norm of the gradients as the optimizer meets them."""
+    norms: list[float] = []
+    original = trainer._optimizer.step
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        gradients = [p.grad for p in trainer._model.module.parameters() if p.grad is not None]
+        whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
+        norms.append(float(torch.linalg.vector_norm(torch.cat([g.flatten() for g in whole]))))
+        return original(*arguments, **options)
+
+    trainer._optimizer.step = step
+    return norms
+
+
+def test_gradients_are_really_clipped(make_trainer: MakeTrainer) -> None:
+    free, tight = make_trainer(max_grad_norm=1e6), make_trainer(max_grad_norm=0.01)
+    free_norms, tight_norms = gradient_norm(free), gradient_norm(tight)
+    told_free, told_tight = free.step(batch(3)), tight.step(batch(3))
+    assert told_free["train/grad_norm"] > 0.05, "there was nothing to clip"
+    assert free_norms == pytest.approx([told_free["train/grad_norm"]], rel=1e-4)
+    assert tight_norms == pytest.approx([0.01], rel=1e-3)
+    # What is logged is the norm before the clipping.
+    assert told_tight["train/grad_norm"] == pytest.approx(told_free["train/grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_trainer: MakeTrainer, poison: float) -> None:
+    trainer, untouched = make_trainer(), make_trainer()
+    before = weights_of(trainer)
+    bad = batch(4)
+    bad.advantages[5] = poison
+    with pytest.raises(NonFiniteLoss, match=r"in iteration 0.*learning_rate"):
+        trainer.step(bad)
+    assert_equal(weights_of(trainer), before)
+    assert trainer.version == 0
+    # No trace of it is left: the next step is as if it had never been.
+    trainer.step(batch(5))
+    untouched.step(batch(5))
+    assert_equal(weights_of(trainer), weights_of(untouched))
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
+def test_micro_batches_give_the_same_step(make_trainer: MakeTrainer, aggregation: str) -> None:
+    algorithm = {"aggregation": aggregation, "entropy_coef": 0.1}
+    whole = make_trainer(algorithm=algorithm, micro_batch_size=4096)
+    parts = make_trainer(algorithm=algorithm, micro_batch_size=5)
+    gradients: list[list[Tensor]] = []
+    for trainer in (whole, parts):
+
+        def record(*arguments: Any, trainer: Any = trainer, **options: Any) -> None:
+            gradients.append([p.grad.clone() for p in trainer._model.module.parameters()])
+
+        trainer._optimizer.step = record
+    told_whole, told_parts = whole.step(batch(6)), parts.step(batch(6))
+    assert told_parts == pytest.approx(told_whole, rel=1e-4, abs=1e-6)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_the_schedule_warms_up_and_decays(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(
+        iterations=10, learning_rate=1e-3, warmup_updates=2, decay_fraction=0.5, final_lr_factor=0.1
+    )
+    rates = [trainer.step(batch(7))["train/learning_rate"] for _ in range(10)]
+    assert rates[0] < rates[2] == pytest.approx(1e-3)
+    assert rates[4] == pytest.approx(1e-3)
+    assert all(later < earlier for earlier, later in pairwise(rates[5:]))
+    assert 1e-4 <= rates[9] < 4e-4
+
+
+def test_the_entropy_bonus_is_held_and_then_annealed(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(
+        iterations=10, algorithm={"entropy_coef": 0.2, "entropy_hold": 0.5, "entropy_final_factor": 0.1}
+    )
+    told = [trainer.step(batch(7))["train/entropy_coef"] for _ in range(10)]
+    # Half of the way down from 0.2 to 0.02 would be at 7.5 iterations.
+    assert told[:6] == pytest.approx([0.2] * 6)
+    assert told[6:] == pytest.approx([0.164, 0.128, 0.092, 0.056])
+
+
+def test_a_resumed_run_is_the_run_that_was_never_interrupted(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    options = {
+        "checkpoint_interval": 2,
+        "updates_per_iteration": 3,
+        "warmup_updates": 4,
+        "decay_fraction": 0.5,
+        "algorithm": {"entropy_coef": 0.1, "entropy_hold": 0.2, "entropy_final_factor": 0.0},
+        "iterations": 6,
+    }
+    straight = make_trainer(folder=tmp_path / "straight", **options)
+    expected = [straight.step(batch(number)) for number in range(6)]
+
+    first = make_trainer(folder=tmp_path / "interrupted", **options)
+    for number in range(3):
+        first.step(batch(number))
+        first.save(last=False)  # due after the second alone
+    first.close()
+    resumed = make_trainer(folder=tmp_path / "interrupted", **options)
+    assert resumed.resume() == 2
+    # The numbers, to the last bit: optimizer, schedule, shuffling and annealing went on where they were.
+    assert [resumed.step(batch(number)) for number in range(2, 6)] == expected[2:]
+    assert_equal(weights_of(resumed), weights_of(straight))
+
+
+def test_resuming_without_a_checkpoint_begins_at_the_beginning(make_trainer: MakeTrainer) -> None:
+    assert make_trainer(checkpoint_interval=5).resume() == 0
+
+
+def test_a_damaged_checkpoint_is_named(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    first = make_trainer(folder=tmp_path, checkpoint_interval=1)
+    first.step(batch(0))
+    first.save(last=False)
+    first.close()
+    for shard in (tmp_path / "checkpoint" / "step-1").glob("*.distcp"):
+        shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(ModelError, match="cannot resume from the checkpoints"):
+        make_trainer(folder=tmp_path, checkpoint_interval=1).resume()
+
+
+def test_the_last_checkpoint_is_written_whatever_the_interval(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    first = make_trainer(folder=tmp_path, checkpoint_interval=50)
+    first.step(batch(0))
+    first.save(last=True)
+    first.close()
+    again = make_trainer(folder=tmp_path, checkpoint_interval=50)
+    assert again.resume() == 1
+    assert_equal(weights_of(again), weights_of(first))
+
+
+def test_what_is_exported_is_what_transformers_loads(
+    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    trainer = make_trainer()
+    trainer.step(batch(0))
+    trainer.export(tmp_path)
+    exported = load_file(tmp_path / "model.safetensors")
+    assert set(exported) == set(load_file(tiny_policy / "model.safetensors"))
+    assert_equal(exported, weights_of(trainer))
+
+
+def test_the_kl_is_zero_at_the_start_and_grows(
+    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
+) -> None:
+    from rl_bridge.reference.reference import Reference
+
+    algorithm = {"kl_coef": 0.05}
+    reference = Reference(settings(tiny_policy, folder=tmp_path, algorithm=algorithm, micro_batch_size=4))
+    trainer = make_trainer(algorithm=algorithm)
+    one = batch(8)
+    one = one.with_reference(reference.logprobs(one))
+    kl = [trainer.step(one)["policy/kl_to_reference"] for _ in range(4)]
+    assert kl[0] == pytest.approx(0.0, abs=1e-7)
+    assert kl[1] > 1e-5
+    assert kl[3] > kl[1]
+
+
+def test_the_kl_holds_the_policy_back(make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path) -> None:
+    from rl_bridge.reference.reference import Reference
+
+    reference = Reference(settings(tiny_policy, folder=tmp_path))
+    one = batch(8)
+    one = one.with_reference(reference.logprobs(one))
+    free, held = make_trainer(algorithm={"kl_coef": 1e-9}), make_trainer(algorithm={"kl_coef": 10.0})
+    for _ in range(8):
+        told_free, told_held = free.step(one), held.step(one)
+    assert told_held["policy/kl_to_reference"] < 0.5 * told_free["policy/kl_to_reference"]
+
+
+def test_a_kl_without_a_reference_is_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(ValueError, match="reference log-probabilities are needed"):
+        make_trainer(algorithm={"kl_coef": 0.1}).step(batch(0))
