@@ -1,7 +1,8 @@
 """The arrows between packages: who may import whom. Imports are read from the source, so laziness hides none."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,38 @@ def test_the_wire_is_known_in_one_place() -> None:
         if any(key in path.read_text() for key in keys)
     ]
     assert known == ["openenv_core/protocol/codes.py"]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path, known: Container[str]) -> Iterator[str]:
+    """Yield the modules of ours that a file names, those for type checkers and in functions included."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                found = name if name in known else base
+                if found in known:
+                    yield found
+
+
+def test_no_import_cycles() -> None:
+    files = {module_of(p): p for package in ALLOWED for p in (ROOT / package).rglob("*.py")}
+    graph = {name: set(imported_modules(path, files)) - {name} for name, path in files.items()}
+    assert graph["openenv_core.client.generic"] >= {"openenv_core.client.base"}
+    assert graph["envs.blackjack_env.client"] >= {"envs.blackjack_env.models"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"expected no import cycle, got {' -> '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("package", ALLOWED)

@@ -71,8 +71,34 @@ class LoopThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_S)
 
+    def finish(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a last coroutine and end the thread, without waiting: a garbage collector may call this."""
+        self._ready.wait()
+        loop, end = self._loop, self._end
+        if loop is None or end is None or not self._alive():
+            work.close()
+            return
+
+        async def last() -> None:
+            try:
+                await work
+            finally:
+                end.set()
+
+        final = last()
+        try:
+            asyncio.run_coroutine_threadsafe(final, loop)
+        except RuntimeError:  # the loop has closed just now
+            final.close()
+            work.close()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a fork of the one that has the thread."""
+        return self._pid != os.getpid()
+
     def _alive(self) -> bool:
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return not self.inherited and self._thread.is_alive()
 
     def _wait(self, future: "Future[T]") -> T:
         while True:
@@ -94,9 +120,8 @@ class LoopThread:
             self._loop = asyncio.get_running_loop()
             self._ready.set()
             await self._end.wait()
-            self._loop = (
-                None  # what comes from here on would run, if at all, in a loop that is being taken down
-            )
+            # What comes from here on would run, if at all, in a loop that is being taken down.
+            self._loop = None
 
         try:
             asyncio.run(forever())

@@ -1,15 +1,14 @@
 """The sync face of a client: the async one, driven from a thread with an event loop."""
 
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from openenv_core.client.loop_thread import LoopThread
+from openenv_core.client.session import ClientSession
 from openenv_core.errors import ConfigurationError
 from openenv_core.types import ActT, ObsT, StateT, StepResult
-
-if TYPE_CHECKING:
-    from openenv_core.client.base import EnvClient
 
 T = TypeVar("T")
 
@@ -25,7 +24,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         client: The async client. It belongs to this object from now on.
     """
 
-    def __init__(self, client: "EnvClient[ActT, ObsT, StateT]") -> None:
+    def __init__(self, client: ClientSession[ActT, ObsT, StateT]) -> None:
         self._client = client
         self._thread: LoopThread | None = None
         self._closed = False
@@ -65,10 +64,15 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._run(self._client.disconnect())
 
     def close(self) -> None:
-        """End the session, the thread, and the server if this client's provider started it. Idempotent."""
+        """End the session, the thread, and the server if this client's provider started it. Idempotent.
+
+        In a fork of the process that has the thread, all of these are left to that process.
+        """
         if self._closed:
             return
         self._closed = True
+        if self._thread is not None and self._thread.inherited:
+            return
         try:
             self._run(self._client.close())
         finally:
@@ -89,7 +93,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __await__(self) -> "Generator[Any, None, EnvClient[ActT, ObsT, StateT]]":
+    def __await__(self) -> Generator[Any, None, ClientSession[ActT, ObsT, StateT]]:
         if self._thread is not None:
             raise ConfigurationError(
                 "expected await before a client's first use, got it after; make a new one"
@@ -113,4 +117,11 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._thread is None:
             self._thread = LoopThread()
+            # A client that is dropped without close() gives its session and its thread back all the same. At
+            # the end of the interpreter both go by themselves.
+            weakref.finalize(self, _close_soon, self._client, self._thread).atexit = False
         return self._thread.run(work)
+
+
+def _close_soon(client: ClientSession[Any, Any, Any], thread: LoopThread) -> None:
+    thread.finish(client.close())

@@ -219,6 +219,7 @@ def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float, owne
     assert guard.stdin is not None
     guard.stdin.close()
     if os.getpid() != owner:
+        guard.poll()  # finds that it is no child of this process, and is content
         return
     guard.terminate()  # a fork of this process may hold the pipe open
     try:

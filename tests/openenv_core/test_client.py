@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +28,10 @@ from openenv_core import (
     StepResult,
     ValidationFailed,
 )
-from openenv_core.client.base import websocket_url
+from openenv_core.client.session import websocket_url
 from servers import create_app
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
 class CounterEnv(EnvClient[Add, Count, CountState]):
@@ -275,6 +279,29 @@ async def test_a_closed_client() -> None:
         with pytest.raises(ClientClosed):
             await env.reset()
         await eventually(lambda: app.state.sessions.active == 0)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the first loop's socket
+def test_a_second_event_loop() -> None:
+    with CounterEnv.from_process(cwd=SUPPORT) as server:
+        env = CounterEnv(server.base_url)
+        assert asyncio.run(env.reset(seed=1)).observation.total == 1
+        with pytest.raises(ConnectionLost, match=r"one asyncio\.run\(\), or use sync\(\)"):
+            asyncio.run(env.step(Add(amount=1)))
+        assert asyncio.run(env.reset(seed=2)).observation.total == 2
+
+        async def elsewhere() -> None:
+            with pytest.raises(ConfigurationError, match="got a second loop"):
+                await asyncio.to_thread(asyncio.run, env.state())
+            assert (await env.state()).total == 3
+            await env.close()
+
+        async def play() -> None:
+            await env.reset(seed=3)
+            await elsewhere()
+
+        asyncio.run(play())
+        gc.collect()  # while the warning of the socket is ignored
 
 
 def test_urls() -> None:

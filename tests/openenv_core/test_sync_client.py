@@ -1,10 +1,15 @@
 import asyncio
+import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from counter import Add, Count, CountState
 
@@ -175,3 +180,50 @@ def test_many_threads_each_with_a_client(url: str) -> None:
     for thread in threads:
         thread.join()
     assert sorted(totals) == list(range(1, 9))
+
+
+def test_a_dropped_client_gives_back_what_it_holds(url: str) -> None:
+    def connections() -> int:
+        return len(psutil.Process().net_connections())
+
+    gc.collect()
+    threads, sockets = threading.active_count(), connections()
+    for _ in range(5):
+        CounterEnv(url).sync().reset()
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while threading.active_count() > threads or connections() > sockets:
+        assert time.monotonic() < deadline, threading.enumerate()
+        time.sleep(0.02)
+
+
+def test_a_fork_leaves_the_client_to_its_parent(url: str) -> None:
+    program = (
+        "import os, sys\n"
+        "from openenv_core import ClientClosed, GenericEnvClient\n"
+        "env = GenericEnvClient(sys.argv[1]).sync()\n"
+        "env.reset()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    try:\n"
+        "        env.reset()\n"
+        "    except ClientClosed:\n"
+        "        env.close()\n"
+        "        sys.exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+        "print(env.reset(seed=5).observation['total'])\n"
+        "env.close()\n"
+    )
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", program, url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("5\n", "")
+
+
+def test_the_end_of_a_program_that_forgets_is_quiet(url: str) -> None:
+    program = (
+        "import sys\nfrom openenv_core import GenericEnvClient\n"
+        "env = GenericEnvClient(sys.argv[1]).sync()\nenv.reset()\n"
+    )
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", program, url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
