@@ -5,6 +5,18 @@ from servers import create_app
 app = create_app(BlackjackEnvironment, BlackjackAction, BlackjackObservation, max_concurrent_envs=64)
 """
 
-from servers.app import create_app
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from servers.app import create_app
 
 __all__ = ["create_app"]
+
+
+def __getattr__(name: str) -> Any:
+    # The web framework loads when it is needed: `ropewalk --help` loads this package too.
+    if name == "create_app":
+        from servers.app import create_app
+
+        return create_app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 import argparse
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The app cannot be imported, or the address cannot be had.
     """
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ConfigurationError(f"expected uvicorn, got: {error}; pip install 'ropewalk[server]'") from error
-    sys.path.insert(0, str(Path.cwd()))
+    app = _load(arguments.app)
+    import uvicorn
+
     listener = _listener(arguments)
     with listener:
         config = uvicorn.Config(
-            arguments.app,
+            app,
             log_level=arguments.log_level,
             access_log=False,
             **SETTINGS,
@@ -70,6 +69,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if server.started else 1
 
 
+def _load(name: str) -> Callable[..., Any]:
+    """Import the app. An exception of its own, which is for its author to read, passes with its traceback."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        from uvicorn.importer import ImportFromStringError, import_from_string
+    except ImportError as error:
+        raise ConfigurationError(f"expected uvicorn, got: {error}; pip install 'ropewalk[server]'") from error
+    try:
+        app = import_from_string(name)
+    except ImportFromStringError as error:
+        raise ConfigurationError(
+            f"expected an app at {name!r}, got: {error} "
+            "Give module:attribute, importable from here or installed"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"expected to import the app {name!r}, got: {error}; install what it needs "
+            "(ropewalk[gymnasium], for one, serves BlackJack)"
+        ) from error
+    if not callable(app):
+        raise ConfigurationError(
+            f"expected an ASGI app at {name!r}, as create_app returns it, got {type(app).__name__}"
+        )
+    return app  # type: ignore[no-any-return]
+
+
 def _listener(arguments: argparse.Namespace) -> socket.socket:
     if arguments.fd is not None:
         try:
@@ -81,7 +106,7 @@ def _listener(arguments: argparse.Namespace) -> socket.socket:
     family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
     try:
         return socket.create_server((arguments.host, arguments.port), family=family)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigurationError(
             f"expected to listen on {arguments.host}:{arguments.port}, got: {error}; choose another --port"
         ) from error

@@ -1,4 +1,5 @@
 import argparse
+import os
 import subprocess
 import sys
 import urllib.request
@@ -102,9 +103,30 @@ def test_serve_serves_until_it_is_interrupted() -> None:
             server.kill()
 
 
-def test_serve_says_what_is_wrong_with_its_address() -> None:
-    command = [sys.executable, "-m", "openenv_core.cli", "serve", "counter:app", "--host", "192.0.2.1"]
-    done = subprocess.run(command, cwd=SUPPORT, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["counter:app", "--host", "192.0.2.1"], "choose another --port"),
+        (["counter:app", "--port", "99999"], "choose another --port"),
+        (["counter:app", "--fd", "999"], "expected --fd to be an open socket"),
+        (["nowhere:app"], 'Could not import module "nowhere"'),
+        (["counter:ap"], 'Attribute "ap" not found in module "counter"'),
+        (["counter"], "Give module:attribute"),
+        (["counter:LIMIT"], "expected an ASGI app at 'counter:LIMIT', as create_app returns it, got int"),
+        (["needy:app"], "No module named 'no_such_package'; install what it needs"),
+    ],
+)
+def test_serve_says_what_is_wrong(words: list[str], text: str, tmp_path: Path) -> None:
+    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", *words]
+    path = {**os.environ, "PYTHONPATH": SUPPORT}
+    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "choose another --port" in done.stderr
+    assert text in done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_naming_the_commands_loads_no_web_framework() -> None:
+    program = "import sys; from servers.cli.serve import COMMAND; assert 'fastapi' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -195,7 +195,7 @@ def test_a_server_that_ignores_sigterm_is_killed() -> None:
 
 
 def test_the_servers_last_words_are_in_the_error() -> None:
-    with pytest.raises(ServerStartFailed, match="ended with status 3") as failed:
+    with pytest.raises(ServerStartFailed, match="ended with status 2") as failed:
         LocalProcessProvider("no_such_module:app").start()
     assert 'Could not import module "no_such_module"' in failed.value.output
     assert failed.value.output.rstrip() in str(failed.value)
