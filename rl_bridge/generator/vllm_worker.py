@@ -14,6 +14,10 @@ class WeightLoader:
         """Replace the weights in place.
 
         `reload_weights` rather than `load_weights`: on a CPU the linear layers keep prepacked copies of
-        their weights, which only the former renews.
+        their weights, which only the former renews. It leaves out an output layer that shares the
+        embedding's weights, since nothing is loaded under that layer's own name: its copy is renewed here.
         """
         self.model_runner.reload_weights(weights_iterator=iter(state.items()))
+        head = getattr(self.model_runner.get_model(), "lm_head", None)
+        if head is not None and "lm_head.weight" not in state:
+            head.quant_method.process_weights_after_loading(head)

@@ -128,7 +128,7 @@ def byte_level_checkpoint(folder: Path) -> Path:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=256,
         tie_word_embeddings=True,
         bos_token_id=None,
