@@ -46,7 +46,6 @@ class Fleet:
         self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._stopping = False
-        self._previous_hook = monarch.actor.unhandled_fault_hook
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -68,7 +67,8 @@ class Fleet:
         self._procs.clear()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
-        monarch.actor.unhandled_fault_hook = self._previous_hook
+        # The hook stays: a dead role's report may still be on its way, and Monarch's own hook would turn it
+        # into a KeyboardInterrupt of whoever runs by then.
 
     def spawn(
         self, role: str, actor: type[Any], *args: Any, environment: dict[str, str] | None = None

@@ -175,6 +175,17 @@ async def test_everything_ends_after_a_failure_too(tmp_path: Path) -> None:
     await until_gone(roles)
 
 
+async def test_a_report_that_comes_after_the_end_interrupts_nobody(tmp_path: Path) -> None:
+    import monarch.actor
+
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path / "logs"):
+        pass
+    # Monarch calls it whenever a dead role's report arrives; what it ships with exits the process.
+    monarch.actor.unhandled_fault_hook("a role died some time ago")  # type: ignore[arg-type]
+
+
 CONTROLLER = """
 import asyncio, signal, sys
 from pathlib import Path
