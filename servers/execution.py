@@ -79,6 +79,11 @@ def plan_of(cls: type) -> Plan:
     )
 
 
+def is_environment(value: object) -> bool:
+    """Whether a factory has returned what can be served; the class need not be ours."""
+    return hasattr(value, "reset") and hasattr(value, "step")
+
+
 def _options(method: Callable[..., Any], skip: int) -> frozenset[str] | None:
     parameters = list(inspect.signature(method).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -125,23 +130,40 @@ class Executor:
         pool = ThreadPool(1) if single else self.pool
         call = pool.submit(factory)
         try:
-            environment = await outcome_of(call)
+            succeeded, value = await call.waiter
         except asyncio.CancelledError:
-            if call.waiter.cancelled():
-                self._close_orphan(call, pool)
+            if call.outcome is None:
+                self.abandoned += 1
+                call.on_late = lambda outcome: self._reject_late(outcome, pool)
+            else:
+                self._reject(call.outcome, pool)
             raise
-        return Runner(environment, self, pool)
+        if succeeded and is_environment(value):
+            return Runner(value, self, pool)
+        self.end(pool)
+        if succeeded:
+            raise TypeError(
+                f"expected an environment with reset and step, got {type(value).__name__}; "
+                "give create_app a class, or a function that returns an instance"
+            )
+        raise value
 
-    def _close_orphan(self, call: Call, pool: ThreadPool) -> None:
-        """Close the environment that an abandoned constructor may still bring."""
+    def end(self, pool: ThreadPool) -> None:
+        """Let the threads of a pool end, unless it is the one that all share."""
+        if pool is not self.pool:
+            pool.close()
 
-        def late(outcome: Outcome) -> None:
-            self.abandoned -= 1
-            if outcome[0]:
-                Runner(outcome[1], self, pool).discard()
+    def _reject_late(self, outcome: Outcome, pool: ThreadPool) -> None:
+        self.abandoned -= 1
+        self._reject(outcome, pool)
 
-        self.abandoned += 1
-        call.on_late = late
+    def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
+        """Close what a constructor has brought, if it has, after its caller had left."""
+        succeeded, value = outcome
+        if succeeded and is_environment(value):
+            Runner(value, self, pool).discard()
+        else:
+            self.end(pool)
 
 
 class Runner:
@@ -152,7 +174,17 @@ class Runner:
         step_inline: The environment's own `step`, where it may be called straight away; else None.
     """
 
-    __slots__ = ("_environment", "_executor", "_late", "_pool", "_reset", "_step", "plan", "step_inline")
+    __slots__ = (
+        "_closing",
+        "_environment",
+        "_executor",
+        "_late",
+        "_pool",
+        "_reset",
+        "_step",
+        "plan",
+        "step_inline",
+    )
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
@@ -162,6 +194,7 @@ class Runner:
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
         self._late: Call | None = None
+        self._closing: asyncio.Task[None] | None = None
         self.step_inline = self._step if plan.inline else None
 
     async def reset(self, options: Mapping[str, Any]) -> Observation:
@@ -204,9 +237,16 @@ class Runner:
         return bool(getattr(self._environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
 
     async def close(self) -> None:
-        """Close the environment; where an abandoned call still runs in it, as soon as that returns."""
-        if self._late is not None:
-            return
+        """Close the environment; where an abandoned call still runs in it, as soon as that returns.
+
+        Whoever waits may be cancelled: the closing goes on.
+        """
+        if self._late is None:
+            self.discard()
+            assert self._closing is not None
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._run(self._environment.close, (), {}, then=self._end_own_pool)
@@ -216,28 +256,25 @@ class Runner:
             self._end_own_pool()
 
     def discard(self) -> None:
-        """Close an environment that nobody asked for after all, without waiting."""
-        close = self._environment.close
-        if inspect.iscoroutinefunction(close):
-            logger.warning("%s came too late to be closed in order", type(self._environment).__name__)
-        else:
-            self._pool.submit(close)
-        self._end_own_pool()
+        """Close the environment without waiting for it."""
+        self._closing = _keep(asyncio.create_task(self._close()))
 
     def on_free(self, then: Callable[[], None]) -> None:
-        """Call `then` when the abandoned call has returned; at once where there is none."""
-        late = self._late
-        if late is None:
-            then()
-            return
-        finish = late.on_late
+        """Call `then` when no abandoned call runs any more and what followed it is over; maybe at once."""
+        late, closing = self._late, self._closing
+        if late is not None:
+            follow = late.on_late
 
-        def both(outcome: Outcome) -> None:
-            if finish is not None:
-                finish(outcome)
-            then()
+            def both(outcome: Outcome) -> None:
+                if follow is not None:
+                    follow(outcome)
+                self.on_free(then)
 
-        late.on_late = both
+            late.on_late = both
+        elif closing is not None and not closing.done():
+            closing.add_done_callback(lambda _: self.on_free(then))
+        else:
+            then()
 
     async def _run(
         self,
@@ -254,7 +291,7 @@ class Runner:
             try:
                 result = await outcome_of(call)
             except asyncio.CancelledError:
-                if call.waiter.cancelled():
+                if call.outcome is None:
                     self._abandon(call, then or self.discard)
                 raise
         if inspect.isawaitable(result):
@@ -272,8 +309,7 @@ class Runner:
         call.on_late = late
 
     def _end_own_pool(self) -> None:
-        if self._pool is not self._executor.pool:
-            self._pool.close()
+        self._executor.end(self._pool)
 
 
 async def outcome_of(call: Call) -> Any:
@@ -284,7 +320,14 @@ async def outcome_of(call: Call) -> Any:
     return value
 
 
-_stubborn: set[asyncio.Task[Any]] = set()
+_kept: set[asyncio.Task[Any]] = set()
+"""Tasks that nobody waits for. The event loop itself holds tasks only weakly."""
+
+
+def _keep(task: asyncio.Task[None]) -> asyncio.Task[None]:
+    _kept.add(task)
+    task.add_done_callback(_kept.discard)
+    return task
 
 
 async def end(task: asyncio.Task[Any]) -> None:
@@ -293,5 +336,4 @@ async def end(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task], timeout=CLOSE_S)
     if not task.done():
         logger.error("%s did not heed its cancellation within %g s; its session stays taken", task, CLOSE_S)
-        _stubborn.add(task)
-        task.add_done_callback(_stubborn.discard)
+        _keep(task)

@@ -119,7 +119,7 @@ class SessionTable:
                 self._release()
             else:
                 # Its class does not promise to share a process with a second instance, so the slot stays
-                # taken until the abandoned call is over.
+                # taken until an abandoned call, and the closing, are over.
                 runner.on_free(self._release)
 
     def _release(self) -> None:

@@ -20,10 +20,13 @@ class Call:
 
     Attributes:
         waiter: Resolves to the outcome, on the loop that submitted the call.
-        on_late: Called on that loop with the outcome if the waiter was cancelled meanwhile.
+        outcome: The outcome once it is in, whether or not anybody waits; changes on that loop alone.
+        on_late: Called on that loop with the outcome if the waiter was cancelled meanwhile. To be set only
+            while there is no outcome: whoever is cancelled wakes up a little later, and the outcome may come
+            in between.
     """
 
-    __slots__ = ("_args", "_fn", "_loop", "on_late", "waiter")
+    __slots__ = ("_args", "_fn", "_loop", "on_late", "outcome", "waiter")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], args: tuple[Any, ...]
@@ -32,6 +35,7 @@ class Call:
         self._fn = fn
         self._args = args
         self.waiter: asyncio.Future[Outcome] = loop.create_future()
+        self.outcome: Outcome | None = None
         self.on_late: Callable[[Outcome], None] | None = None
 
     def run(self) -> None:
@@ -45,6 +49,7 @@ class Call:
             self._loop.call_soon_threadsafe(self._deliver, outcome)
 
     def _deliver(self, outcome: Outcome) -> None:
+        self.outcome = outcome
         if not self.waiter.done():
             self.waiter.set_result(outcome)
         elif self.on_late is not None:

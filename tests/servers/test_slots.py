@@ -1,0 +1,187 @@
+"""Whatever clients do and whenever they leave: each environment is closed once and each slot comes back."""
+
+import asyncio
+import json
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+from counter import Add, Count, Counter, SlowBlocking
+from serving import eventually, serving, socket_to
+from websockets.exceptions import ConnectionClosed
+
+from servers import create_app
+from servers.execution import Executor
+from servers.sessions import SessionTable
+from servers.threads import Call
+
+CLIENTS = 120
+AT_ONCE = 12
+
+
+class Counted(Counter):
+    """Counts its instances; construction, steps and closing take a moment."""
+
+    BLOCKING = True
+    built = closed = 0
+    lock = threading.Lock()
+
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.002)
+        with self.lock:
+            type(self).built += 1
+
+    @classmethod
+    def fresh(cls) -> "type[Counted]":
+        return type(cls.__name__, (cls,), {"built": 0, "closed": 0})
+
+    def step(self, action: Add) -> Count:
+        time.sleep(0.002)
+        return Count()
+
+    def close(self) -> Any:
+        time.sleep(0.002)
+        with self.lock:
+            type(self).closed += 1
+
+
+class CountedAsync(Counted):
+    async def step(self, action: Add) -> Count:
+        await asyncio.sleep(0.002)
+        return Count()
+
+    async def close(self) -> None:
+        await asyncio.sleep(0.002)
+        type(self).closed += 1
+
+
+class CountedInline(Counted):
+    BLOCKING = False
+
+
+class CountedMixed(CountedAsync):
+    """Plain steps, which hold a thread, and a close that has to be awaited."""
+
+    def step(self, action: Add) -> Any:
+        time.sleep(0.002)
+        return Count()
+
+
+class CountedSolitary(CountedMixed):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+    REQUIRES_SINGLE_THREAD_EXECUTOR = True
+
+
+class CountedCloseRaises(Counted):
+    def close(self) -> None:
+        super().close()
+        raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [CountedInline, Counted, CountedAsync, CountedMixed, CountedSolitary, CountedCloseRaises],
+    ids=lambda kind: kind.__name__,
+)
+async def test_random_comings_and_goings(kind: type[Counted]) -> None:
+    env = kind.fresh()
+    chance = random.Random(4)
+    cap = AT_ONCE if env.SUPPORTS_CONCURRENT_SESSIONS else 1
+    app = create_app(env, Add, Count, max_concurrent_envs=cap)
+    table = app.state.sessions
+    gate = asyncio.Semaphore(cap + 1)  # some find it full
+
+    async def visit() -> None:
+        async with gate, socket_to(address) as ws:
+            try:
+                for _ in range(chance.randrange(4)):
+                    await ws.send('{"type":"step","data":{"amount":1}}')
+                    if chance.random() < 0.5:
+                        await ws.recv()
+                await asyncio.sleep(chance.random() * 0.01)
+                if chance.random() < 0.3:
+                    await ws.send('{"type":"close"}')
+                if chance.random() < 0.5:
+                    ws.transport.abort()
+            except ConnectionClosed:
+                pass
+
+    async with serving(app) as address:
+        before = threading.active_count()
+        tasks = len(asyncio.all_tasks())
+        await asyncio.gather(*(visit() for _ in range(CLIENTS)))
+        await eventually(lambda: table.active == table.executor.abandoned == 0)
+        await eventually(lambda: env.closed == env.built)
+        await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
+        assert not table._sessions
+        assert env.built > CLIENTS // 20
+        await eventually(lambda: threading.active_count() <= before + table.executor.pool.size)
+
+
+async def test_an_environment_that_comes_as_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Counted.fresh()
+    table = SessionTable(env, 1, Executor(1))
+    deliver = Call._deliver
+
+    def deliver_and_cancel(call: Call, outcome: Any) -> None:
+        deliver(call, outcome)
+        task.cancel()
+
+    monkeypatch.setattr(Call, "_deliver", deliver_and_cancel)
+
+    async def take() -> None:
+        async with table.session():
+            raise AssertionError
+
+    task = asyncio.create_task(take())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: env.closed == env.built == 1)
+    assert table.active == 0
+
+
+async def test_an_async_close_follows_an_abandoned_step() -> None:
+    class Mixed(SlowBlocking):
+        SUPPORTS_CONCURRENT_SESSIONS = False
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.01)
+            assert table.active == 1  # alone until its very end
+            type(self).closed += 1
+
+    env = Mixed.fresh()
+    app = create_app(env, Add, Count)
+    table = app.state.sessions
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            await ws.send(json.dumps({"type": "step", "data": {"amount": 1}}))
+            await eventually(env.entered.is_set)
+            ws.transport.abort()
+        await eventually(lambda: table.executor.abandoned == 1)
+        env.release.set()
+        await eventually(lambda: table.active == 0)
+        assert env.closed == 1
+
+
+async def test_the_thread_of_a_constructor_that_raises_ends() -> None:
+    class Alone(Counter):
+        BLOCKING = True
+        REQUIRES_SINGLE_THREAD_EXECUTOR = True
+
+        def __init__(self) -> None:
+            raise RuntimeError("on purpose")
+
+    executor = Executor(1)
+    before = threading.active_count()
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            await executor.construct(Alone)
+    await eventually(lambda: threading.active_count() == before)
+
+
+async def test_a_factory_that_returns_something_else() -> None:
+    with pytest.raises(TypeError, match="expected an environment with reset and step, got NoneType"):
+        await Executor(1).construct(lambda: None)  # type: ignore[arg-type,return-value]
