@@ -185,3 +185,15 @@ async def test_the_thread_of_a_constructor_that_raises_ends() -> None:
 async def test_a_factory_that_returns_something_else() -> None:
     with pytest.raises(TypeError, match="expected an environment with reset and step, got NoneType"):
         await Executor(1).construct(lambda: None)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("kind", [CountedInline, CountedAsync], ids=lambda kind: kind.__name__)
+async def test_a_client_that_falls_silent_loses_its_slot(kind: type[Counted]) -> None:
+    env = kind.fresh()
+    app = create_app(env, Add, Count)
+    async with serving(app, ws_ping_interval=0.1, ws_ping_timeout=0.1) as address, socket_to(address) as ws:
+        await eventually(lambda: env.built == 1)
+        ws.transport.pause_reading()  # answers no ping, as a machine that has lost its power
+        await eventually(lambda: env.closed == 1)
+        assert app.state.sessions.active == 0
+        ws.transport.abort()

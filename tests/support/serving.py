@@ -17,9 +17,10 @@ PATIENCE_S = 20
 
 
 @asynccontextmanager
-async def serving(app: EnvironmentApp) -> AsyncIterator[str]:
+async def serving(app: EnvironmentApp, **settings: Any) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **SETTINGS))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, **{**SETTINGS, **settings})
+        server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             await eventually(lambda: server.started)
