@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from envs.blackjack_env.oracle import DECISION_STATES
 from examples.grpo_blackjack.chat import prompt
@@ -31,6 +32,7 @@ def make_tiny_policy(folder: Path, *, seed: int) -> Path:
     Returns:
         The folder.
     """
+    disable_progress_bar()  # a bar for one small file is noise
     tokenizer = _tokenizer()
     tokenizer.save_pretrained(str(folder))
     torch.manual_seed(seed)
