@@ -1,8 +1,55 @@
+"""What all tests share: what is importable, who runs without the heavy stack, what its libraries may warn of."""
+
+import importlib.util
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 _HERE = Path(__file__).parent
 
 # `tests/servers` and its neighbours must not be taken for the packages whose names they mirror, so the
 # repository comes first; `support` holds the environments that tests serve.
 sys.path[:0] = [str(_HERE.parent), str(_HERE / "support")]
+
+HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
+
+# The heavy libraries warn of each other's and of their own age, on every import. Our code is not exempt:
+# what it raises or warns of itself is neither of these categories.
+TOLERATED_OF_HEAVY = (
+    "default::DeprecationWarning",
+    "default::FutureWarning",
+    "default::PendingDeprecationWarning",
+    "default::ImportWarning",
+    "default::UserWarning",
+    "default::ResourceWarning",
+    "default::pytest.PytestUnraisableExceptionWarning",
+)
+
+
+def missing_stack() -> list[str]:
+    return [name for name in HEAVY_STACK if importlib.util.find_spec(name) is None]
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("heavy") is not None:
+            for tolerated in TOLERATED_OF_HEAVY:
+                item.add_marker(pytest.mark.filterwarnings(tolerated), append=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("heavy") is None:
+        return
+    missing = missing_stack()
+    if not missing:
+        return
+    message = (
+        f"needs {', '.join(missing)}, which the quick suite does without; "
+        "get them with ./scripts/test --all, or install ropewalk[rl-cpu]"
+    )
+    if os.environ.get("CI"):
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)

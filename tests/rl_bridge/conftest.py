@@ -1,57 +1,8 @@
-"""What the tests of the bridge share: who runs without the heavy stack, and what its libraries may warn of."""
+"""What the tests of the bridge share."""
 
-import importlib.util
-import os
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-
-# The examples are not installed: they are run from the repository's root.
-ROOT = str(Path(__file__).parents[2])
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
-
-# The heavy libraries warn of each other's and of their own age, on every import. Our code is not exempt:
-# what it raises or warns of itself is neither of these categories.
-TOLERATED_OF_HEAVY = (
-    "default::DeprecationWarning",
-    "default::FutureWarning",
-    "default::PendingDeprecationWarning",
-    "default::ImportWarning",
-    "default::UserWarning",
-    "default::ResourceWarning",
-    "default::pytest.PytestUnraisableExceptionWarning",
-)
-
-
-def missing_stack() -> list[str]:
-    return [name for name in HEAVY_STACK if importlib.util.find_spec(name) is None]
-
-
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("heavy") is not None:
-            for tolerated in TOLERATED_OF_HEAVY:
-                item.add_marker(pytest.mark.filterwarnings(tolerated), append=False)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("heavy") is None:
-        return
-    missing = missing_stack()
-    if not missing:
-        return
-    message = (
-        f"needs {', '.join(missing)}, which the quick suite does without; "
-        "get them with ./scripts/test --all, or install ropewalk[rl-cpu]"
-    )
-    if os.environ.get("CI"):
-        pytest.fail(message, pytrace=False)
-    pytest.skip(message)
 
 
 @pytest.fixture(scope="session")
