@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from rl_bridge.errors import BridgeError, MissingStack, RoleFailed
 
@@ -39,8 +40,12 @@ class Fleet:
         logs: Folder for one log file a role.
     """
 
+    _ended: ClassVar[set[str]] = set()
+    """Marks of fleets that are over, as in the names of their processes and actors."""
+
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        self._mark = secrets.token_hex(8)
         self._scratch: Path | None = None
         self._procs: list[Any] = []
         self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -58,6 +63,7 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping = True
+        self._ended.add(self._mark)
         for procs in reversed(self._procs):
             try:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -85,8 +91,10 @@ class Fleet:
             The actor's mesh; `await mesh.method.call_one(...)`.
         """
         log = self._logs / f"{role}.log"
+        # One death makes several reports, also of meshes that Monarch adds; all of them name the process.
+        marked = f"{role}_{self._mark}"
         procs = this_host().spawn_procs(
-            per_host={role: 1},
+            per_host={marked: 1},
             bootstrap_command=_quiet_command().with_env(
                 {
                     "ROPEWALK_ROLE_LOG": str(log.absolute()),
@@ -96,7 +104,7 @@ class Fleet:
             ),
         )
         self._procs.append(procs)
-        return procs.spawn(role, actor, *args)
+        return procs.spawn(marked, actor, *args)
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` until it ends or a role dies, whichever is first.
@@ -132,8 +140,11 @@ class Fleet:
 
     def _on_fault(self, failure: Any) -> None:
         """Called by Monarch, on a thread of its own, when nobody else handled a failure."""
-        if not self._stopping:
-            self._loop.call_soon_threadsafe(self._record, str(failure))
+        report = str(failure)
+        # A report can come late, while the next fleet of this process is at work: it is not that one's.
+        # Only what names an ended fleet is dropped, so a report in an unforeseen form still counts.
+        if not self._stopping and not any(mark in report for mark in self._ended):
+            self._loop.call_soon_threadsafe(self._record, report)
 
     def _record(self, failure: str) -> None:
         if not self._fault.done():

@@ -186,6 +186,38 @@ async def test_a_report_that_comes_after_the_end_interrupts_nobody(tmp_path: Pat
     monarch.actor.unhandled_fault_hook("a role died some time ago")  # type: ignore[arg-type]
 
 
+async def test_a_late_report_is_not_charged_to_the_next_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import monarch.actor
+    from fleet_roles import Worker
+
+    from rl_bridge.services.fleet import Fleet
+
+    reports: list[object] = []
+    original = Fleet._on_fault
+
+    def recorded(fleet: Fleet, failure: object) -> None:
+        reports.append(failure)
+        original(fleet, failure)
+
+    monkeypatch.setattr(Fleet, "_on_fault", recorded)
+    async with Fleet(tmp_path / "first") as first:
+        worker = first.spawn("worker", Worker, 7)
+        pid, _ = await first.guard(worker.describe.call_one())
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(RoleFailed):
+                await first.guard(asyncio.sleep(600))
+    assert reports, "without a real report this test shows nothing"
+    async with Fleet(tmp_path / "second") as second:
+        successor = second.spawn("worker", Worker, 8)
+        for report in tuple(reports):  # handing one over records it once more
+            monarch.actor.unhandled_fault_hook(report)  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # what a fault would be recorded by has run
+        assert await second.guard(successor.add.call_one(1)) == 9
+
+
 CONTROLLER = """
 import asyncio, signal, sys
 from pathlib import Path
