@@ -34,7 +34,11 @@ class BlackjackTask(Task):
         """A random one of Qwen3's architecture, decided by the run's seed."""
         from examples.grpo_blackjack.tiny_policy import make_tiny_policy
 
-        return make_tiny_policy(self.folder / "initial_policy", seed=self.config.seed)
+        made = self.folder / "initial_policy"
+        if not made.exists():  # a resumed run keeps the one that it began with
+            making = self.folder / "initial_policy.partial"
+            make_tiny_policy(making, seed=self.config.seed).replace(made)
+        return made
 
     def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """The share of hands won while exploring."""
