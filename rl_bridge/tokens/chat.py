@@ -7,6 +7,9 @@ from typing import TypedDict
 
 from rl_bridge.errors import MissingStack, ModelError
 
+REMEMBERED_CHATS = 4096
+"""With prompts of thousands of tokens these take some 200 MB; more would not be worth its memory."""
+
 
 class Message(TypedDict):
     """One message of a chat, as chat templates expect it."""
@@ -46,7 +49,7 @@ class ChatTokenizer:
         if self._tokenizer.eos_token_id is None:
             raise ModelError(f"the tokenizer at {str(path)!r} names no end-of-sequence token")
         self.stop_token_ids: tuple[int, ...] = (int(self._tokenizer.eos_token_id),)
-        self._prompt_of_text = lru_cache(maxsize=65_536)(self._encode)
+        self._prompt_of_text = lru_cache(maxsize=REMEMBERED_CHATS)(self._encode)
 
     def _encode(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         text = self._tokenizer.apply_chat_template(
