@@ -119,6 +119,8 @@ class Trainer:
         for part in batch.split_by_trajectory(config.updates_per_iteration, self._shuffle):
             losses.append(self._backward(part, loss_settings, accumulator, fresh=not losses))
             norms.append(self._update(losses[-1]))
+        for _ in range(len(losses), config.updates_per_iteration):
+            self._scheduler.step()  # too few trajectories came for every update; the schedule goes by iterations
         self.version += 1
         return {
             "loss/total": sum(losses) / len(losses),
