@@ -2,6 +2,7 @@
 
 from rl_bridge.config.loading import CONFIG_FILE, load_config, resolve, save_config
 from rl_bridge.config.schema import (
+    NAME_PATTERN,
     AlgorithmConfig,
     Config,
     EnvConfig,
@@ -14,6 +15,7 @@ from rl_bridge.config.schema import (
 
 __all__ = [
     "CONFIG_FILE",
+    "NAME_PATTERN",
     "AlgorithmConfig",
     "Config",
     "EnvConfig",

@@ -4,6 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""What a run may be called: the name of one folder, nothing that leads elsewhere."""
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -64,6 +67,12 @@ class EnvConfig(Section):
     """How long one reset or step may take."""
 
     @model_validator(mode="after")
+    def _seeds_are_the_runs(self) -> Self:
+        if "seed" in self.reset:
+            raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
+        return self
+
+    @model_validator(mode="after")
     def _one_server(self) -> Self:
         if (self.app is None) == (self.url is None):
             raise ValueError(
@@ -87,8 +96,8 @@ class RolloutConfig(Section):
     """Tokens an answer at most."""
     max_length: Annotated[int, Field(ge=2)] = 4096
     """Prompt and answer together at most, in tokens."""
-    temperature: Positive = 1.0
-    """Of the sampling; the trainer divides its logits by the same number."""
+    temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    """Of the sampling; the trainer divides its logits by the same number. vLLM raises lower ones to 0.01."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many updates old the weights behind a training sample may be."""
     max_attempts: Count = 3
@@ -139,6 +148,8 @@ class TrainerConfig(Section):
     """Gradients are scaled down to this norm."""
     checkpoint_interval: Annotated[int, Field(ge=0)] = 50
     """Iterations between checkpoints; 0 keeps none."""
+    timeout_s: Positive = 1800.0
+    """How long one step, one checkpoint or the way of new weights to the generator may take."""
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
 
@@ -162,8 +173,8 @@ class EvaluationConfig(Section):
 class Config(Section):
     """A whole run."""
 
-    name: str = Field(default="run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The run's folder is `<output_dir>/<name>`."""
+    name: str = Field(default="run", min_length=1, pattern=NAME_PATTERN)
+    """The run's folder is `<output_dir>/<name>-<date>-<time>`; `--name` names it exactly."""
     output_dir: str = "runs"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Decides the initial weights where the task makes them, the deals, and the sampling's generator."""
@@ -174,6 +185,15 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _a_trajectory_an_update(self) -> Self:
+        if self.trainer.updates_per_iteration > self.rollout.batch_size:
+            raise ValueError(
+                f"expected trainer.updates_per_iteration to be at most rollout.batch_size, "
+                f"got {self.trainer.updates_per_iteration} and {self.rollout.batch_size}"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

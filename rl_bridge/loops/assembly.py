@@ -17,8 +17,8 @@ from rl_bridge.errors import ConfigError, RoleFailed
 from rl_bridge.generator.actor import GeneratorActor
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.settings import EngineSettings
-from rl_bridge.loops.run import Run
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink
+from rl_bridge.loops.run import ELAPSED, Run
+from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, rewind
 from rl_bridge.reference.actor import ReferenceActor
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
@@ -31,6 +31,8 @@ from rl_bridge.trainer.settings import TrainerSettings
 START_TIMEOUT_S = 600.0
 """For loading models: large checkpoints take their time."""
 FINISH_TIMEOUT_S = 30.0
+LOGS = "logs"
+"""In a run's folder: one log a role. It is there from the moment that the first role is started."""
 
 # One thread each: the roles take turns, and idle OpenMP threads that spin cost more than they compute.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -72,7 +74,7 @@ async def open_run(
 
     async with AsyncExitStack() as stack:
         url = config.env.url or await _serve(stack, str(config.env.app))
-        fleet = await stack.enter_async_context(Fleet(folder / "logs"))
+        fleet = await stack.enter_async_context(Fleet(folder / LOGS))
         generator = fleet.spawn(
             "generator",
             GeneratorActor,
@@ -90,12 +92,23 @@ async def open_run(
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 _, version, *_ = await fleet.guard(_gather(starting))
+                if version:
+                    await fleet.guard(_serve_weights(trainer, generator))
         except TimeoutError:
             raise RoleFailed(
                 f"expected the engine and the trainer to be ready within {START_TIMEOUT_S:g} s, they are not; "
-                f"see the logs in {folder / 'logs'}"
+                f"see the logs in {folder / LOGS}"
             ) from None
         stack.push_async_callback(_finish, trainer, generator)
+        if resume:
+            console.print(
+                f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
+            )
+        if version > config.trainer.iterations:
+            raise ConfigError(
+                f"expected trainer.iterations to be at least the {version} that the run has, "
+                f"got {config.trainer.iterations}"
+            )
 
         client = GeneratorClient(generator.generate.call_one, max_batch=config.rollout.max_num_seqs)
         stack.push_async_callback(client.close)
@@ -113,12 +126,16 @@ async def open_run(
             max_attempts=config.rollout.max_attempts,
         )
         stack.push_async_callback(workers.close)
+        # Iterations after the checkpoint are trained again, so what was logged of them goes.
+        last = rewind(folder / "metrics.jsonl", version)
         metrics = stack.enter_context(
-            MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
+            MetricsLog(
+                [
+                    JsonlSink(folder / "metrics.jsonl"),
+                    TensorBoardSink(folder / "tensorboard", purge_from=version + 1 if resume else None),
+                ]
+            )
         )
-        if version:
-            console.print(f"resuming after iteration {version}")
-            await fleet.guard(_serve_weights(trainer, generator))
         yield (
             Run(
                 config=config,
@@ -137,6 +154,7 @@ async def open_run(
                 metrics=metrics,
                 console=console,
                 version=version,
+                seconds_before=last.get(ELAPSED, 0.0),
                 _first_version=version,
             ),
             fleet,

@@ -1,7 +1,9 @@
 """A training run in progress: everything a loop works with."""
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from rich.console import Console
 
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
+from rl_bridge.errors import RoleFailed
 from rl_bridge.metrics import MetricsLog
 from rl_bridge.metrics.console import ProgressBar, iteration_line
 from rl_bridge.rollout.episode import EpisodeSettings
@@ -18,6 +21,9 @@ from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Task
 from rl_bridge.rollout.workers import RolloutWorkers
 from rl_bridge.types import Ending, PolicyVersion, Trajectory
+
+ELAPSED = "time/elapsed_s"
+"""Logged with each iteration: wall time of the training up to it, set-up apart, over every resumption."""
 
 EVALUATION_CHUNK = 4096
 """Held-out episodes whose trajectories are kept at once."""
@@ -41,6 +47,7 @@ class Run:
         metrics: Sinks.
         console: What a person watches.
         version: Iterations trained so far, equal to the version that the generator serves.
+        seconds_before: Training time up to the checkpoint that a resumed run began with.
     """
 
     config: Config
@@ -56,6 +63,7 @@ class Run:
     metrics: MetricsLog
     console: Console
     version: PolicyVersion = 0
+    seconds_before: float = 0.0
     _began: float = field(default_factory=time.perf_counter)
     _first_version: PolicyVersion = 0
 
@@ -65,12 +73,37 @@ class Run:
             seeds, self._episode(self.config.rollout.temperature), timeout_s=self.config.rollout.timeout_s
         )
 
+    @property
+    def train_seconds(self) -> float:
+        """Wall time of the training so far, set-up apart."""
+        return self.seconds_before + time.perf_counter() - self._began
+
+    @asynccontextmanager
+    async def deadline(self, what: str) -> AsyncIterator[None]:
+        """Give what a role is asked for within the block `trainer.timeout_s` seconds.
+
+        Raises:
+            RoleFailed: They were not enough.
+        """
+        seconds = self.config.trainer.timeout_s
+        try:
+            async with asyncio.timeout(seconds) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise RoleFailed(
+                f"expected {what} within {seconds:g} s, it is not there; "
+                f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
+            ) from None
+
     async def log(self, figures: Mapping[str, float]) -> None:
         """Write the figures of the iteration just trained, with a probe of the policy where one is due."""
         iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
         complete = dict(figures)
         if self.version == iterations or (every and self.version % every == 0):
             complete.update(await self.probe())
+        complete[ELAPSED] = self.train_seconds
         self.metrics.write(self.version, complete)
         trained = self.version - self._first_version
         remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
@@ -86,7 +119,7 @@ class Run:
 
     async def evaluate(self) -> EvaluationResult:
         """Play the held-out episodes greedily."""
-        train_seconds = time.perf_counter() - self._began
+        train_seconds = self.train_seconds
         total = self.config.evaluation.episodes
         rewards: list[float] = []
         endings: list[Ending] = []

@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rl_bridge.config import Config, save_config
-from rl_bridge.loops.assembly import open_run
+from rl_bridge.errors import ConfigError
+from rl_bridge.loops.assembly import LOGS, open_run
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.synchronous import train
 
@@ -32,8 +33,7 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
     Raises:
         rl_bridge.errors.BridgeError: The run failed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    save_config(config, folder)
+    _make(folder, config, resume=resume)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if (
         str(Path.cwd()) not in sys.path
@@ -43,9 +43,31 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
     try:
         asyncio.run(_session(config, folder, console=console, resume=resume))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print(f"interrupted; go on with: ropewalk train --resume {folder}", highlight=False)
+        console.print(_interrupted(config, folder), highlight=False, soft_wrap=True)
         return INTERRUPTED
+    except Exception:
+        if not (
+            resume or (folder / LOGS).exists()
+        ):  # nothing was started: the next attempt may have the name
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     return 0
+
+
+def _make(folder: Path, config: Config, *, resume: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=resume)
+        save_config(config, folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write to the run's folder {str(folder)!r}: {error.strerror}") from error
+
+
+def _interrupted(config: Config, folder: Path) -> str:
+    if not config.trainer.checkpoint_interval:
+        return "interrupted; trainer.checkpoint_interval is 0, so no checkpoint was kept"
+    if not any((folder / "checkpoint").glob("step-*")):
+        return "interrupted before the first checkpoint"
+    return f"interrupted; go on with: ropewalk train --resume {folder}"
 
 
 async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> None:
@@ -60,7 +82,8 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
 
 async def _work(run: Run) -> None:
     await train(run)
-    await run.trainer.export.call_one(str(_policy_folder(run)))
+    async with run.deadline("the export of the trained policy"):
+        await run.trainer.export.call_one(str(_policy_folder(run)))
     result = await run.evaluate()
     await run.task.report(run.policy, result)
 

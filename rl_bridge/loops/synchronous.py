@@ -3,6 +3,7 @@
 import time
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.errors import RolloutError
 from rl_bridge.loops.run import Run
 from rl_bridge.rollout.groups import (
     into_groups,
@@ -11,6 +12,9 @@ from rl_bridge.rollout.groups import (
     training_samples,
     training_seeds,
 )
+
+MIN_COMPLETE_SHARE = 0.5
+"""With fewer of the groups than this left by failures, something is broken that going on would hide."""
 
 
 async def train(run: Run) -> None:
@@ -30,20 +34,26 @@ async def train(run: Run) -> None:
         trajectories = await run.play(siblings(seeds, rollout.group_size))
         run.buffer.put(into_groups(trajectories, rollout.group_size))
         groups = run.buffer.take(groups_wanted, version=run.version)
+        if len(groups) < groups_wanted * MIN_COMPLETE_SHARE:
+            raise RolloutError(
+                f"expected {groups_wanted} groups in iteration {iteration + 1}, got {len(groups)}; "
+                f"the last failure of an episode was: {run.workers.last_failure}"
+            )
         rolled = time.perf_counter()
 
         # 2. How much better than its siblings was each; and one step of the optimizer or a few.
         samples = training_samples(groups, normalize_std=algorithm.normalize_std)
         batch = TrainBatch.from_samples(samples)
-        if run.reference is not None:
-            batch = batch.with_reference(await run.reference.logprobs.call_one(batch))
-        figures = await run.trainer.step.call_one(batch)
+        async with run.deadline("a step of the optimizer"):
+            if run.reference is not None:
+                batch = batch.with_reference(await run.reference.logprobs.call_one(batch))
+            figures = await run.trainer.step.call_one(batch)
         trained = time.perf_counter()
 
         # 3. The new weights, to the generator.
-        snapshot = await run.trainer.publish.call_one()
-        run.version = await run.generator.load.call_one(snapshot)
-        await run.trainer.save.call_one(run.version == run.config.trainer.iterations)
+        async with run.deadline("the generator's new weights"):
+            snapshot = await run.trainer.publish.call_one()
+            run.version = await run.generator.load.call_one(snapshot)
         synchronised = time.perf_counter()
 
         await run.log(
@@ -59,3 +69,6 @@ async def train(run: Run) -> None:
                 "time/sync_s": synchronised - trained,
             }
         )
+        # Last: what a checkpoint knows of has been logged, and a resumed run drops what was logged after it.
+        async with run.deadline("a checkpoint"):
+            await run.trainer.save.call_one(run.version == run.config.trainer.iterations)

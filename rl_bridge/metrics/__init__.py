@@ -1,5 +1,5 @@
 """Where the figures of a run go."""
 
-from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, Sink, TensorBoardSink
+from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, Sink, TensorBoardSink, rewind
 
-__all__ = ["JsonlSink", "MetricsLog", "Sink", "TensorBoardSink"]
+__all__ = ["JsonlSink", "MetricsLog", "Sink", "TensorBoardSink", "rewind"]

@@ -1,4 +1,4 @@
-"""Figures of each iteration to TensorBoard, to JSON lines, and in memory for the report."""
+"""Figures of each iteration to TensorBoard and to JSON lines."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -39,17 +39,46 @@ class JsonlSink:
         self._file.close()
 
 
+def rewind(path: Path, iteration: int) -> Mapping[str, float]:
+    """Take from a file of JSON lines what came after an iteration, and a last line that was cut off.
+
+    Args:
+        path: The file; it need not exist.
+        iteration: The last one that stays.
+
+    Returns:
+        The last row that stays; empty where none does.
+    """
+    if not path.exists():
+        return {}
+    kept: list[str] = []
+    last: dict[str, float] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if row["iteration"] <= iteration:
+            kept.append(line + "\n")
+            last = row
+    written = path.with_suffix(".partial")
+    written.write_text("".join(kept), encoding="utf-8")
+    written.replace(path)
+    return last
+
+
 class TensorBoardSink:
     """Event files that `tensorboard --logdir` reads.
 
     Args:
         folder: Where they go.
+        purge_from: TensorBoard shall forget what earlier files say of this iteration and later ones.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, purge_from: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._writer = SummaryWriter(str(folder), purge_step=purge_from)
 
     def write(self, iteration: int, figures: Mapping[str, float]) -> None:
         """Add one scalar a figure."""

@@ -49,6 +49,8 @@ class RolloutWorkers:
         """Attempts that failed through no fault of the policy's, since the beginning."""
         self.dropped = 0
         """Episodes given up, since the beginning."""
+        self.last_failure: BaseException | None = None
+        """Why an attempt failed last, if one has."""
 
     async def play(
         self,
@@ -67,21 +69,21 @@ class RolloutWorkers:
             progress: Told after each episode how many are done.
 
         Returns:
-            One trajectory a seed, in order; None where the episode was dropped.
+            One trajectory a seed, in order; None where the episode was dropped, or had no turn.
 
         Raises:
             RolloutError: The time ran out, or every episode was dropped.
         """
         waiting = deque(enumerate(seeds))
         results: list[Trajectory | None] = [None] * len(seeds)
-        failures: deque[BaseException] = deque(maxlen=1)
+        dropped_before = self.dropped
         done = 0
 
         async def work(slot: int) -> None:
             nonlocal done
             while waiting:
                 index, seed = waiting.popleft()
-                results[index] = await self._attempt(slot, seed, settings, failures)
+                results[index] = await self._attempt(slot, seed, settings)
                 done += 1
                 progress(done)
 
@@ -96,16 +98,26 @@ class RolloutWorkers:
             ) from None
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
+        if dropped := self.dropped - dropped_before:
+            logger.warning(
+                "%d of %d episodes dropped after %d attempts each, the last because: %s",
+                dropped,
+                len(seeds),
+                self._max_attempts,
+                self.last_failure,
+            )
         if seeds and all(result is None for result in results):
-            cause = failures[-1] if failures else None
+            if not dropped:
+                raise RolloutError(
+                    f"none of {len(seeds)} episodes had a turn: they were over when they began, "
+                    "or their first prompts leave no room for an answer (rollout.max_length)"
+                )
             raise RolloutError(
-                f"none of {len(seeds)} episodes could be played; the last failure was: {cause}"
-            ) from cause
+                f"none of {len(seeds)} episodes could be played; the last failure was: {self.last_failure}"
+            ) from self.last_failure
         return results
 
-    async def _attempt(
-        self, slot: int, seed: int, settings: EpisodeSettings, failures: deque[BaseException]
-    ) -> Trajectory | None:
+    async def _attempt(self, slot: int, seed: int, settings: EpisodeSettings) -> Trajectory | None:
         for attempt in range(self._max_attempts):
             try:
                 client = await self._client(slot)
@@ -115,14 +127,11 @@ class RolloutWorkers:
                     error, (ExecutionFailed, CapacityReached)
                 ):
                     raise  # the server refuses what we send: trying again cannot help
-                failures.append(error)
+                self.last_failure = error
                 self.retried += 1
                 await self._discard(slot)
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         self.dropped += 1
-        logger.warning(
-            "episode with seed %d dropped after %d attempts: %s", seed, self._max_attempts, failures[-1]
-        )
         return None
 
     async def _client(self, slot: int) -> EnvClient[Any, Any, Any]:

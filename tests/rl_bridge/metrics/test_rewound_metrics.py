@@ -1,0 +1,56 @@
+"""A resumed run trains some iterations again; the log has each of them once."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rl_bridge.metrics import JsonlSink, TensorBoardSink, rewind
+
+
+def write(path: Path, *iterations: int) -> None:
+    sink = JsonlSink(path)
+    for iteration in iterations:
+        sink.write(iteration, {"time/elapsed_s": iteration / 2})
+    sink.close()
+
+
+def iterations(path: Path) -> list[int]:
+    return [json.loads(line)["iteration"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("checkpoint", "left"), [(0, []), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4])])
+def test_what_came_after_the_checkpoint_goes(tmp_path: Path, checkpoint: int, left: list[int]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2, 3, 4)
+    last = rewind(path, checkpoint)
+    assert last == ({"iteration": left[-1], "time/elapsed_s": left[-1] / 2} if left else {})
+    write(path, checkpoint + 1)
+    assert iterations(path) == [*left, checkpoint + 1]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_line_that_was_cut_off_by_a_kill_goes(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2)
+    path.write_text(path.read_text()[:-9])
+    assert rewind(path, 2)["iteration"] == 1
+    write(path, 2)
+    assert iterations(path) == [1, 2]
+
+
+def test_new_run_has_nothing_to_rewind(tmp_path: Path) -> None:
+    assert rewind(tmp_path / "metrics.jsonl", 0) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_forgets_what_is_trained_again(tmp_path: Path) -> None:
+    for purge_from, steps in ((None, (1, 2, 3)), (2, (2,))):
+        sink = TensorBoardSink(tmp_path, purge_from=purge_from)
+        for step in steps:
+            sink.write(step, {"reward/mean": float(step)})
+        sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward/mean")] == [1, 2]
