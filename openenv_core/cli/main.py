@@ -75,7 +75,7 @@ def _run(command: Command, words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.configure(parser)
-    return command.run(parser.parse_args(words))
+    return command.run(parser.parse_intermixed_args(words))  # options may stand between other words
 
 
 def _overview(points: Sequence[EntryPoint], words: Sequence[str]) -> int:

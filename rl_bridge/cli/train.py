@@ -1,6 +1,7 @@
 """`ropewalk train`: one run, from a configuration to a report."""
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -50,16 +51,25 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
     from rl_bridge.errors import ConfigError, MissingStack
 
     try:
-        from rl_bridge.config import CONFIG_FILE, load_config
+        from rl_bridge.config import CONFIG_FILE, NAME_PATTERN, load_config
     except ModuleNotFoundError as error:
         raise MissingStack(str(error.name)) from error
     overrides = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")
     if arguments.resume is not None:
+        if arguments.name is not None:
+            raise ConfigError("expected --name with a new run alone; a run that goes on keeps its folder")
         folder = Path(arguments.resume)
-        return load_config(folder / CONFIG_FILE, overrides), folder
+        config = load_config(folder / CONFIG_FILE, overrides)
+        _same_run(load_config(folder / CONFIG_FILE), config)
+        return config, folder
     config = load_config(arguments.config, overrides)
+    if arguments.name is not None and not re.fullmatch(NAME_PATTERN, arguments.name):
+        raise ConfigError(
+            f"expected --name as letters, digits, dots, dashes and underscores, got {arguments.name!r}; "
+            "output_dir=FOLDER puts runs elsewhere"
+        )
     name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.output_dir) / name
     if folder.exists():
@@ -68,6 +78,21 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
             f"or go on with it by --resume {folder}"
         )
     return config, folder
+
+
+def _same_run(before: "Config", now: "Config") -> None:
+    """Refuse what would make a resumed run another one: its weights would not be those that it reports."""
+    from rl_bridge.errors import ConfigError
+
+    for key, old, new in (
+        ("seed", before.seed, now.seed),
+        ("model.path", before.model.path, now.model.path),
+        ("rollout.task", before.rollout.task, now.rollout.task),
+    ):
+        if old != new:
+            raise ConfigError(
+                f"expected {key} as the run began with, {old!r}, got {new!r}; start a new run to change it"
+            )
 
 
 COMMAND = Command(
