@@ -176,15 +176,18 @@ def run_pip(command: Sequence[str]) -> None:
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     began = shown = time.monotonic()
     packages = 0
+    doing = "asking the index"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             kept.append(line)
             packages += line.startswith("Collecting ")
+            if line.startswith(("Collecting ", "Building ", "Installing ")):
+                doing = line.split(" (from ")[0].strip()[:60]
             pause = 0.2 if sys.stdout.isatty() else 15.0
             if time.monotonic() - shown > pause:
                 shown = time.monotonic()
-                progress(f"  {shown - began:4.0f} s  {packages:3} packages  {line.strip()[:60]}")
+                progress(f"  {shown - began:4.0f} s  {packages:3} packages  {doing}")
     progress("")
     if process.returncode:
         sys.stderr.writelines(kept)
