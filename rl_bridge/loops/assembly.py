@@ -104,11 +104,6 @@ async def open_run(
             console.print(
                 f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
             )
-        if version > config.trainer.iterations:
-            raise ConfigError(
-                f"expected trainer.iterations to be at least the {version} that the run has, "
-                f"got {config.trainer.iterations}"
-            )
 
         client = GeneratorClient(generator.generate.call_one, max_batch=config.rollout.max_num_seqs)
         stack.push_async_callback(client.close)

@@ -15,6 +15,7 @@ from rl_bridge.errors import ConfigError
 from rl_bridge.loops.assembly import LOGS, open_run
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.synchronous import train
+from rl_bridge.types import PolicyVersion
 
 INTERRUPTED = 130
 
@@ -55,6 +56,11 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
 
 
 def _make(folder: Path, config: Config, *, resume: bool) -> None:
+    if resume and (trained := newest_checkpoint(folder)) > config.trainer.iterations:
+        raise ConfigError(
+            f"expected trainer.iterations of at least {trained}, which the run has behind it, "
+            f"got {config.trainer.iterations}"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=resume)
         save_config(config, folder)
@@ -65,9 +71,15 @@ def _make(folder: Path, config: Config, *, resume: bool) -> None:
 def _interrupted(config: Config, folder: Path) -> str:
     if not config.trainer.checkpoint_interval:
         return "interrupted; trainer.checkpoint_interval is 0, so no checkpoint was kept"
-    if not any((folder / "checkpoint").glob("step-*")):
+    if not newest_checkpoint(folder):
         return "interrupted before the first checkpoint"
     return f"interrupted; go on with: ropewalk train --resume {folder}"
+
+
+def newest_checkpoint(folder: Path) -> PolicyVersion:
+    """The version of the newest checkpoint that was written to its end; 0 where there is none."""
+    whole = (folder / "checkpoint").glob("step-*/.metadata")
+    return max((int(file.parent.name.removeprefix("step-")) for file in whole), default=0)
 
 
 async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> None:
