@@ -67,7 +67,7 @@ def main() -> None:
         name = "train-gpu"
     if sys.version_info[:2] < OLDEST:
         sys.exit(f"expected Python {'.'.join(map(str, OLDEST))} or newer, this is {sys.version.split()[0]}")
-    command = [word for word in arguments.command if word != "--"] if arguments.command else []
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     environment = prepare(name, PROFILES[name])
     if command:
         os.environ["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -79,7 +79,10 @@ def has_gpu() -> bool:
     """Whether an NVIDIA GPU answers."""
     if shutil.which("nvidia-smi") is None:
         return False
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # a broken driver can hang
+        return False
     return listed.returncode == 0 and "GPU" in listed.stdout
 
 
@@ -95,6 +98,9 @@ def prepare(name: str, profile: Profile) -> Path:
         if stamp.is_file() and stamp.read_text() == wanted:
             return environment
         began = time.monotonic()
+        if environment.exists() and not belongs(environment):
+            say(f"making {environment.relative_to(ROOT)} anew: it was made for another folder")
+            shutil.rmtree(environment)
         if not (environment / "bin" / "python").is_file():
             say(f"making {environment.relative_to(ROOT)}")
             subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
@@ -104,9 +110,17 @@ def prepare(name: str, profile: Profile) -> Path:
     return environment
 
 
+def belongs(environment: Path) -> bool:
+    """Whether an environment was made where it stands: one that was copied or moved runs the old place's code."""
+    try:
+        return f"-m venv {environment}\n" in (environment / "pyvenv.cfg").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
 def fingerprint(name: str) -> str:
     """Changes when anything does that an installation depends on."""
-    digest = hashlib.sha256(f"{name} {sys.version}".encode())
+    digest = hashlib.sha256(f"{name} {sys.version} {ROOT}".encode())
     for path in (ROOT / "pyproject.toml", Path(__file__), *sorted((ROOT / "constraints").glob("*.txt"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -177,7 +191,10 @@ def run_pip(command: Sequence[str]) -> None:
     began = shown = time.monotonic()
     packages = 0
     doing = "asking the index"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        ended(process),
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             kept.append(line)
@@ -192,6 +209,17 @@ def run_pip(command: Sequence[str]) -> None:
     if process.returncode:
         sys.stderr.writelines(kept)
         sys.exit(f"pip failed with status {process.returncode}: {' '.join(command)}")
+
+
+@contextlib.contextmanager
+def ended(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """End a process with the block that fails: pip must not write on while the next command mends its work."""
+    try:
+        yield
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
 
 
 def progress(text: str) -> None:
