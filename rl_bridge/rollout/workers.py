@@ -45,6 +45,7 @@ class RolloutWorkers:
         self._task = task
         self._policy = policy
         self._max_attempts = max_attempts
+        self._warned_of_narrow_server = False
         self.retried = 0
         """Attempts that failed through no fault of the policy's, since the beginning."""
         self.dropped = 0
@@ -83,7 +84,14 @@ class RolloutWorkers:
             nonlocal done
             while waiting:
                 index, seed = waiting.popleft()
-                results[index] = await self._attempt(slot, seed, settings)
+                try:
+                    results[index] = await self._attempt(slot, seed, settings)
+                except CapacityReached as refusal:
+                    if waiting:  # sessions that the server has admitted play on
+                        waiting.append((index, seed))
+                        self._warn_of_narrow_server(refusal)
+                        return
+                    self.dropped += 1
                 done += 1
                 progress(done)
 
@@ -98,6 +106,7 @@ class RolloutWorkers:
             ) from None
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
+        self.dropped += len(waiting)  # given back by every session: none was admitted
         if dropped := self.dropped - dropped_before:
             logger.warning(
                 "%d of %d episodes dropped after %d attempts each, the last because: %s",
@@ -118,6 +127,7 @@ class RolloutWorkers:
         return results
 
     async def _attempt(self, slot: int, seed: int, settings: EpisodeSettings) -> Trajectory | None:
+        failure: ClientError | None = None
         for attempt in range(self._max_attempts):
             try:
                 client = await self._client(slot)
@@ -127,12 +137,23 @@ class RolloutWorkers:
                     error, (ExecutionFailed, CapacityReached)
                 ):
                     raise  # the server refuses what we send: trying again cannot help
-                self.last_failure = error
+                failure = self.last_failure = error
                 self.retried += 1
                 await self._discard(slot)
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
+        if isinstance(failure, CapacityReached):
+            raise failure  # the episode is as good as new: another session may play it
         self.dropped += 1
         return None
+
+    def _warn_of_narrow_server(self, refusal: CapacityReached) -> None:
+        if not self._warned_of_narrow_server:
+            self._warned_of_narrow_server = True
+            logger.warning(
+                "the server admits fewer than the %d sessions of env.sessions, the others play: %s",
+                len(self._clients),
+                refusal,
+            )
 
     async def _client(self, slot: int) -> EnvClient[Any, Any, Any]:
         client = self._clients[slot]
