@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,10 @@ _HERE = Path(__file__).parent
 # `tests/servers` and its neighbours must not be taken for the packages whose names they mirror, so the
 # repository comes first; `support` holds the environments that tests serve.
 sys.path[:0] = [str(_HERE.parent), str(_HERE / "support")]
+
+# A shell starts background jobs with Ctrl-C ignored, and every descendant inherits that; tests that interrupt
+# what they start, or themselves, must not depend on how they were started.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
 
