@@ -127,6 +127,8 @@ def _print(report: Mapping[str, Any], folder: Path) -> None:
             f"illegal answers {report['illegal_rate']:.2%}; answers were not masked",
             highlight=False,
         )
+    if report["hands_dropped"]:
+        console.print(f"{report['hands_dropped']:,} held-out hands were lost to failures and are in no rate")
     console.print(
         f"seed {report['seed']}, {report['training_hands']:,} training hands in {report['train_seconds']:.0f} s",
         highlight=False,
