@@ -18,6 +18,8 @@ from rl_bridge.loops.synchronous import train
 from rl_bridge.types import PolicyVersion
 
 INTERRUPTED = 130
+WEIGHT_FILES = (".safetensors", ".bin", ".pt")
+"""Parts of the names of files that hold weights, in any of a checkpoint's usual layouts."""
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
@@ -105,6 +107,6 @@ def _policy_folder(run: Run) -> Path:
     policy = run.folder.absolute() / "policy"
     policy.mkdir(exist_ok=True)
     for file in run.model_path.iterdir():
-        if file.is_file() and ".safetensors" not in file.name:
+        if file.is_file() and not any(mark in file.name for mark in WEIGHT_FILES):
             shutil.copy2(file, policy)
     return policy
