@@ -8,7 +8,7 @@ import pytest
 import torch
 from e2e.conftest import CONFIG, Watched
 
-from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, evaluate, optimal_policy
+from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, action_values, evaluate, optimal_policy
 from examples.grpo_blackjack import chat
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1500)]
@@ -33,23 +33,30 @@ def test_example_learns_the_table(ropewalk: Callable[..., Watched], tmp_path: Pa
 
     answers = ask_exported_policy(tmp_path / "run")
     assert evaluate(answers).mean_return == pytest.approx(report["exact_return"], abs=1e-9)
-    # Where the optimum hits against a ten and stands against a six, so does the policy, mostly.
-    turning = [
-        (DecisionState(s.total, s.usable_ace, 10), DecisionState(s.total, s.usable_ace, 6))
-        for s in DECISION_STATES
-        if s.dealer == 6
-        and optimal_policy()[s] == "stand"
-        and optimal_policy()[s._replace(dealer=10)] == "hit"
-    ]
-    turned = [
-        against_ten
-        for against_ten, against_six in turning
-        if (answers[against_ten], answers[against_six]) == ("hit", "stand")
-    ]
-    assert (
-        DecisionState(14, False, 10) in turned
-    )  # sixteen against ten is almost a toss-up: it may go either way
-    assert len(turned) >= len(turning) - 2
+    assert_reads_the_dealers_card(answers)
+
+
+def assert_reads_the_dealers_card(answers: dict[DecisionState, str | None]) -> None:
+    """The answer changes with the dealer's card where the optimum does, and where it matters.
+
+    Some of these decisions are all but toss-ups (sixteen against ten: 0.0004 of a bet); a policy as good as
+    the bar asks may have them either way. So: totals whose best action turns with the dealer's card, and of
+    their states those where a mistake costs 0.05 of a bet or more.
+    """
+    values, optimal = action_values(), optimal_policy()
+    costly = [s for s in DECISION_STATES if abs(values[s].hit - values[s].stand) >= 0.05]
+    hands = {s[:2] for s in costly if optimal[s] == "hit"} & {s[:2] for s in costly if optimal[s] == "stand"}
+    asked = [s for s in costly if s[:2] in hands]
+    assert {(13, False), (14, False), (15, False), (16, False)} <= hands
+    blind = sum(
+        max(sum(s[:2] == hand and optimal[s] == action for s in asked) for action in ("hit", "stand"))
+        for hand in hands
+    )
+    agreeing = sum(answers[s] == optimal[s] for s in asked)
+    assert agreeing / len(asked) >= 0.85 > 0.75 > blind / len(asked)
+    for total in (13, 14, 15, 16):
+        row = [s for s in asked if s[:2] == (total, False)]
+        assert {answers[s] for s in row if answers[s] == optimal[s]} == {"hit", "stand"}, total
 
 
 def ask_exported_policy(folder: Path) -> dict[DecisionState, str | None]:
