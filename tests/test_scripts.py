@@ -1,6 +1,5 @@
 """The scripts of the first screen, as far as they go without installing anything."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -8,19 +7,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from bootstrap_script import load_bootstrap
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
 def bootstrap(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bootstrap", module)  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+    return load_bootstrap(monkeypatch)
 
 
 @pytest.mark.parametrize("script", ["train-blackjack", "test"])

@@ -1,6 +1,5 @@
 """The scripts where paths have spaces, folders were moved, and installations were broken off."""
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -12,18 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from bootstrap_script import load_bootstrap
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
 def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bootstrap", module)  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
+    module = load_bootstrap(monkeypatch)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
 
