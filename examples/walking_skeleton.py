@@ -8,13 +8,15 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+import torch
+
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
 from examples.grpo_blackjack import chat
 from examples.grpo_blackjack.tiny_policy import make_tiny_policy
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
 from rl_bridge.generator.actor import GeneratorActor
-from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer
@@ -23,7 +25,7 @@ from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import Ending, SamplingSettings, Trajectory, Turn
 
 ONE_TOKEN = SamplingSettings(temperature=1.0, max_new_tokens=1)
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+ENVIRONMENT = engine_environment(on_gpu=torch.cuda.is_available())
 
 
 async def main() -> None:
@@ -33,7 +35,7 @@ async def main() -> None:
         tokenizer = ChatTokenizer(policy)
         async with Fleet(Path(folder) / "logs") as fleet, await BlackjackEnv.from_process() as env:
             generator = fleet.spawn("generator", GeneratorActor, _engine(policy), environment=ENVIRONMENT)
-            trainer = fleet.spawn("trainer", TrainerActor, _trainer(policy, folder), environment=ENVIRONMENT)
+            trainer = fleet.spawn("trainer", TrainerActor, _trainer(policy, folder), environment=ONE_THREAD)
             await generator.start.call_one()
             await trainer.start.call_one(False)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_bridge.errors import BridgeError, GeneratorError, MissingStack
+from rl_bridge.errors import GeneratorError, MissingStack
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -274,7 +274,5 @@ def _build(settings: EngineSettings) -> Any:
                 **options,
             )
         )
-    except BridgeError:
-        raise
     except Exception as error:
         raise GeneratorError(f"vLLM cannot start on {settings.model_path!r}: {error}") from error

@@ -16,7 +16,7 @@ from rl_bridge.config import Config, resolve
 from rl_bridge.errors import ConfigError, RoleFailed
 from rl_bridge.generator.actor import GeneratorActor
 from rl_bridge.generator.client import GeneratorClient
-from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
 from rl_bridge.loops.run import ELAPSED, Run
 from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, rewind
 from rl_bridge.reference.actor import ReferenceActor
@@ -33,17 +33,6 @@ START_TIMEOUT_S = 600.0
 FINISH_TIMEOUT_S = 30.0
 LOGS = "logs"
 """In a run's folder: one log a role. It is there from the moment that the first role is started."""
-
-# One thread each: the roles take turns, and idle OpenMP threads that spin cost more than they compute.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-_GENERATOR_ENVIRONMENT = {
-    **_ONE_THREAD,
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
-# Compilation takes longer than it saves on models that fit a CPU.
-_ON_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
 
 @asynccontextmanager
@@ -79,12 +68,12 @@ async def open_run(
             "generator",
             GeneratorActor,
             _engine_settings(config, model_path),
-            environment=_GENERATOR_ENVIRONMENT | ({} if torch.cuda.is_available() else _ON_CPU),
+            environment=engine_environment(on_gpu=torch.cuda.is_available()),
         )
-        trainer = fleet.spawn("trainer", TrainerActor, settings, environment=_ONE_THREAD)
+        trainer = fleet.spawn("trainer", TrainerActor, settings, environment=ONE_THREAD)
         reference = None
         if config.algorithm.kl_coef:
-            reference = fleet.spawn("reference", ReferenceActor, settings, environment=_ONE_THREAD)
+            reference = fleet.spawn("reference", ReferenceActor, settings, environment=ONE_THREAD)
         starting = [generator.start.call_one(), trainer.start.call_one(resume)]
         if reference is not None:
             starting.append(reference.start.call_one())
@@ -150,7 +139,6 @@ async def open_run(
                 console=console,
                 version=version,
                 seconds_before=last.get(ELAPSED, 0.0),
-                _first_version=version,
             ),
             fleet,
         )

@@ -64,8 +64,11 @@ class Run:
     console: Console
     version: PolicyVersion = 0
     seconds_before: float = 0.0
-    _began: float = field(default_factory=time.perf_counter)
-    _first_version: PolicyVersion = 0
+    _began: float = field(default_factory=time.perf_counter, init=False)
+    _first_version: PolicyVersion = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first_version = self.version
 
     async def play(self, seeds: Sequence[int]) -> list[Trajectory | None]:
         """Play one training episode a seed; None for those lost to failures."""

@@ -38,9 +38,8 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
     """
     _make(folder, config, resume=resume)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    if (
-        str(Path.cwd()) not in sys.path
-    ):  # tasks are named by dotted paths, usually relative to where one stands
+    # Tasks are named by dotted paths, usually relative to where one stands.
+    if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     console = Console()
     try:
@@ -49,9 +48,8 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
         console.print(_interrupted(config, folder), highlight=False, soft_wrap=True)
         return INTERRUPTED
     except Exception:
-        if not (
-            resume or (folder / LOGS).exists()
-        ):  # nothing was started: the next attempt may have the name
+        if not resume and not (folder / LOGS).exists():
+            # Nothing was started: the next attempt may have the name.
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return 0

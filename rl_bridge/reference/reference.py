@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.titan.logprobs import log_distributions
-from rl_bridge.titan.model import TitanModel
+from rl_bridge.titan.model import TitanModel, own_device
 from rl_bridge.trainer.settings import TrainerSettings
 
 
@@ -25,7 +25,7 @@ class Reference:
             dtype=settings.dtype,
             max_length=settings.max_length,
             trainable=False,
-            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            device=own_device(),
         )
 
     @torch.no_grad()

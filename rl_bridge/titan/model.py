@@ -50,6 +50,11 @@ class CausalAttention(ScaledDotProductAttention):
         """Without options."""
 
 
+def own_device() -> torch.device:
+    """Where this process computes: its first GPU, or the CPU where there is none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def join_process_group(device: torch.device) -> None:
     """Make this process a group of one, without a port, unless it belongs to a group already."""
     if not dist.is_initialized():

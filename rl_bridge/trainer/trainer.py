@@ -16,7 +16,7 @@ from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ModelError, NonFiniteLoss
 from rl_bridge.titan.logprobs import log_distributions
-from rl_bridge.titan.model import TitanModel
+from rl_bridge.titan.model import TitanModel, own_device
 from rl_bridge.trainer.figures import FigureAccumulator
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
@@ -42,7 +42,7 @@ class Trainer:
         config = settings.trainer
         torch.set_num_threads(config.num_threads)
         torch.manual_seed(settings.seed)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = own_device()
         self._model = TitanModel(
             settings.model_path,
             dtype=settings.dtype,

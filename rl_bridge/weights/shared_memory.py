@@ -154,9 +154,8 @@ def read_snapshot(handle: SnapshotHandle) -> dict[str, Tensor]:
     """
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
-        if _NAME not in os.readlink(
-            path
-        ):  # a process closed its segment and uses the number for something else
+        if _NAME not in os.readlink(path):
+            # The process closed its segment and uses the number for something else.
             raise WeightsError(f"version {handle.version} is gone: its publisher has closed it")
         fd = os.open(path, os.O_RDWR)
     except OSError as error:

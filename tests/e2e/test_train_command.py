@@ -11,24 +11,12 @@ from typing import Any
 
 import pytest
 from e2e.conftest import CONFIG, ROOT, SMALL, Watched
+from report_fields import REPORT_FIELDS
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 Start = Callable[..., Watched]
 RUN_TIMEOUT_S = 300.0
-REPORT_KEYS = {
-    "exact_return",
-    "mean_return",
-    "ci95",
-    "win_rate",
-    "push_rate",
-    "illegal_rate",
-    "optimal_agreement",
-    "hands",
-    "train_seconds",
-    "seed",
-    "baselines",
-}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -58,7 +46,7 @@ def test_run_writes_its_report_and_does_what_the_overrides_say(ropewalk: Start, 
     assert first.wait(RUN_TIMEOUT_S) == 0, first.output()[-3000:]
     folder = tmp_path / "first" / "run"
     report = json.loads((folder / "report.json").read_text())
-    assert report.keys() >= REPORT_KEYS
+    assert report.keys() >= REPORT_FIELDS
     assert (report["seed"], report["hands"]) == (5, 64)
     assert [row["iteration"] for row in rows(folder)] == [1, 2]
     assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows(folder))

@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from report_fields import REPORT_FIELDS
 
 from envs.blackjack_env.oracle import (
     DECISION_STATES,
@@ -27,19 +28,6 @@ CONFIG = load_config(
 )
 OPTIMUM: dict[DecisionState, Answer] = dict(optimal_policy())
 STAND: dict[DecisionState, Answer] = dict.fromkeys(DECISION_STATES, "stand")
-FIELDS_OF_THE_ISSUE = {
-    "exact_return",
-    "mean_return",
-    "ci95",
-    "win_rate",
-    "push_rate",
-    "illegal_rate",
-    "optimal_agreement",
-    "hands",
-    "train_seconds",
-    "seed",
-    "baselines",
-}
 
 
 def result(*hands: tuple[float, Ending], dropped: int = 0) -> EvaluationResult:
@@ -69,7 +57,7 @@ def summary(
 
 def test_by_hand() -> None:
     report = summary(OPTIMUM, TEN)
-    assert set(report) >= FIELDS_OF_THE_ISSUE
+    assert set(report) >= REPORT_FIELDS
     assert report["mean_return"] == pytest.approx(-0.25)
     # Sum of squares 3 + 4 + 2.25 = 9.25; less 10 * 0.0625 = 8.625; over 9: variance 0.9583333, deviation
     # 0.9789450; 1.96 * 0.9789450 / sqrt(10) = 0.6067564.
