@@ -8,7 +8,6 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import ValidationError
 
 from openenv_core.client.socket import Socket, SocketOptions, open_socket
-from openenv_core.client.watchdog import Watchdog
 from openenv_core.errors import (
     CapacityReached,
     ClientClosed,
@@ -23,6 +22,7 @@ from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
 from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+from openenv_core.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from openenv_core.providers.base import Provider
