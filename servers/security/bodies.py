@@ -1,0 +1,111 @@
+"""Bodies of HTTP requests, read whole before anything works on them: bounded in size and in time."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from starlette.types import Message, Receive
+
+from servers.security.refusal import Turned
+from servers.settings import ServerSettings
+
+LINGER_S = 2.0
+"""Seconds that a caller gets to read its refusal while the rest of its body is thrown away. A connection that is
+closed while data is on its way is reset, and the refusal is lost with it."""
+
+
+class ClientLeft(Exception):  # noqa: N818 - what happened
+    """The caller left before its body had come."""
+
+
+class Bodies:
+    """Reads bodies within the limits of a server.
+
+    Args:
+        settings: The server's settings.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._max = settings.max_body_bytes
+        self._timeout_s = settings.body_timeout_s
+
+    def announced(self, headers: Mapping[bytes, Sequence[bytes]]) -> bool:
+        """Return whether a body comes.
+
+        Raises:
+            Turned: 413, 415 or 400: the headers say already that it cannot be taken.
+        """
+        encodings = [value.strip().lower() for value in headers.get(b"content-encoding", ())]
+        if any(value not in (b"", b"identity") for value in encodings):
+            raise Turned(415, "expected a body without Content-Encoding, got one; send it uncompressed")
+        if b"transfer-encoding" in headers:
+            return True
+        lengths = {value.strip() for value in headers.get(b"content-length", ())}
+        if not lengths:
+            return False
+        length = lengths.pop()
+        if lengths or not length.isdigit():
+            raise Turned(400, "expected one whole number in Content-Length")
+        # int() of a long run of digits is slow, and past twenty the length is too great in any case.
+        if len(length) > 20 or int(length) > self._max:
+            raise self._too_large()
+        return int(length) > 0
+
+    async def read(self, receive: Receive) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            Turned: 413 or 408.
+            ClientLeft: The connection is gone.
+        """
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ClientLeft
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self._max:
+                        raise self._too_large()
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise Turned(
+                408, f"expected the whole body within {self._timeout_s:g} s, got {size} bytes of it"
+            ) from None
+
+    def _too_large(self) -> Turned:
+        return Turned(
+            413,
+            f"expected a body of at most {self._max} bytes, got a larger one; the limit is --max-body "
+            "(ROPEWALK_MAX_BODY_BYTES)",
+        )
+
+
+async def discard(receive: Receive) -> None:
+    """Throw away what still comes, until it ends, the caller leaves, or LINGER_S is over."""
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body that was read, then what the connection gives."""
+    given = False
+
+    async def receive_body() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_body
