@@ -28,7 +28,7 @@ from openenv_core.errors import (
     SessionFailed,
     ValidationFailed,
 )
-from openenv_core.types import Action, EnvironmentMetadata, Observation, State, StepResult
+from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
@@ -39,6 +39,7 @@ __all__ = [
     "CapacityReached",
     "ClientClosed",
     "ClientError",
+    "ConcurrencyConfig",
     "ConfigurationError",
     "ConnectionFailed",
     "ConnectionLost",

@@ -6,7 +6,7 @@ Authors subclass `Action`, `Observation` and `State`; everything else here is us
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from typing_extensions import TypeVar
 
 ActT = TypeVar("ActT", default=Any)
@@ -65,6 +65,20 @@ class EnvironmentMetadata(BaseModel):
     version: str | None = None
     author: str | None = None
     documentation_url: str | None = None
+
+
+class ConcurrencyConfig(BaseModel):
+    """How many sessions a server holds, and how long it keeps one that nobody uses.
+
+    Attributes:
+        max_concurrent_envs: The greatest number of sessions at once.
+        session_timeout: Seconds that a session may go unused; None leaves it to the server's settings.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_concurrent_envs: PositiveInt = 1
+    session_timeout: PositiveFloat | None = None
 
 
 @dataclass(frozen=True, slots=True)
