@@ -4,8 +4,9 @@
 - plain methods of a class with `BLOCKING = False` run on the loop too, without a hop;
 - everything else, constructors included, runs in a thread.
 
-A method in a thread cannot be stopped. When its caller goes away the call is abandoned: the environment is
-closed once the call returns, and `Executor.abandoned` counts it until then.
+A method in a thread cannot be stopped. When its caller goes away, or its time is over, the call is abandoned:
+another thread takes the place of the one that it holds, the environment is closed once it returns, and
+`Executor.abandoned` counts it until then.
 """
 
 import asyncio
@@ -27,7 +28,10 @@ MAX_THREADS = 64
 """Threads of the shared pool, unless the cap on sessions needs fewer."""
 
 MIN_THREADS = 4
-"""Even one session's server needs a second thread: an abandoned call may hold the first."""
+"""Even one session's server needs a second thread, for the calls of plain HTTP and of closing."""
+
+MAX_ABANDONED = 64
+"""Threads that abandoned calls may hold. Beyond them a server takes no further sessions."""
 
 CLOSE_S = 5.0
 """Seconds that an environment gets to close, or an async method to heed its cancellation."""
@@ -105,14 +109,19 @@ class Executor:
         sessions: The cap on sessions, which bounds how many threads are of use.
 
     Attributes:
-        abandoned: Calls whose callers went away and which still hold a thread.
-        limit: With this many abandoned calls no new session is taken; half of the threads stay free.
+        abandoned: Calls that nobody waits for any more and which still hold a thread.
+        limit: With this many abandoned calls no new session is taken.
     """
 
     def __init__(self, sessions: int) -> None:
         self.pool = ThreadPool(min(MAX_THREADS, max(MIN_THREADS, 2 * sessions)))
         self.abandoned = 0
-        self.limit = self.pool.size // 2
+        self.limit = MAX_ABANDONED
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether abandoned calls hold all the threads that may be given up."""
+        return self.abandoned >= self.limit
 
     def close(self) -> None:
         """Let the threads end."""
@@ -132,11 +141,10 @@ class Executor:
         try:
             succeeded, value = await call.waiter
         except asyncio.CancelledError:
-            if call.outcome is None:
-                self.abandoned += 1
-                call.on_late = lambda outcome: self._reject_late(outcome, pool)
-            else:
+            if call.outcome is not None:
                 self._reject(call.outcome, pool)
+            elif not self.give_up(call, pool, lambda outcome: self._reject(outcome, pool)):
+                self.end(pool)
             raise
         if succeeded and is_environment(value):
             return Runner(value, self, pool)
@@ -153,9 +161,25 @@ class Executor:
         if pool is not self.pool:
             pool.close()
 
-    def _reject_late(self, outcome: Outcome, pool: ThreadPool) -> None:
-        self.abandoned -= 1
-        self._reject(outcome, pool)
+    def give_up(self, call: Call, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
+        """Stop waiting for a call without an outcome; return whether it holds a thread, until `then` is called.
+
+        The one thread of an environment that asked for one is not replaced: closing has to follow in it.
+        """
+        if not pool.give_up(call, replace=pool is self.pool):
+            return False
+
+        def late(outcome: Outcome) -> None:
+            self.abandoned -= 1
+            then(outcome)
+
+        self.abandoned += 1
+        if self.exhausted:
+            logger.error(
+                "%d calls that nobody waits for hold a thread each; no new session is taken", self.abandoned
+            )
+        call.on_late = late
+        return True
 
     def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
         """Close what a constructor has brought, if it has, after its caller had left."""
@@ -227,9 +251,14 @@ class Runner:
         """
         return await self._run(lambda: self._environment.state, (), {})  # type: ignore[no-any-return]
 
-    async def get_metadata(self) -> Any:
-        """Ask the environment what it says of itself."""
-        return await self._run(self._environment.get_metadata, (), {})
+    async def call(self, name: str, *args: Any) -> Any:
+        """Run another method of the environment's.
+
+        Raises:
+            AttributeError: It has none of that name.
+            Exception: Whatever the environment raised.
+        """
+        return await self._run(getattr(self._environment, name), args, {})
 
     @property
     def concurrent(self) -> bool:
@@ -300,13 +329,11 @@ class Runner:
 
     def _abandon(self, call: Call, then: Callable[[], None]) -> None:
         def late(_: Outcome) -> None:
-            self._executor.abandoned -= 1
             self._late = None
             then()
 
-        self._executor.abandoned += 1
-        self._late = call
-        call.on_late = late
+        if self._executor.give_up(call, self._pool, late):
+            self._late = call
 
     def _end_own_pool(self) -> None:
         self._executor.end(self._pool)

@@ -24,9 +24,12 @@ class Call:
         on_late: Called on that loop with the outcome if the waiter was cancelled meanwhile. To be set only
             while there is no outcome: whoever is cancelled wakes up a little later, and the outcome may come
             in between.
+        running: A thread has taken it up; under the pool's lock, like the next two.
+        dropped: It was given up before that, and no thread takes it up any more.
+        left: It was given up after that, and its thread has been replaced.
     """
 
-    __slots__ = ("_args", "_fn", "_loop", "on_late", "outcome", "waiter")
+    __slots__ = ("_args", "_fn", "_loop", "dropped", "left", "on_late", "outcome", "running", "waiter")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], args: tuple[Any, ...]
@@ -37,6 +40,7 @@ class Call:
         self.waiter: asyncio.Future[Outcome] = loop.create_future()
         self.outcome: Outcome | None = None
         self.on_late: Callable[[Outcome], None] | None = None
+        self.running = self.dropped = self.left = False
 
     def run(self) -> None:
         """Run the call; for the pool's threads."""
@@ -79,14 +83,41 @@ class ThreadPool:
         call = Call(asyncio.get_running_loop(), fn, args)
         with self._lock:
             self._outstanding += 1
-            start = self._outstanding > self._threads and self._threads < self.size
-            if start:
-                self._threads += 1
-                number = self._threads
+            number = self._grow()
         self._queue.put(call)
-        if start:
-            threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+        self._start(number)
         return call
+
+    def _grow(self) -> int | None:
+        """Return the number of a thread to start, where one more is of use; under the lock."""
+        if self._outstanding <= self._threads or self._threads >= self.size:
+            return None
+        self._threads += 1
+        return self._threads
+
+    def _start(self, number: int | None) -> None:
+        if number is not None:
+            threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+
+    def give_up(self, call: Call, replace: bool = True) -> bool:
+        """Stop waiting for a call; return whether it still holds a thread.
+
+        Args:
+            call: A call that nobody waits for any more.
+            replace: Another thread takes the place of the one that it holds, which ends with it.
+        """
+        with self._lock:
+            if not call.running:
+                call.dropped = True
+                return False
+            if not replace:
+                return True
+            call.left = True
+            self._threads -= 1
+            self._outstanding -= 1
+            number = self._grow()
+        self._start(number)
+        return True
 
     def close(self) -> None:
         """Let every thread end after the calls that are already queued, without waiting for them.
@@ -100,6 +131,11 @@ class ThreadPool:
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:
-            call.run()
             with self._lock:
+                call.running = not call.dropped
+            if call.running:
+                call.run()
+            with self._lock:
+                if call.left:
+                    return
                 self._outstanding -= 1

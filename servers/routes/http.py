@@ -127,7 +127,7 @@ class MetadataSource:
             return self._found
         try:
             async with self._sessions.session() as session:
-                self._found = EnvironmentMetadata.model_validate(await session.runner.get_metadata())
+                self._found = EnvironmentMetadata.model_validate(await session.runner.call("get_metadata"))
         except Refusal:
             return self._default()
         except FATAL:
