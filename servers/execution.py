@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
 from servers.threads import Call, Outcome, ThreadPool
@@ -23,6 +23,8 @@ from servers.threads import Call, Outcome, ThreadPool
 logger = logging.getLogger("servers")
 
 Factory: TypeAlias = Callable[[], Environment[Any, Any, Any]]
+
+T = TypeVar("T")
 
 MAX_THREADS = 64
 """Threads of the shared pool, unless the cap on sessions needs fewer."""
@@ -261,6 +263,11 @@ class Runner:
         return await self._run(getattr(self._environment, name), args, {})
 
     @property
+    def name(self) -> str:
+        """What the environment's class is called."""
+        return type(self._environment).__name__
+
+    @property
     def concurrent(self) -> bool:
         """Whether the environment's class promises to share a process with other instances."""
         return bool(getattr(self._environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
@@ -286,7 +293,7 @@ class Runner:
 
     def discard(self) -> None:
         """Close the environment without waiting for it."""
-        self._closing = _keep(asyncio.create_task(self._close()))
+        self._closing = keep(asyncio.create_task(self._close()))
 
     def on_free(self, then: Callable[[], None]) -> None:
         """Call `then` when no abandoned call runs any more and what followed it is over; maybe at once."""
@@ -351,7 +358,8 @@ _kept: set[asyncio.Task[Any]] = set()
 """Tasks that nobody waits for. The event loop itself holds tasks only weakly."""
 
 
-def _keep(task: asyncio.Task[None]) -> asyncio.Task[None]:
+def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
+    """Hold on to a task that nobody waits for."""
     _kept.add(task)
     task.add_done_callback(_kept.discard)
     return task
@@ -363,4 +371,4 @@ async def end(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task], timeout=CLOSE_S)
     if not task.done():
         logger.error("%s did not heed its cancellation within %g s; its session stays taken", task, CLOSE_S)
-        _keep(task)
+        keep(task)

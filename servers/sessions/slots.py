@@ -1,0 +1,82 @@
+"""Slots: how many sessions there may be, of all callers and of one."""
+
+from collections import Counter
+from typing import Protocol
+
+from openenv_core.protocol.codes import CAPACITY_REACHED, Refusal
+
+
+class Slots(Protocol):
+    """Counts sessions against a cap."""
+
+    @property
+    def active(self) -> int:
+        """Slots in use."""
+
+    @property
+    def cap(self) -> int:
+        """The greatest number of slots in use at once."""
+
+    def take(self, owner: str) -> None:
+        """Take a slot for a caller.
+
+        Raises:
+            Refusal: CAPACITY_REACHED, with active_sessions and max_sessions.
+        """
+
+    def give(self, owner: str) -> None:
+        """Give a slot back that this caller has taken."""
+
+
+class LocalSlots:
+    """The slots of one process.
+
+    Args:
+        cap: The greatest number of sessions.
+        per_owner: The greatest number of sessions of one caller; None: only the cap.
+    """
+
+    def __init__(self, cap: int, per_owner: int | None = None) -> None:
+        self._cap = cap
+        self._per_owner = per_owner
+        self._taken: Counter[str] = Counter()
+        self._active = 0
+
+    @property
+    def active(self) -> int:
+        """Slots in use."""
+        return self._active
+
+    @property
+    def cap(self) -> int:
+        """The greatest number of slots in use at once."""
+        return self._cap
+
+    def take(self, owner: str) -> None:
+        """Take a slot for a caller.
+
+        Raises:
+            Refusal: CAPACITY_REACHED.
+        """
+        if self._active >= self._cap:
+            raise full("session", self._active, self._cap)
+        if self._per_owner is not None and self._taken[owner] >= self._per_owner:
+            raise full("session of this token", self._taken[owner], self._per_owner)
+        self._active += 1
+        self._taken[owner] += 1
+
+    def give(self, owner: str) -> None:
+        """Give a slot back that this caller has taken."""
+        self._active -= 1
+        self._taken[owner] -= 1
+        if not self._taken[owner]:
+            del self._taken[owner]
+
+
+def full(what: str, taken: int, cap: int) -> Refusal:
+    """Return the refusal of a caller for whom there is no slot."""
+    return Refusal(
+        CAPACITY_REACHED,
+        f"expected a free {what}, got {taken} of {cap} in use; try again later",
+        {"active_sessions": taken, "max_sessions": cap},
+    )

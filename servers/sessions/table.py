@@ -1,0 +1,314 @@
+"""The table of sessions: who may come in, and when a slot comes back.
+
+Every request that needs an environment, plain HTTP included, goes through here, so nothing bypasses the cap.
+A session is bound to the block that opened it (a socket, a single request), or it stands by itself under an id
+until it is closed or has gone unused for too long.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
+from uuid import uuid4
+
+from openenv_core.protocol.codes import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal
+from servers.execution import CLOSE_S, FATAL, Executor, Factory, Runner, keep, plan_of
+from servers.sessions.calls import Call
+from servers.sessions.reaper import Reaper
+from servers.sessions.refusals import DeadlinePassed, UnknownSession
+from servers.sessions.session import Session
+from servers.sessions.slots import LocalSlots, Slots
+from servers.settings import ServerSettings
+
+logger = logging.getLogger("servers")
+
+T = TypeVar("T")
+
+Key = tuple[str, str]
+"""Owner and id: ids may be chosen by callers, and one caller's choice must tell nothing of another's."""
+
+
+def _draw() -> str:
+    return str(uuid4())
+
+
+class SessionTable:
+    """Hands out sessions, up to a cap.
+
+    Args:
+        factory: Makes an environment.
+        cap: The greatest number of sessions.
+        executor: Where the environments run.
+        settings: How long things may take.
+        slots: Counts sessions; by default those of this process alone.
+        new_id: Draws the ids that callers do not choose themselves.
+
+    Attributes:
+        draining: No further session is taken.
+    """
+
+    def __init__(
+        self,
+        factory: Factory,
+        cap: int,
+        executor: Executor,
+        settings: ServerSettings | None = None,
+        slots: Slots | None = None,
+        new_id: Callable[[], str] = _draw,
+    ) -> None:
+        settings = settings or ServerSettings()
+        self.factory = factory
+        self.executor = executor
+        self.slots: Slots = slots or LocalSlots(cap, settings.max_sessions_per_token)
+        self.step_timeout_s = settings.step_timeout_s
+        self.draining = False
+        self._new_id = new_id
+        self._sessions: dict[Key, Session] = {}
+        self._opening: dict[Key, asyncio.Future[None]] = {}
+        self._reaper = Reaper(self, settings.idle_timeout_s)
+
+    @property
+    def inline(self) -> bool:
+        """Whether every method of the environment runs on the loop without waiting."""
+        return isinstance(self.factory, type) and plan_of(self.factory).inline
+
+    @property
+    def active(self) -> int:
+        """Slots in use: sessions, those under construction, and those whose class cannot be left yet."""
+        return self.slots.active
+
+    @property
+    def standing(self) -> list[Session]:
+        """The sessions that stand by themselves."""
+        return [session for session in self._sessions.values() if session.standing]
+
+    # Coming
+
+    @asynccontextmanager
+    async def session(self, owner: str = "") -> AsyncIterator[Session]:
+        """Take a slot and an environment for as long as the block runs.
+
+        Raises:
+            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlinePassed`.
+        """
+        session = await self._admit(owner)
+        try:
+            yield session
+        finally:
+            self._forget(session)
+            await self.finish(session)
+
+    async def open(self, owner: str, session_id: str | None = None) -> Session:
+        """Open a session that stands by itself.
+
+        Args:
+            owner: Whose it is.
+            session_id: An id of the caller's choice, which none of the caller's sessions has.
+
+        Raises:
+            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlinePassed`.
+        """
+        key = (owner, session_id or self._new_id())
+        opening = self._opening[key] = asyncio.get_running_loop().create_future()
+        try:
+            session = await self._admit(owner, key[1])
+            self._sessions[key] = session
+        finally:
+            del self._opening[key]
+            opening.set_result(None)
+        session.last_use = asyncio.get_running_loop().time()
+        self._reaper.start()
+        return session
+
+    async def find_or_open(self, owner: str, session_id: str) -> Session:
+        """Return the caller's session of this id, opened now where there was none.
+
+        Raises:
+            Refusal: As `open`.
+        """
+        while (opening := self._opening.get((owner, session_id))) is not None:
+            await asyncio.shield(opening)
+        return self._sessions.get((owner, session_id)) or await self.open(owner, session_id)
+
+    def find(self, owner: str, session_id: object) -> Session:
+        """Return the caller's session of this id.
+
+        Raises:
+            Refusal: `UnknownSession`.
+        """
+        session = self._sessions.get((owner, session_id)) if isinstance(session_id, str) else None
+        if session is None:
+            raise UnknownSession(str(session_id))
+        return session
+
+    def hand_out(self, session: Session) -> str:
+        """Return the id of a session, under which its owner finds it from now on."""
+        if not session.id and not session.over:
+            session.id = self._new_id()
+            self._sessions[session.owner, session.id] = session
+        return session.id
+
+    @contextmanager
+    def attach(self, owner: str, session_id: str) -> Iterator[Session]:
+        """Speak for a session that stands by itself for as long as the block runs; it outlives the block.
+
+        Raises:
+            Refusal: It is unknown, not ready, or somebody speaks for it already.
+        """
+        if (owner, session_id) in self._opening:
+            raise Refusal(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
+        session = self.find(owner, session_id)
+        if session.attached:
+            raise Refusal(SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
+        session.attached = session.used = True
+        try:
+            yield session
+        finally:
+            session.attached = False
+            session.last_use = asyncio.get_running_loop().time()
+            if session.closing and not session.over:
+                self.drop(session)
+
+    # Work
+
+    async def call(self, session: Session, work: Callable[[Runner], Awaitable[T]]) -> T:
+        """Do something in a session that others may ask too: one call at a time, each with a deadline.
+
+        The call of a session that stands by itself goes on when whoever asked has left.
+
+        Raises:
+            Refusal: `Busy`, `UnknownSession` (it has ended meanwhile), or `DeadlinePassed`.
+            Exception: Whatever the environment raised.
+        """
+        await session.take_turn()
+        if session.over:
+            session.give_turn()
+            raise UnknownSession(session.id)
+        session.used = True
+        if session.runner.step_inline is not None:
+            try:
+                return await work(session.runner)
+            finally:
+                session.give_turn()
+                session.last_use = asyncio.get_running_loop().time()
+        return await Call(self, session, work).result()
+
+    # Going
+
+    def expire(self, session: Session) -> DeadlinePassed:
+        """End a session whose environment takes too long; its slot is free at once, whatever its class asks for."""
+        logger.error(
+            "%s took longer than %g s; its session is ended",
+            session.runner.name,
+            self.step_timeout_s,
+        )
+        self._forget(session)
+        self._release(session)
+        return DeadlinePassed(self.step_timeout_s)
+
+    async def close(self, session: Session) -> bool:
+        """End a session, and with it the call that is under way; return False where its socket has to leave first."""
+        if session.attached:
+            session.closing = True
+            return False
+        self._forget(session)
+        await self.finish(session)
+        return True
+
+    def drop(self, session: Session) -> None:
+        """End a session without waiting for it; nobody finds it from now on."""
+        self._forget(session)
+        keep(asyncio.create_task(self.finish(session)))
+
+    async def end_standing(self, deadline: float) -> None:
+        """End every session that stands by itself, after its call where that comes to an end in time.
+
+        Args:
+            deadline: On the loop's clock.
+        """
+        await asyncio.gather(*(self._end_after_call(session, deadline) for session in self.standing))
+
+    async def shut_down(self) -> None:
+        """End what is left when the server stops."""
+        self._reaper.stop()
+        await self.end_standing(0.0)
+
+    async def _end_after_call(self, session: Session, deadline: float) -> None:
+        self._forget(session)
+        if session.call is not None:
+            remaining = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
+        await self.finish(session)
+
+    async def _admit(self, owner: str, session_id: str = "") -> Session:
+        if self.draining:
+            raise Refusal(
+                CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
+            )
+        if self.executor.exhausted:
+            raise Refusal(
+                CAPACITY_REACHED,
+                f"expected a free thread, got {self.executor.abandoned} held by calls whose clients have left or "
+                "whose time was over; try again later, or restart the server if the environment hangs",
+                {"active_sessions": self.active, "max_sessions": self.slots.cap},
+            )
+        self.slots.take(owner)
+        try:
+            return Session(await self._construct(), owner, session_id, standing=bool(session_id))
+        except BaseException:
+            self.slots.give(owner)
+            raise
+
+    async def _construct(self) -> Runner:
+        name = getattr(self.factory, "__name__", type(self.factory).__name__)
+        deadline = asyncio.timeout(self.step_timeout_s)
+        try:
+            async with deadline:
+                runner = await self.executor.construct(self.factory)
+        except FATAL as error:
+            if deadline.expired():
+                raise DeadlinePassed(self.step_timeout_s) from None
+            logger.exception("constructing an environment with %s failed", name)
+            raise Refusal(
+                FACTORY_ERROR, str(error) or type(error).__name__, {"factory_name": name}
+            ) from error
+        if self.slots.cap > 1 and not runner.concurrent:
+            # Known only now: the factory is a function, whose class could not be asked beforehand.
+            await runner.close()
+            text = (
+                f"expected a class with SUPPORTS_CONCURRENT_SESSIONS = True for {self.slots.cap} sessions, "
+                "got one without"
+            )
+            raise Refusal(FACTORY_ERROR, text, {"factory_name": name})
+        return runner
+
+    def _forget(self, session: Session) -> None:
+        session.over = True
+        if session.id:
+            self._sessions.pop((session.owner, session.id), None)
+
+    async def finish(self, session: Session) -> None:
+        """Close the environment of a session that nobody finds any more, and give its slot back."""
+        runner, call = session.runner, session.call
+        if call is not None:
+            if call.expired:
+                return  # it has this done when it ends at last
+            call.task.cancel()
+            await asyncio.wait([call.task], timeout=CLOSE_S)
+        try:
+            await runner.close()
+        finally:
+            if runner.concurrent:
+                self._release(session)
+            elif session.holds_slot:
+                # Its class does not promise to share a process with a second instance, so the slot stays taken
+                # until an abandoned call, and the closing, are over; but no longer than a call may take.
+                runner.on_free(lambda: self._release(session))
+                if session.holds_slot and self.step_timeout_s is not None:
+                    asyncio.get_running_loop().call_later(self.step_timeout_s, self._release, session)
+
+    def _release(self, session: Session) -> None:
+        if session.holds_slot:
+            session.holds_slot = False
+            self.slots.give(session.owner)
