@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from openenv_core.transforms import Transform
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, StateT
 
 
@@ -27,6 +28,15 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     Released environments that write `reset_async` and `step_async` beside the plain ones are served
     through those.
 
+    A rubric, where there is one, is called with the action and the observation and gives the reward; one with
+    `reset` is told of a new episode. Neither it nor the transform is applied by itself: `step` says where, with
+    `self._apply_rubric(action, observation)` and `self._apply_transform(observation)`. Subclasses without use
+    for either need not call this constructor. Those that know tasks follow `openenv_core.tasks.TaskProvider`.
+
+    Args:
+        transform: What `_apply_transform` applies; None changes nothing.
+        rubric: What `_apply_rubric` calls; None gives 0.0.
+
     Attributes:
         BLOCKING: False promises that the plain (not async) methods and the constructor never wait and
             take well under a millisecond, so that a server may run them on its event loop.
@@ -39,6 +49,17 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     DETERMINISTIC: ClassVar[bool] = False
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
+
+    transform: Transform[ObsT] | None = None
+    rubric: Callable[[Any, Any], Any] | None = None
+
+    def __init__(
+        self,
+        transform: Transform[ObsT] | None = None,
+        rubric: Callable[[ActT, ObsT], float | Awaitable[float]] | None = None,
+    ) -> None:
+        self.transform = transform
+        self.rubric = rubric
 
     # Authors narrow the options of `reset` and `step` and choose between `def` and `async def`. No single
     # method signature has all of those as subtypes, so type checkers see two callables of any parameters,
@@ -81,3 +102,40 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         return EnvironmentMetadata(
             name=cls.__name__, description=inspect.cleandoc(cls.__doc__ or cls.__name__)
         )
+
+    def _apply_transform(self, observation: ObsT) -> ObsT:
+        """Return what the transform makes of an observation; without one, the observation."""
+        return observation if self.transform is None else self.transform(observation)
+
+    def _apply_rubric(self, action: ActT, observation: ObsT) -> float:
+        """Return the reward that the rubric gives; 0.0 without one.
+
+        Raises:
+            TypeError: The rubric is asynchronous: `await self._apply_rubric_async(...)` runs it.
+        """
+        score = 0.0 if self.rubric is None else self.rubric(action, observation)
+        if inspect.isawaitable(score):
+            if inspect.iscoroutine(score):
+                score.close()
+            raise TypeError(
+                f"expected a reward from {self.rubric!r}, got an awaitable; "
+                "make step() async and await self._apply_rubric_async(action, observation)"
+            )
+        return score
+
+    async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float:
+        """Return the reward that the rubric, asynchronous or not, gives; 0.0 without one."""
+        score = 0.0 if self.rubric is None else self.rubric(action, observation)
+        return await score if inspect.isawaitable(score) else score
+
+    def _reset_rubric(self) -> None:
+        """Tell the rubric of a new episode, where it has a `reset` to be told by."""
+        if (reset := getattr(self.rubric, "reset", None)) is not None:
+            reset()
+
+    async def _reset_rubric_async(self) -> None:
+        """Tell the rubric of a new episode by its `reset_async`, else its `reset`."""
+        if (reset_async := getattr(self.rubric, "reset_async", None)) is None:
+            self._reset_rubric()
+        elif inspect.isawaitable(told := reset_async()):
+            await told

@@ -1,0 +1,80 @@
+"""Tools as the wire carries them through `step`: what is asked, what comes back, and how a call fails.
+
+An environment of tools takes `ListToolsAction` and `CallToolAction` and answers with the observation of the same
+name. A tool that raises is no error of the session: the observation says so in `error`.
+"""
+
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from openenv_core.types import Action, Observation
+
+RESERVED_TOOL_NAMES: Final = frozenset({"reset", "step", "state", "close"})
+"""What no tool may be called: a client has methods of these names."""
+
+
+class Tool(BaseModel):
+    """One tool, as it is listed.
+
+    Attributes:
+        input_schema: JSON schema of the arguments.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+
+
+class ToolErrorType(StrEnum):
+    """How a call can fail."""
+
+    EXECUTION_ERROR = "execution_error"
+    INVALID_ARGS = "invalid_args"
+    TRANSPORT_ERROR = "transport_error"
+    TOOL_NOT_FOUND = "tool_not_found"
+    TIMEOUT = "timeout"
+
+
+class ToolError(BaseModel):
+    """Why a call failed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error_type: ToolErrorType
+    message: str
+
+
+class ListToolsAction(Action):
+    """Asks which tools there are."""
+
+    type: Literal["list_tools"] = "list_tools"
+
+
+class CallToolAction(Action):
+    """Asks a tool to run."""
+
+    type: Literal["call_tool"] = "call_tool"
+    tool_name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ListToolsObservation(Observation):
+    """The tools that there are."""
+
+    tools: list[Tool]
+
+
+class CallToolObservation(Observation):
+    """What a tool returned, or why it did not.
+
+    Attributes:
+        result: The tool's own value, also where that tells of an error; None where the call failed.
+    """
+
+    tool_name: str
+    result: Any = None
+    error: ToolError | None = None
