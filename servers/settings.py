@@ -11,6 +11,11 @@ Mode: TypeAlias = Literal["simulation", "production"]
 
 MODES = ("simulation", "production")
 
+MIN_TOKEN_CHARS = 16
+
+MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+"""What makes a token that nobody guesses."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
@@ -45,6 +50,19 @@ class ServerSettings:
     drain_s: float = 8.0
     mode: Mode = "simulation"
 
+    def __post_init__(self) -> None:
+        """Refuse tokens that can be guessed, or that a header cannot carry.
+
+        Raises:
+            ConfigurationError: A token is such; the message does not say which.
+        """
+        for token in self.tokens:
+            if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+                raise ConfigurationError(
+                    f"expected tokens of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces, "
+                    f"got one of {len(token)} characters; make one with: {MAKE_TOKEN}"
+                )
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "ServerSettings":
         """Read the settings from environment variables; those that are absent or empty keep their defaults.
@@ -58,7 +76,7 @@ class ServerSettings:
                 found[name] = read(variable, value)
         tokens = _words("ROPEWALK_TOKENS", environ.get("ROPEWALK_TOKENS", ""))
         if path := environ.get("ROPEWALK_TOKEN_FILE", "").strip():
-            tokens += _lines("ROPEWALK_TOKEN_FILE", path)
+            tokens += token_lines("ROPEWALK_TOKEN_FILE", path)
         return cls(tokens=tokens, **found)
 
 
@@ -66,7 +84,12 @@ def _words(_: str, value: str) -> tuple[str, ...]:
     return tuple(value.replace(",", " ").split())
 
 
-def _lines(variable: str, path: str) -> tuple[str, ...]:
+def token_lines(variable: str, path: str) -> tuple[str, ...]:
+    """Read the tokens in a file: one a line, lines that begin with # are comments.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
     try:
         lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
@@ -74,24 +97,39 @@ def _lines(variable: str, path: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-def _count(variable: str, value: str) -> int:
+def count(variable: str, value: str) -> int:
+    """Read a whole number of at least 1.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise ConfigurationError(f"expected {variable} to be a whole number of at least 1, got {value!r}")
     return int(value)
 
 
-def _seconds(variable: str, value: str) -> float:
+def seconds(variable: str, value: str) -> float:
+    """Read a number of seconds.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     try:
-        seconds = float(value)
+        number = float(value)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
+        number = -1.0
+    if not 0 <= number < float("inf"):
         raise ConfigurationError(f"expected {variable} to be a number of seconds, got {value!r}")
-    return seconds
+    return number
 
 
-def _seconds_or_none(variable: str, value: str) -> float | None:
-    return _seconds(variable, value) or None
+def seconds_or_none(variable: str, value: str) -> float | None:
+    """Read a number of seconds where 0 means no bound.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    return seconds(variable, value) or None
 
 
 def _mode(variable: str, value: str) -> Mode:
@@ -104,11 +142,11 @@ def _mode(variable: str, value: str) -> Mode:
 _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_ALLOWED_HOSTS": ("allowed_hosts", _words),
     "ROPEWALK_ALLOWED_ORIGINS": ("allowed_origins", _words),
-    "ROPEWALK_MAX_BODY_BYTES": ("max_body_bytes", _count),
-    "ROPEWALK_MAX_SESSIONS": ("max_sessions", _count),
-    "ROPEWALK_MAX_SESSIONS_PER_TOKEN": ("max_sessions_per_token", _count),
-    "ROPEWALK_STEP_TIMEOUT": ("step_timeout_s", _seconds_or_none),
-    "ROPEWALK_IDLE_TIMEOUT": ("idle_timeout_s", _seconds),
-    "ROPEWALK_DRAIN": ("drain_s", _seconds),
+    "ROPEWALK_MAX_BODY_BYTES": ("max_body_bytes", count),
+    "ROPEWALK_MAX_SESSIONS": ("max_sessions", count),
+    "ROPEWALK_MAX_SESSIONS_PER_TOKEN": ("max_sessions_per_token", count),
+    "ROPEWALK_STEP_TIMEOUT": ("step_timeout_s", seconds_or_none),
+    "ROPEWALK_IDLE_TIMEOUT": ("idle_timeout_s", seconds),
+    "ROPEWALK_DRAIN": ("drain_s", seconds),
     "OPENENV_MODE": ("mode", _mode),
 }

@@ -5,17 +5,19 @@ pointed at that address (DNS rebinding) the browser takes the server for the pag
 Host tells. Where it has not, Origin tells.
 """
 
-import ipaddress
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from openenv_core.errors import ConfigurationError
+from servers.addresses import ip_address, is_loopback
 from servers.security.refusal import Turned
 
 ANY = "*"
 
 _NETLOC = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _ORIGIN = re.compile(rf"(?P<scheme>https?)://{_NETLOC.pattern}", re.IGNORECASE)
+_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -35,10 +37,18 @@ class Hosts:
 
     Args:
         allowed: Further names; `*.example.org` for all names under one, `*` for any.
+
+    Raises:
+        ConfigurationError: One of them is no name.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        names = [name.lower().rstrip(".") for name in allowed]
+        names = [name.lower().removesuffix(".") for name in allowed]
+        for name in names:
+            if not _PATTERN.fullmatch(name):
+                raise ConfigurationError(
+                    f"expected an allowed host to be a name without scheme and port, *.NAME or *, got {name!r}"
+                )
         self._any = ANY in names
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
@@ -68,7 +78,7 @@ class Hosts:
         return netloc
 
     def _serves(self, host: str, local: object) -> bool:
-        if self._any or host in self._names or host == "localhost" or _address(host) is not None:
+        if self._any or host in self._names or host == "localhost" or ip_address(host) is not None:
             return True
         if host.endswith(self._suffixes):
             return True
@@ -79,12 +89,20 @@ class Origins:
     """Which pages may use a server: those that it serves itself, and those that are allowed.
 
     Args:
-        allowed: Further origins, as in `https://example.org`; `*` for any.
+        allowed: Further origins, as in `https://example.org`; `null` is one too; `*` for any.
+
+    Raises:
+        ConfigurationError: One of them is no origin.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._any = ANY in allowed
         self._allowed = frozenset(_parsed(origin) or origin for origin in allowed)
+        for origin in self._allowed - {ANY, "null"}:
+            if isinstance(origin, str):
+                raise ConfigurationError(
+                    f"expected an allowed origin as in https://example.org, or null, or *, got {origin!r}"
+                )
 
     def check(self, values: Sequence[bytes], host: Netloc) -> None:
         """Let pass a request without Origin, and those whose Origin is the host's own or allowed.
@@ -114,30 +132,15 @@ class Origins:
         )
 
 
-def is_loopback(address: str) -> bool:
-    """Say whether an IP address can only be reached from this machine."""
-    found = _address(address)
-    return found is not None and found.is_loopback
-
-
 def _is_loopback(local: object) -> bool:
     return isinstance(local, str) and is_loopback(local)
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    # ::ffff:127.0.0.1 is how a socket of both families sees 127.0.0.1.
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _netloc(match: re.Match[str]) -> Netloc | None:
     host, port = match["host"].lower(), match["port"]
     if host.startswith("["):
         host = host[1:-1]
-        if _address(host) is None:
+        if ip_address(host) is None:
             return None
     else:
         host = host.removesuffix(".")

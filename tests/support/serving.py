@@ -11,7 +11,7 @@ import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 
 from servers.app import EnvironmentApp
-from servers.cli.serve import SETTINGS
+from servers.hosting import SETTINGS
 
 PATIENCE_S = 20
 
@@ -19,7 +19,7 @@ PATIENCE_S = 20
 @asynccontextmanager
 async def serving(app: EnvironmentApp, **settings: Any) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_level="warning", access_log=False, **{**SETTINGS, **settings})
+        config = uvicorn.Config(app, log_level="warning", **{**SETTINGS, **settings})
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

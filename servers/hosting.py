@@ -1,0 +1,183 @@
+"""One server process: uvicorn with bounds, and an end that always comes."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final, TypeAlias
+
+import uvicorn
+
+from servers.listening import BACKLOG
+from servers.protocols import raise_descriptor_limit
+
+logger = logging.getLogger("servers")
+
+Drain: TypeAlias = Callable[[float], Awaitable[None]]
+
+SETTINGS: Final[dict[str, Any]] = {
+    "http": "servers.protocols:HttpProtocol",
+    # The sans-I/O protocol takes about two thirds of the default one's CPU a message, and frames of a few
+    # hundred bytes are not worth compressing; 14 kB of compressed frames can be 15 MB.
+    "ws": "servers.protocols:SocketProtocol",
+    "ws_per_message_deflate": False,
+    "ws_max_size": 16 * 1024 * 1024,
+    "h11_max_incomplete_event_size": 64 * 1024,
+    # Longer than what usual proxies keep a connection for, so that it is theirs to close.
+    "timeout_keep_alive": 75,
+    "backlog": BACKLOG,
+    "access_log": False,
+    "server_header": False,
+}
+"""What uvicorn is told, whoever starts it."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AFTER_DRAIN_S: Final = 3.0
+"""Seconds beyond the drain after which the process ends, whatever still hangs."""
+_HURRY_S: Final = 0.5
+_LOOK_S: Final = 0.05
+
+
+def host(
+    app: Any,
+    listeners: Sequence[socket.socket],
+    *,
+    drain: Drain | None,
+    drain_s: float,
+    on_started: Callable[[], None] | None = None,
+    lifeline: int | None = None,
+) -> int:
+    """Serve until a signal says to stop, and return the exit status.
+
+    Args:
+        app: The ASGI application.
+        listeners: The sockets to accept connections on.
+        drain: Ends the sessions within the seconds that it is given; for applications that have some.
+        drain_s: Those seconds.
+        on_started: Called once connections are accepted.
+        lifeline: A descriptor whose end of file says to stop as a signal does.
+    """
+    raise_descriptor_limit()
+    config = uvicorn.Config(app, log_config=None, **SETTINGS)
+    server = _Server(config, drain, drain_s, on_started, lifeline)
+    server.run(sockets=list(listeners))
+    server.end.within(_AFTER_DRAIN_S)  # the interpreter waits for threads too
+    return 0 if server.started else 1
+
+
+class End:
+    """Ends the process after a time, whatever its threads do.
+
+    A step that hangs would keep the event loop from closing, or the interpreter from ending.
+    """
+
+    def __init__(self) -> None:
+        self._deadline = float("inf")
+        self._sooner = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def within(self, seconds: float) -> None:
+        """End the process in so many seconds, or sooner if that was said before."""
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+        self._sooner.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._wait, name="ropewalk-end", daemon=True)
+            self._thread.start()
+
+    def _wait(self) -> None:
+        while (left_s := self._deadline - time.monotonic()) > 0:
+            if self._sooner.wait(left_s):
+                self._sooner.clear()
+        with suppress(Exception):
+            print("ropewalk: ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(0)
+
+
+class _Server(uvicorn.Server):
+    """Stops in this order: no more connections, the sessions' end, the connections' end, the application's end."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Drain | None,
+        drain_s: float,
+        on_started: Callable[[], None] | None,
+        lifeline: int | None,
+    ) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._drain_s = drain_s
+        self._on_started = on_started
+        self._lifeline = lifeline
+        self.end = End()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._lifeline is not None:
+            asyncio.get_running_loop().add_reader(self._lifeline, self._lifeline_cut)
+        if self.started and self._on_started is not None:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        started = asyncio.get_running_loop().time()
+        if self._drain is not None:
+            await self._drained(self._drain)
+        spent = asyncio.get_running_loop().time() - started
+        self.config.timeout_graceful_shutdown = max(1, int(self._drain_s - spent))
+        await super().shutdown([])
+
+    async def _drained(self, drain: Drain) -> None:
+        async def to_the_end() -> None:
+            await drain(self._drain_s)
+
+        task = asyncio.create_task(to_the_end())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_s + 1
+        while not task.done() and not self.force_exit and loop.time() < deadline:
+            await asyncio.wait([task], timeout=_LOOK_S)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            pass
+        except Exception:
+            logger.exception("draining failed")
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn raises the signals again when it is done, which turns an orderly end into a death by signal.
+        before = {}
+        for number in _SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                before[number] = signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+            self.end.within(_HURRY_S)
+        self._stop()
+
+    def _stop(self) -> None:
+        self.should_exit = True
+        self.end.within(self._drain_s + _AFTER_DRAIN_S)
+
+    def _lifeline_cut(self) -> None:
+        assert self._lifeline is not None
+        asyncio.get_running_loop().remove_reader(self._lifeline)
+        self._stop()
