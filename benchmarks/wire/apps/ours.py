@@ -1,0 +1,91 @@
+"""The trivial environment on our server, once for each way that a class may ask to be run."""
+
+import asyncio
+
+from openenv_core import Action, Environment, Observation, State
+from servers import create_app
+
+SESSIONS = 20_000
+WAIT_S = 1.0
+
+
+class Message(Action):
+    """What the driver sends."""
+
+    message: str
+
+
+class Echo(Observation):
+    """What it gets back."""
+
+    echoed: str
+    step: int
+
+
+class Blocking(Environment[Message, Echo, State]):
+    """Plain methods, which a server has to run in a thread: what an author gets who says nothing."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Echo:
+        """Begin to count."""
+        self._step = 0
+        return Echo(echoed="ready", step=0)
+
+    def step(self, action: Message) -> Echo:
+        """Count, and give the message back."""
+        self._step += 1
+        return Echo(echoed=action.message, step=self._step, reward=1.0)
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State(step_count=self._step)
+
+
+class Inline(Blocking):
+    """The same, with the promise never to wait."""
+
+    BLOCKING = False
+
+
+class Async(Environment[Message, Echo, State]):
+    """The same with coroutines."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    async def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Echo:
+        """Begin to count."""
+        self._step = 0
+        return Echo(echoed="ready", step=0)
+
+    async def step(self, action: Message) -> Echo:
+        """Count, and give the message back."""
+        self._step += 1
+        return Echo(echoed=action.message, step=self._step, reward=1.0)
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State(step_count=self._step)
+
+
+class Waiting(Async):
+    """A step that waits, as one does that calls a model or a sandbox."""
+
+    async def step(self, action: Message) -> Echo:
+        """Wait, then count."""
+        await asyncio.sleep(WAIT_S)
+        return await super().step(action)
+
+
+inline = create_app(Inline, Message, Echo, max_concurrent_envs=SESSIONS)
+blocking = create_app(Blocking, Message, Echo, max_concurrent_envs=SESSIONS)
+asynchronous = create_app(Async, Message, Echo, max_concurrent_envs=SESSIONS)
+waiting = create_app(Waiting, Message, Echo, max_concurrent_envs=SESSIONS)

@@ -1,0 +1,91 @@
+"""The bars that the figures are held against, each worked out from what this run has measured."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.wire.figures import Figures
+from benchmarks.wire.measures import BOTH_CORES, ONE_CORE
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One thing that must show.
+
+    Attributes:
+        what: What is held against the bar.
+        value: What this run has measured.
+        bound: The bar.
+        kind: Whether the value must be at most or at least the bar.
+    """
+
+    what: str
+    value: float
+    bound: float
+    kind: Literal["at most", "at least"]
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure clears the bar."""
+        return self.value <= self.bound if self.kind == "at most" else self.value >= self.bound
+
+
+def bars(figures: Figures) -> list[Bar]:
+    """Return every bar that this run has the figures for."""
+    return [*_steps(figures), *_clients(figures), *_concurrency(figures), *_start(figures)]
+
+
+def _steps(figures: Figures) -> Iterator[Bar]:
+    for placement in (ONE_CORE, BOTH_CORES):
+        for sessions in (64, 256):
+            load = f"{sessions} sessions, {placement}"
+            floor, inline, blocking, released = (
+                figures.median("server µs a step", who, load)
+                for who in ("floor", "ours, inline", "ours, blocking", "released, sync")
+            )
+            if inline and floor:
+                yield Bar(f"server CPU, {load}: ours / floor", inline / floor, 1.5, "at most")
+            if inline and released:
+                yield Bar(f"server CPU, {load}: released / ours", released / inline, 4, "at least")
+            if blocking and released:
+                what = f"server CPU, {load}: released / ours, blocking"
+                yield Bar(what, released / blocking, 1.5, "at least")
+
+
+def _clients(figures: Figures) -> Iterator[Bar]:
+    for load in figures.loads("client µs a step"):
+        ours, released = (figures.median("client µs a step", who, load) for who in ("ours", "released"))
+        if ours and released:
+            yield Bar(f"client CPU, {load}: ours / released", ours / released, 0.5, "at most")
+
+
+def _concurrency(figures: Figures) -> Iterator[Bar]:
+    mine, floor = "ours, waiting", "floor, waiting"
+    for sessions in (8192, 16384):
+        load = f"{sessions} waiting"
+        succeed, p99, kb, floor_kb = (
+            figures.median(figure, who, load)
+            for figure, who in (
+                ("% succeed", mine),
+                ("p99 s", mine),
+                ("kB a connection", mine),
+                ("kB a connection", floor),
+            )
+        )
+        if succeed is not None:
+            yield Bar(f"{sessions} sessions that wait 1 s: % succeed", succeed, 100, "at least")
+        if p99 is not None and sessions == 8192:
+            yield Bar(f"{sessions} sessions that wait 1 s: p99, s", p99, 1.3, "at most")
+        if kb and floor_kb and sessions == 8192:
+            yield Bar(f"{sessions} sessions: kB a connection, ours / floor", kb / floor_kb, 2, "at most")
+
+
+def _start(figures: Figures) -> Iterator[Bar]:
+    for figure, who, what, bound in (
+        ("import s", "ours", "import of openenv_core and EnvClient over a bare interpreter, s", 0.3),
+        ("start s", "ours, inline", "server: start to healthy, s", 1.0),
+        ("memory MB", "ours, inline", "server: memory after start, MB", 80.0),
+    ):
+        value = figures.median(figure, who)
+        if value is not None:
+            yield Bar(what, value, bound, "at most")

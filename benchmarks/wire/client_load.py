@@ -1,0 +1,104 @@
+"""Steps through a real client, and what they cost its process. Runs in whichever installation has the client.
+
+    python client_load.py {ours,ours-typed,released} PORT SOCKETS SECONDS [--sync]
+
+Prints one JSON object: steps, seconds, cpu_us (a step). Imports nothing of this package, so that the
+installation of the released client can run it by its path.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+MESSAGE = "hello from the driver"
+WARM_UP_S = 0.3
+
+
+def make(kind: str, url: str) -> Any:
+    """Return a client of one kind, not connected yet, and its action."""
+    if kind == "released":
+        from openenv.core import GenericEnvClient as ReleasedClient
+
+        return ReleasedClient(base_url=url), {"message": MESSAGE}
+    if kind == "ours":
+        from openenv_core import GenericEnvClient
+
+        return GenericEnvClient(base_url=url), {"message": MESSAGE}
+    from openenv_core import Action, EnvClient, Observation, State
+
+    class Message(Action):
+        message: str
+
+    class Echo(Observation):
+        echoed: str
+        step: int
+
+    class TypedClient(EnvClient[Message, Echo, State]):
+        action_type = Message
+        observation_type = Echo
+
+    return TypedClient(base_url=url), Message(message=MESSAGE)
+
+
+async def measure(kind: str, url: str, sockets: int, seconds: float) -> dict[str, float]:
+    """Step through `sockets` clients at once."""
+    clients = [make(kind, url) for _ in range(sockets)]
+    for client, _ in clients:
+        await client.connect()
+        await client.reset()
+    end = 0.0
+
+    async def work(client: Any, action: Any) -> int:
+        count = 0
+        while time.perf_counter() < end:
+            await client.step(action)
+            count += 1
+        return count
+
+    async def spell(length: float) -> int:
+        nonlocal end
+        end = time.perf_counter() + length
+        return sum(await asyncio.gather(*(work(*pair) for pair in clients)))
+
+    await spell(WARM_UP_S)
+    cpu, began = time.process_time(), time.perf_counter()
+    steps = await spell(seconds)
+    figures = figures_of(steps, time.perf_counter() - began, time.process_time() - cpu)
+    for client, _ in clients:
+        await client.close()
+    return figures
+
+
+def measure_sync(kind: str, url: str, seconds: float) -> dict[str, float]:
+    """Step through one synchronous client."""
+    client, action = make(kind, url)
+    with client.sync() as env:
+        env.reset()
+        for length in (WARM_UP_S, seconds):
+            steps, cpu, began = 0, time.process_time(), time.perf_counter()
+            while time.perf_counter() < began + length:
+                env.step(action)
+                steps += 1
+        return figures_of(steps, time.perf_counter() - began, time.process_time() - cpu)
+
+
+def figures_of(steps: int, seconds: float, cpu_s: float) -> dict[str, float]:
+    """Return what is printed."""
+    return {"steps": steps, "seconds": seconds, "cpu_us": 1e6 * cpu_s / steps}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    kind, port, sockets, seconds = sys.argv[1:5]
+    url = f"http://127.0.0.1:{port}"
+    if "--sync" in sys.argv:
+        figures = measure_sync(kind, url, float(seconds))
+    else:
+        figures = asyncio.run(measure(kind, url, int(sockets), float(seconds)))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

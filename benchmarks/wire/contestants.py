@@ -1,0 +1,73 @@
+"""Who is measured: how each server is started, and each client run."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.wire.processes import ROOT, Server, free_port
+
+DEFAULT_RELEASED_PYTHON: Final = ROOT / ".venvs" / "released-0.10.0" / "bin" / "python"
+
+_APPS: Final = "benchmarks/wire/apps"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One server with one kind of environment.
+
+    Attributes:
+        name: What it is called in the figures.
+        command: What starts it; `{port}` stands for the port.
+        ours: Whether it runs in this installation.
+        health: Whether it has a /health.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    ours: bool = True
+    health: bool = True
+
+    def start(self, core: int | None) -> Server:
+        """Start it on a free port.
+
+        Raises:
+            StartError: It did not come up.
+        """
+        port = free_port()
+        # Without PYTHONPATH the released package cannot come to see ours; a fixed hash seed is one
+        # difference less between two rounds.
+        env = {"PYTHONPATH": str(ROOT) if self.ours else "", "PYTHONHASHSEED": "0"}
+        return Server([word.format(port=port) for word in self.command], port, env, core, health=self.health)
+
+
+def ours(kind: str) -> Contestant:
+    """Return our server, as `ropewalk serve` runs it."""
+    command = (sys.executable, "-m", "openenv_core.cli", "serve", f"benchmarks.wire.apps.ours:{kind}")
+    return Contestant(f"ours, {kind}", (*command, "--port", "{port}", "--log-level", "warning"))
+
+
+def floor(kind: str = "plain") -> Contestant:
+    """Return the floor of the stack that ours stands on."""
+    command = (sys.executable, "-m", "uvicorn", f"benchmarks.wire.apps.floor:{kind}", "--port", "{port}")
+    settings = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--log-level", "warning")
+    return Contestant("floor" if kind == "plain" else f"floor, {kind}", (*command, *settings))
+
+
+def released(python: Path, kind: str) -> Contestant:
+    """Return the released server, as its documentation runs it."""
+    command = (str(python), "-m", "uvicorn", "--app-dir", _APPS, f"released:{kind}", "--port", "{port}")
+    return Contestant(f"released, {kind}", (*command, "--log-level", "warning"), ours=False)
+
+
+def below_asgi() -> Contestant:
+    """Return the echo on a WebSocket stack below ASGI."""
+    command = (sys.executable, "-m", "benchmarks.wire.apps.below_asgi", "{port}")
+    return Contestant("below ASGI", command, health=False)
+
+
+def missing(modules: Sequence[str]) -> list[str]:
+    """Return those of the modules that are not installed here."""
+    return [name for name in modules if importlib.util.find_spec(name) is None]

@@ -1,0 +1,290 @@
+"""The driver: many WebSocket sessions on one thread, at a few microseconds a step.
+
+It is no client: frames are masked once, replies are told by their first bytes, and there is no event loop
+but epoll. It opens as released clients do, which offer compression; a server that takes the offer gets
+compressed frames, and pays for them as it does with a real client.
+"""
+
+import os
+import select
+import socket
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from benchmarks.wire.frames import DEFLATED, PING, PONG, TEXT, deflated, masked, split
+
+_STEP: Final = b'{"type":"step","data":{"message":"hello from the driver"}}'
+_RESET: Final = b'{"type":"reset","data":{}}'
+STEP: Final = {False: masked(_STEP), True: deflated(_STEP)}
+RESET: Final = {False: masked(_RESET), True: deflated(_RESET)}
+"""The frames, by whether the server took the offer to compress."""
+
+OFFER: Final = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n"
+
+PENDING: Final = 100
+"""Connections that are being opened at once; the queue of a listening socket is short."""
+
+PER_ADDRESS: Final = 8_000
+"""Connections from one source address; ports of one address are some 28,000, and linger after use."""
+
+
+class DriverError(Exception):
+    """The server did not do what every server does: accept, upgrade, answer a reset."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of a load has seen.
+
+    Attributes:
+        seconds: How long it took.
+        latencies: Seconds from sending a step to having its reply, in no order.
+        failed: Steps that were answered with anything but an observation, or not at all.
+    """
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps that were answered rightly."""
+        return len(self.latencies)
+
+    def quantile(self, q: float) -> float:
+        """Return the latency that a share `q` of the steps stayed within; 0 without steps."""
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
+
+
+class _Session:
+    __slots__ = ("buffer", "fd", "inflate", "left", "sent", "sock", "step")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.buffer = b""
+        self.sent = 0.0
+        self.left = 0
+        self.step = STEP[False]
+        self.inflate: Callable[[bytes], bytes] | None = None
+
+
+class Load:
+    """A number of open sessions on one server.
+
+    Args:
+        port: Where the server listens on 127.0.0.1.
+        sessions: How many to open.
+        deadline_s: Seconds in which they must be open and reset.
+        partial: Do with those that could be opened, instead of raising.
+        compress: Offer compression in the handshake.
+
+    Raises:
+        DriverError: The server refused, or was too slow.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        sessions: int,
+        deadline_s: float = 120.0,
+        *,
+        partial: bool = False,
+        compress: bool = True,
+    ) -> None:
+        self._port = port
+        self._compress = compress
+        self._poll = select.epoll()
+        self._sessions: dict[int, _Session] = {}
+        self.asked = sessions
+        try:
+            self._open(sessions, time.monotonic() + deadline_s, partial)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def open(self) -> int:
+        """Sessions that are still connected."""
+        return len(self._sessions)
+
+    def close(self) -> None:
+        """Drop every connection."""
+        for session in self._sessions.values():
+            session.sock.close()
+        self._sessions.clear()
+        self._poll.close()
+
+    def steps_for(self, seconds: float) -> Run:
+        """Step in every session, one step after another, for a time; no step is left unanswered."""
+        end = time.perf_counter() + seconds
+        return self._run(lambda session, now: now < end, [0.0] * self.open, end + 60.0)
+
+    def steps_each(self, count: int, spread_s: float, deadline_s: float) -> Run:
+        """Take `count` steps in every session, with their first steps spread evenly over a time."""
+        for session in self._sessions.values():
+            session.left = count - 1
+
+        def more(session: _Session, now: float) -> bool:
+            session.left -= 1
+            return session.left >= 0
+
+        starts = [i * spread_s / max(1, self.open) for i in range(self.open)]
+        run = self._run(more, starts, time.perf_counter() + deadline_s)
+        run.failed = self.asked * count - run.steps
+        return run
+
+    def _run(self, more: Callable[[_Session, float], bool], starts: Sequence[float], deadline: float) -> Run:
+        """Send the first step of each session at its time, and further ones while `more` says so."""
+        run = Run()
+        clock, sessions, latencies = time.perf_counter, self._sessions, run.latencies
+        waiting = list(sessions.values())[::-1]
+        times = list(starts)[::-1]
+        busy = 0
+        began = clock()
+        while busy or waiting:
+            now = clock()
+            if now > deadline:
+                break
+            while waiting and began + times[-1] <= now:
+                session = waiting.pop()
+                times.pop()
+                session.sent = clock()
+                session.sock.send(session.step)
+                busy += 1
+            pause = max(0.0, began + times[-1] - now) if waiting else 1.0
+            for fd, _ in self._poll.poll(min(pause, 1.0)):
+                session = sessions[fd]
+                kind = self._receive(session)
+                if kind is None:
+                    continue
+                now = clock()
+                if kind:
+                    latencies.append(now - session.sent)
+                else:
+                    run.failed += 1
+                if fd in sessions and more(session, now):
+                    session.sent = now
+                    session.sock.send(session.step)
+                else:
+                    busy -= 1
+        run.seconds = clock() - began
+        return run
+
+    def _receive(self, session: _Session) -> bool | None:
+        """Read a session; True for an observation, False for anything else, None while there is none."""
+        try:
+            data = session.sock.recv(65536)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(session)
+            return False
+        if not session.buffer and data[0] == TEXT:
+            size = data[1]
+            if 2 + size == len(data) if size < 126 else 4 + int.from_bytes(data[2:4], "big") == len(data):
+                return b"observation" in data[:32]
+        return self._receive_slowly(session, data)
+
+    def _receive_slowly(self, session: _Session, data: bytes) -> bool | None:
+        """Do the same for pings, closes, and frames in pieces."""
+        frames, session.buffer = split(session.buffer + data)
+        answer: bool | None = None
+        for opcode, payload in frames:
+            if opcode == DEFLATED and session.inflate is not None:
+                opcode, payload = TEXT, session.inflate(payload + b"\x00\x00\xff\xff")
+            if opcode == TEXT:
+                answer = b"observation" in payload[:32]
+            elif opcode == PING:
+                session.sock.send(masked(payload, PONG))
+            elif opcode != PONG:
+                self._drop(session)
+                answer = False
+        return answer
+
+    def _drop(self, session: _Session) -> None:
+        self._poll.unregister(session.fd)
+        self._sessions.pop(session.fd, None)
+        session.sock.close()
+
+    def _open(self, count: int, deadline: float, partial: bool) -> None:
+        """Connect, upgrade and reset, with a bounded number under way."""
+        begun = 0
+        ready: set[int] = set()
+        upgraded: set[int] = set()
+        while len(ready) < count:
+            if time.monotonic() > deadline or (begun == count and len(self._sessions) == len(ready)):
+                if partial:
+                    break
+                raise DriverError(f"expected {count} sessions on port {self._port}, got {len(ready)}")
+            while begun < count and len(self._sessions) - len(ready) < PENDING:
+                self._connect(begun)
+                begun += 1
+            for fd, _ in self._poll.poll(1.0):
+                session = self._sessions[fd]
+                if fd in upgraded:
+                    answer = self._receive(session)
+                    if answer:
+                        ready.add(fd)
+                    elif answer is False and not partial:
+                        raise DriverError("expected an observation after a reset, got something else")
+                elif self._upgraded(session, partial):
+                    upgraded.add(fd)
+                    session.sock.send(RESET[session.inflate is not None])
+        for fd in self._sessions.keys() - ready:
+            self._drop(self._sessions[fd])
+
+    def _connect(self, number: int) -> None:
+        sock = socket.socket()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.bind((f"127.0.0.{1 + number // PER_ADDRESS}", 0))
+        sock.connect(("127.0.0.1", self._port))
+        sock.setblocking(False)
+        sock.send(
+            f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nUpgrade: websocket\r\n"
+            "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            f"Sec-WebSocket-Version: 13\r\n{OFFER if self._compress else ''}\r\n".encode()
+        )
+        session = _Session(sock)
+        self._sessions[session.fd] = session
+        self._poll.register(session.fd, select.EPOLLIN)
+
+    def _upgraded(self, session: _Session, partial: bool) -> bool:
+        try:
+            data = session.sock.recv(65536)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data:
+            session.buffer += data
+            head, end, rest = session.buffer.partition(b"\r\n\r\n")
+            if not end:
+                return False
+            if b" 101 " in head[:16]:
+                session.buffer = rest
+                if b"permessage-deflate" in head:
+                    session.inflate = zlib.decompressobj(wbits=-15).decompress
+                    session.step = STEP[True]
+                return True
+        if partial:
+            self._drop(session)
+            return False
+        raise DriverError(f"expected a WebSocket on port {self._port}, got {session.buffer[:200]!r}")
+
+
+def pin(core: int | None) -> None:
+    """Keep this process to one core; None allows all that there are."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1) if core is None else {core})

@@ -1,0 +1,179 @@
+"""The sections of a run: each goes round through all contestants and adds to the figures."""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from benchmarks.wire import contestants
+from benchmarks.wire.contestants import Contestant
+from benchmarks.wire.driver import DriverError, Load, pin
+from benchmarks.wire.figures import Figures
+from benchmarks.wire.plan import Plan
+from benchmarks.wire.processes import ROOT, Server, StartError, run, serving
+
+SERVER_CORE: Final = 0
+DRIVER_CORE: Final = 1
+WARM_UP_S: Final = 0.3
+
+ONE_CORE: Final = "one core"
+BOTH_CORES: Final = "free"
+"""Where a server may run: on a core of its own, or wherever the system puts it, as most are run."""
+
+Progress = Callable[[str], None]
+
+_BARE: Final = "pass"
+_IMPORTS: Final = {
+    "ours": "import openenv_core; openenv_core.EnvClient",
+    "released": "import openenv.core; openenv.core.EnvClient",
+}
+
+
+def step(plan: Plan, figures: Figures, progress: Progress) -> None:
+    """Steps a second, latency, CPU a step and memory of each server, and how long it takes to start."""
+    for number in range(plan.rounds):
+        for placement in (ONE_CORE, BOTH_CORES):
+            for contestant in _steppers(plan):
+                progress(f"step: round {number + 1} of {plan.rounds}, {placement}, {contestant.name}")
+                core = SERVER_CORE if placement == ONE_CORE else None
+                try:
+                    with _driving(placement), serving(contestant.start(core)) as server:
+                        _step_one(plan, figures, contestant, placement, server)
+                except (StartError, DriverError) as error:
+                    figures.notes.append(f"{contestant.name}, {placement}: {error}")
+
+
+def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: str, server: Server) -> None:
+    who = contestant.name
+    if placement == ONE_CORE:
+        figures.add("start s", who, "", server.started_s)
+        figures.add("memory MB", who, "", server.memory_kb() / 1024)
+    for compress in (True, False) if not contestant.ours else (True,):
+        name = who if compress else f"{who}, no deflate"
+        for sessions in plan.sessions:
+            with Load(server.port, sessions, compress=compress) as load:
+                load.steps_for(WARM_UP_S)
+                before = server.cpu_ns()
+                seen = load.steps_for(plan.seconds)
+                cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, seen.steps)
+            under = f"{sessions} sessions, {placement}"
+            if seen.failed:
+                figures.notes.append(f"{name}, {under}: {seen.failed} steps failed")
+            figures.add("steps/s", name, under, seen.steps / seen.seconds)
+            figures.add("p50 ms", name, under, 1e3 * seen.quantile(0.5))
+            figures.add("p99 ms", name, under, 1e3 * seen.quantile(0.99))
+            figures.add("server µs a step", name, under, cpu_us)
+    if placement == ONE_CORE:
+        before_kb = server.memory_kb()
+        with Load(server.port, plan.idle):
+            figures.add(
+                "kB a session", who, f"{plan.idle} idle", (server.memory_kb() - before_kb) / plan.idle
+            )
+
+
+def clients(plan: Plan, figures: Figures, progress: Progress) -> None:
+    """CPU a step of each client's process, all against our server."""
+    kinds = ["ours", "ours-typed", *(["released"] if plan.released else [])]
+    with serving(contestants.ours("inline").start(SERVER_CORE)) as server:
+        for number in range(plan.rounds):
+            for kind in kinds:
+                progress(f"clients: round {number + 1} of {plan.rounds}, {kind}")
+                for sockets in plan.sockets:
+                    cpu_us = _client_us(plan, server.port, kind, sockets)
+                    figures.add("client µs a step", kind, f"{sockets} sockets", cpu_us)
+                cpu_us = _client_us(plan, server.port, kind, 1, "--sync")
+                figures.add("client µs a step", kind, "1 socket, sync", cpu_us)
+
+
+def _client_us(plan: Plan, port: int, kind: str, sockets: int, *more: str) -> float:
+    of_ours = kind != "released"
+    python = sys.executable if of_ours else str(plan.released)
+    script = str(ROOT / "benchmarks" / "wire" / "client_load.py")
+    command = [python, script, kind, str(port), str(sockets), str(plan.seconds), *more]
+    printed = run(command, {"PYTHONPATH": str(ROOT) if of_ours else "", "PYTHONHASHSEED": "0"}, DRIVER_CORE)
+    return float(json.loads(printed.splitlines()[-1])["cpu_us"])
+
+
+def imports(plan: Plan, figures: Figures, progress: Progress) -> None:
+    """Seconds that importing a package and naming its client takes over a bare interpreter."""
+    asked: list[tuple[str, Path]] = [("ours", Path(sys.executable))]
+    if plan.released:
+        asked.append(("released", plan.released))
+    for who, python in asked:
+        _import_s(who, python)  # once for the bytecode and the page cache
+    for number in range(plan.rounds):
+        for who, python in asked:
+            progress(f"imports: round {number + 1} of {plan.rounds}, {who}")
+            figures.add("import s", who, "", _import_s(who, python))
+
+
+def _import_s(who: str, python: Path) -> float:
+    env = {"PYTHONPATH": str(ROOT) if who == "ours" else ""}
+    took = []
+    for code in (_BARE, _IMPORTS[who]):
+        began = time.perf_counter()
+        run([str(python), "-c", code], env, DRIVER_CORE)
+        took.append(time.perf_counter() - began)
+    return took[1] - took[0]
+
+
+def concurrency(plan: Plan, figures: Figures, progress: Progress) -> None:
+    """Many sessions whose step waits for a second, on one server that shares its cores with the driver."""
+    asked: list[tuple[Contestant, tuple[int, ...]]] = [(contestants.ours("waiting"), plan.concurrency)]
+    if plan.floor:
+        asked.insert(0, (contestants.floor("waiting"), plan.concurrency))
+    if plan.released:
+        asked.append((contestants.released(plan.released, "waiting"), plan.concurrency_released))
+    for number in range(plan.concurrency_rounds):
+        for contestant, counts in asked:
+            for sessions in counts:
+                progress(
+                    f"concurrency: round {number + 1} of {plan.concurrency_rounds}, "
+                    f"{contestant.name}, {sessions} sessions"
+                )
+                try:
+                    with _driving(BOTH_CORES), serving(contestant.start(None)) as server:
+                        _wait_one(plan, figures, contestant, server, sessions)
+                except (StartError, DriverError) as error:
+                    figures.notes.append(f"{contestant.name}, {sessions} waiting: {error}")
+
+
+def _wait_one(plan: Plan, figures: Figures, contestant: Contestant, server: Server, sessions: int) -> None:
+    who, under = contestant.name, f"{sessions} waiting"
+    before_kb = server.memory_kb()
+    with Load(server.port, sessions, partial=True) as load:
+        figures.add("kB a connection", who, under, (server.memory_kb() - before_kb) / max(1, load.open))
+        for name, spread_s in (("", 1.0), (" at once", 0.0)):
+            seen = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
+            figures.add(f"% succeed{name}", who, under, 100 * seen.steps / (sessions * plan.waits))
+            figures.add(f"p50 s{name}", who, under, seen.quantile(0.5))
+            figures.add(f"p99 s{name}", who, under, seen.quantile(0.99))
+
+
+def _steppers(plan: Plan) -> Iterator[Contestant]:
+    if plan.floor:
+        yield contestants.floor()
+    yield contestants.ours("inline")
+    yield contestants.ours("asynchronous")
+    yield contestants.ours("blocking")
+    if plan.released:
+        yield contestants.released(plan.released, "sync")
+        yield contestants.released(plan.released, "asynchronous")
+    if plan.below_asgi:
+        yield contestants.below_asgi()
+
+
+@contextmanager
+def _driving(placement: str) -> Iterator[None]:
+    """Put this process on its core, and keep the collector from stopping the driver in a measurement."""
+    pin(DRIVER_CORE if placement == ONE_CORE else None)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        pin(None)

@@ -1,0 +1,179 @@
+"""Processes that are measured: started apart, pinned, read through /proc, and ended whatever happens."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+class StartError(Exception):
+    """A server did not come up; the message ends with what it printed."""
+
+
+class Server:
+    """A server process, and what it starts.
+
+    Args:
+        command: What starts it.
+        port: Where it will listen on 127.0.0.1.
+        env: Environment variables beside this process's own.
+        core: The core that it is kept to; None for any.
+        health: Whether it has a /health; else it is ready when it takes connections.
+
+    Attributes:
+        port: Where it listens on 127.0.0.1.
+        pid: Its process.
+        started_s: Seconds from starting the process to a healthy answer.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        env: Mapping[str, str],
+        core: int | None,
+        *,
+        health: bool = True,
+    ) -> None:
+        self.port = port
+        self._health = health
+        self._said = TemporaryFile()  # noqa: SIM115 - closed by stop()
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            pinned(command, core),
+            cwd=ROOT,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,  # no pipe: a server that logs would stop once it is full
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        try:
+            self._wait_until_healthy(began + 60.0)
+        except BaseException:
+            self.stop()
+            raise
+        self.started_s = time.perf_counter() - began
+
+    def stop(self) -> None:
+        """End it and whatever it has started, at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._said.close()
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time that it and its children have used so far, every thread included."""
+        return sum(_cpu_ns(pid) for pid in _tree(self.pid))
+
+    def memory_kb(self) -> float:
+        """Return its memory and its children's: proportional where that can be read, resident otherwise."""
+        return sum(_memory_kb(pid) for pid in _tree(self.pid))
+
+    def _wait_until_healthy(self, deadline: float) -> None:
+        while not _healthy(self.port, self._health):
+            if self._process.poll() is not None or time.perf_counter() > deadline:
+                self._said.seek(0)
+                said = self._said.read().decode(errors="replace")[-2000:]
+                raise StartError(f"expected a healthy server on port {self.port}, got:\n{said}")
+            time.sleep(0.005)
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Stop a server in the end."""
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def pinned(command: Sequence[str], core: int | None) -> list[str]:
+    """Return the command that runs on one core; as it is where that does not matter."""
+    return list(command) if core is None else ["taskset", "-c", str(core), *command]
+
+
+def run(command: Sequence[str], env: Mapping[str, str], core: int | None, timeout_s: float = 120.0) -> str:
+    """Run a process to its end and return what it printed.
+
+    Raises:
+        StartError: It failed.
+    """
+    process = subprocess.Popen(
+        pinned(command, core),
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode:
+        raise StartError(f"expected {command[-1]!r} to run, got:\n{err.decode(errors='replace')[-2000:]}")
+    return out.decode()
+
+
+def _healthy(port: int, health: bool) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5.0) as sock:
+            if not health:
+                return True
+            sock.sendall(
+                f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode()
+            )
+            answer = b""
+            while piece := sock.recv(4096):
+                answer += piece
+    except OSError:
+        return False
+    return b" 200 " in answer[:16] and b"healthy" in answer
+
+
+def _tree(pid: int) -> list[int]:
+    """Return a process and its descendants."""
+    found = [pid]
+    for parent in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _cpu_ns(pid: int) -> int:
+    """Return the CPU time of a process: of its clock, which Linux numbers from its id."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | 2)
+    except OSError:
+        return 0  # it has ended
+
+
+def _memory_kb(pid: int) -> float:
+    for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
+                if line.startswith(key):
+                    return float(line.split()[1])
+    return 0.0

@@ -1,0 +1,69 @@
+"""Figures as Markdown tables, which read well in a terminal too."""
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.wire.bars import Bar
+from benchmarks.wire.figures import Figures
+
+_TABLES: Sequence[tuple[str, Sequence[str]]] = (
+    ("Steps", ("steps/s", "p50 ms", "p99 ms", "server µs a step")),
+    ("Clients: CPU of the client's process, against our server", ("client µs a step",)),
+    ("Memory of idle sessions", ("kB a session",)),
+    ("Starting", ("start s", "memory MB", "import s")),
+    (
+        "Sessions whose step waits for 1 s, four steps each: begun over 1 s, then all at once",
+        (
+            "% succeed",
+            "p50 s",
+            "p99 s",
+            "% succeed at once",
+            "p50 s at once",
+            "p99 s at once",
+            "kB a connection",
+        ),
+    ),
+)
+
+
+def report(figures: Figures, held: Sequence[Bar]) -> str:
+    """Return the tables of a run, the bars, and what could not be measured."""
+    parts = [_table_of(figures, title, names) for title, names in _TABLES]
+    if held:
+        rows = [
+            (bar.what, f"{bar.value:.2f}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
+            for bar in held
+        ]
+        parts.append("### It must show\n\n" + _table(("what", "measured", "bar", ""), rows))
+    if figures.notes:
+        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table_of(figures: Figures, title: str, names: Sequence[str]) -> str:
+    keys = dict.fromkeys((who, load) for name, who, load in figures.values if name in names)
+    loads = list(dict.fromkeys(load for _, load in keys))
+    rows = [
+        (load, who, *(_number(figures.median(name, who, load)) for name in names))
+        for load in loads
+        for who, under in keys
+        if under == load
+    ]
+    return f"### {title}\n\n" + _table(("load", "of", *names), rows) if rows else ""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    texts = [
+        " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    ]
+    texts.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {text} |" for text in texts)
