@@ -1,0 +1,306 @@
+"""What a stranger may bring, and for how long it may keep a server waiting. On a real `ropewalk serve`."""
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import counter
+import httpx
+import psutil
+import pytest
+from serve_process import ServeProcess, eventually, serve
+from serving import ask, serving, socket_to
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
+
+from servers import create_app
+from servers.protocols import HttpProtocol, SocketProtocol
+from servers.security import Guard
+from servers.settings import ServerSettings
+
+MB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    with serve("--max-body", str(MB)) as running:
+        yield running
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read to the end; a connection that is reset has ended too."""
+    got = b""
+    try:
+        while part := connection.recv(65_536):
+            got += part
+    except ConnectionError:
+        pass
+    return got
+
+
+def rss(server: ServeProcess) -> int:
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def test_a_large_body_is_refused_by_its_length_alone(server: ServeProcess) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Length: 52428800\r\n\r\n")
+        response = connection.recv(65_536)  # not a byte of the body was sent
+        assert response.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in response.lower()
+        read_all(connection)  # and the server closes
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_fifty_megabytes_are_refused_with_memory_flat(server: ServeProcess, chunked: bool) -> None:
+    before = rss(server)
+
+    def body() -> Iterator[bytes]:
+        for _ in range(50):
+            yield b" " * MB
+
+    content: Any = body() if chunked else b" " * 50 * MB
+    response = httpx.post(f"http://{server.address}/step", content=content, timeout=30)
+    assert response.status_code == 413
+    assert "ROPEWALK_MAX_BODY_BYTES" in response.json()["detail"]
+    assert rss(server) - before < 8 * MB
+    assert server.get("/health")[0] == 200
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "0x10", "1" * 5000, "+5"])
+def test_a_length_that_is_none(server: ServeProcess, length: str) -> None:
+    with server.connect() as connection:
+        connection.sendall(
+            f"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
+        )
+        assert connection.recv(65_536).split()[1] in (b"400", b"413")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity, gzip"])
+def test_compressed_bodies_are_refused(server: ServeProcess, encoding: str) -> None:
+    headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+    response = httpx.post(f"http://{server.address}/reset", content=b"\x1f\x8b", headers=headers)
+    assert response.status_code == 415
+
+
+def test_an_identity_body_is_taken(server: ServeProcess) -> None:
+    headers = {"Content-Encoding": "identity", "Content-Type": "application/json"}
+    response = httpx.post(f"http://{server.address}/reset", content=b'{"seed": 3}', headers=headers)
+    assert response.status_code == 200
+
+
+async def test_a_body_has_to_come_in_time() -> None:
+    app = create_app(counter.Counter, counter.Add, counter.Count)
+    async with serving(Guard(app, ServerSettings(body_timeout_s=0.2))) as address:  # type: ignore[arg-type]
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 408 ")
+        await asyncio.wait_for(reader.read(), 20)  # to the end of the connection
+        writer.close()
+
+
+class Hasty(HttpProtocol):
+    head_s = 0.2
+    unread_s = 0.2
+
+
+class HastySocket(SocketProtocol):
+    unread_s = 0.2
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"",
+        b"G",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Half: ",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nX-Half: ",
+    ],
+)
+async def test_half_sent_headers_are_dropped(half: bytes) -> None:
+    app = create_app(counter.Counter, counter.Add, counter.Count)
+    async with serving(app, http=Hasty, timeout_keep_alive=1) as address:
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(half)
+        await asyncio.wait_for(reader.read(), 20)  # which ends, because the connection does
+        writer.close()
+
+
+async def test_headers_that_trickle_are_dropped() -> None:
+    app = create_app(counter.Counter, counter.Add, counter.Count)
+    async with serving(app, http=Hasty) as address:
+        host, port = address.split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        with pytest.raises(ConnectionError):
+            await trickle(writer, b"G")
+        writer.close()
+
+
+async def test_a_body_that_trickles_on_after_its_refusal_is_dropped() -> None:
+    app = create_app(counter.Counter, counter.Add, counter.Count)
+    async with serving(app, timeout_keep_alive=1) as address:
+        host, port = address.split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        # Nobody reads a body on this route.
+        writer.write(b"POST /no/such/route HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            await trickle(writer, b"x")
+        writer.close()
+
+
+def test_headers_that_never_end_are_refused(server: ServeProcess) -> None:
+    with server.connect() as connection:
+        try:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * MB)
+        except ConnectionError:
+            return
+        answer = read_all(connection)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_handshake_that_the_socket_library_dislikes_is_answered(server: ServeProcess) -> None:
+    with server.connect() as connection:
+        connection.sendall(
+            b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n"
+            b"X-Long: " + b"x" * 20_000 + b"\r\n\r\n"
+        )
+        assert read_all(connection).split()[1] == b"431"
+
+
+async def test_a_response_that_nobody_reads_is_dropped() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(64 * MB)})
+
+    async with serving(app, http=Hasty, lifespan="off") as address:  # type: ignore[arg-type]
+        host, port = address.split(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(port)))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            await until_dropped(client)
+
+
+async def trickle(writer: asyncio.StreamWriter, part: bytes) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+
+async def flood(client: socket.socket, part: bytes) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            await asyncio.get_running_loop().sock_sendall(client, part)
+
+
+async def until_dropped(client: socket.socket) -> None:
+    """Wait until the server has dropped a client that does not read."""
+    here = client.getsockname()
+    me = psutil.Process(os.getpid())
+    async with asyncio.timeout(20):
+        while any(c.raddr == here and c.status == "ESTABLISHED" for c in me.net_connections("tcp")):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_pings_of_a_client_that_does_not_read_take_no_memory() -> None:
+    """Answers to pings are not heaped up, and the client is dropped in the end."""
+    app = create_app(counter.Counter, counter.Add, counter.Count)
+    async with serving(app, ws=HastySocket) as address:
+        host, port = address.split(":")
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(
+            b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\r\n"
+        )
+        client.setblocking(False)
+        ping = (struct.pack("!BB", 0x89, 0x80 | 125) + bytes(4) + bytes(125)) * 500
+        before = psutil.Process().memory_info().rss
+        with pytest.raises(ConnectionError):
+            await flood(client, ping)
+        client.close()
+        assert psutil.Process().memory_info().rss - before < 32 * MB
+
+
+async def test_a_message_in_many_small_pieces_is_one_message() -> None:
+    app = create_app(counter.Counter, counter.Add, counter.Count)
+    async with serving(app) as address, socket_to(address) as client:
+        frame = json.dumps({"type": "reset", "data": {"seed": 4}})
+        await client.send(iter(frame))
+        reply = json.loads(await asyncio.wait_for(client.recv(), 20))
+        assert reply["data"]["observation"]["total"] == 4
+        assert (await ask(client, {"type": "state"}))["type"] == "state"
+
+
+async def test_a_message_beyond_the_limit_ends_the_socket(server: ServeProcess) -> None:
+    async with socket_to(server.address) as client:
+        with suppress(ConnectionClosed):  # already while it sends
+            await client.send("x" * (17 * MB))
+        await asyncio.wait_for(client.wait_closed(), 20)
+        assert client.close_code == 1009
+
+
+async def test_compression_is_not_negotiated(server: ServeProcess) -> None:
+    """14 kB of compressed frames can be 15 MB; nothing is inflated here."""
+    offer = [ClientPerMessageDeflateFactory(compress_settings={"memLevel": 4})]
+    async with connect(f"ws://{server.address}/ws", extensions=offer, compression=None, proxy=None) as client:
+        assert client.response is not None
+        assert "Sec-WebSocket-Extensions" not in client.response.headers
+        assert client.protocol.extensions == []
+
+
+def test_a_compressed_frame_ends_its_socket(server: ServeProcess) -> None:
+    before = rss(server)
+    with server.connect() as connection:
+        connection.sendall(
+            b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n"
+            b"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n"
+        )
+        assert b"101" in connection.recv(4096).split(b"\r\n")[0]
+        payload = bytes(14_000)
+        connection.sendall(struct.pack("!BBH", 0xC1, 0x80 | 126, len(payload)) + bytes(4) + payload)
+        assert struct.pack("!H", 1002) in read_all(connection)  # a protocol error: the bit was not agreed on
+    assert rss(server) - before < 8 * MB
+
+
+async def test_bad_utf8_ends_its_own_socket_and_prints_nothing(server: ServeProcess) -> None:
+    with server.connect() as connection:
+        connection.sendall(
+            b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\r\n"
+        )
+        connection.recv(4096)
+        connection.sendall(struct.pack("!BB", 0x81, 0x82) + bytes(4) + b"\xff\xfe")
+        assert struct.pack("!H", 1007) in read_all(connection)
+    eventually(lambda: server.get("/health")[0] == 200)
+    assert "Traceback" not in server.output
+    assert "UTF-8" not in server.output
+
+
+async def test_a_connection_too_many_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servers.protocols.connection_limit", lambda: 1)
+    app = create_app(counter.Counter, counter.Add, counter.Count, max_concurrent_envs=2)
+    async with serving(app) as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+        async with socket_to(address) as first:
+            await ask(first, {"type": "state"})
+            refused = await client.get("/health")
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert "try again later" in refused.json()["detail"]
+        async with asyncio.timeout(20):
+            while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)

@@ -1,0 +1,159 @@
+"""`ropewalk serve` as a process of its own, looked at from outside."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SUPPORT = str(Path(__file__).parent)
+PATIENCE_S = 30.0
+
+
+class ServeProcess:
+    """A running server.
+
+    Attributes:
+        process: The process itself; the supervisor where there are workers.
+        port: Where it listens.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", startup_s: float) -> None:
+        self.process = process
+        self.port = 0
+        self.startup_s = startup_s
+        self._lines: list[str] = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines.append(line)
+            if (at := line.find("http://")) >= 0:
+                self.port = int(line[at:].split()[0].rpartition(":")[2])
+                break
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def output(self) -> str:
+        return "".join(self._lines)
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        return self.request("GET", path, None, **headers)
+
+    def request(self, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, None if body is None else json.dumps(body), named)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+
+    def ended(self) -> int:
+        """Wait for the end; return the exit status."""
+        status = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return status
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self._lines.extend(self.process.stdout)
+
+
+@contextmanager
+def serve(*words: str, app: str = "counter:app", **environ: str) -> Iterator[ServeProcess]:
+    """Run `ropewalk serve`; wait until it is healthy, and end it, with all it started, afterwards."""
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", app, "--port", "0", *words]
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        cwd=SUPPORT,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    family: list[psutil.Process] = []
+    try:
+        server = ServeProcess(process, started)
+        if not server.port:
+            raise AssertionError(f"expected a server, got: {server.output}")
+        eventually(lambda: _answers(server))
+        server.startup_s = time.monotonic() - started
+        family = server.family
+        yield server
+        if process.poll() is None:
+            family = server.family
+            process.terminate()
+        server.ended()
+    finally:
+        for left in family:
+            if left.is_running() and left.status() != psutil.STATUS_ZOMBIE:
+                left.kill()
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _answers(server: ServeProcess) -> bool:
+    try:
+        server.get("/health")
+    except OSError:
+        assert server.process.poll() is None, server.output
+        return False
+    return True
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "expected it to come about by now"
+        time.sleep(0.01)
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def refusal(
+    *words: str, app: str = "counter:app", pass_fds: tuple[int, ...] = (), **environ: str
+) -> tuple[int, str]:
+    """Run `ropewalk serve` where it will not start; return its status and what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "openenv_core.cli", "serve", app, *words],
+        cwd=SUPPORT,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        pass_fds=pass_fds,
+    )
+    return done.returncode, done.stdout

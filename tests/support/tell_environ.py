@@ -1,0 +1,19 @@
+"""A foreign ASGI app that tells the names and values of its environment."""
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] != "http":
+        return
+    if scope["path"] == "/hang":
+        sys.stdout.write("hanging now\n")
+        sys.stdout.flush()
+        await asyncio.sleep(3600)
+    body = json.dumps(json.dumps(dict(os.environ))).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
