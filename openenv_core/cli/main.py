@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Final, NoReturn
 
+from openenv_core import compat
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
 
@@ -50,6 +51,7 @@ def load(point: EntryPoint) -> Command:
     try:
         command = point.load()
     except Exception as error:
+        compat.check()  # the released package, installed after ours, breaks it
         package = point.value.partition(":")[0].partition(".")[0]
         extra = _EXTRAS.get(package)
         missing = isinstance(error, ImportError)

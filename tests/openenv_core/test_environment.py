@@ -94,7 +94,7 @@ async def test_rubrics_of_either_kind_can_be_awaited() -> None:
 
 
 def test_an_async_rubric_in_a_plain_step_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"expected a reward .* _apply_rubric_async"):
+    with pytest.raises(TypeError, match=r"got an awaitable; .*_apply_rubric_async"):
         Bare(rubric=AsyncRubric()).step(ACTION)
 
 

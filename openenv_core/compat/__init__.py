@@ -1,0 +1,91 @@
+"""Runs environment folders that were written for the released package, where that package is absent.
+
+    from openenv_core import compat
+
+    compat.install()
+    from openenv.core.env_server.types import Action   # openenv_core.Action
+
+Importing this module costs nothing and changes nothing. docs/compatibility.md lists the names.
+"""
+
+import sys
+from importlib.machinery import PathFinder
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Final
+
+from openenv_core.compat.hook import Extra, Hook, NotProvided
+from openenv_core.compat.names import FORMER, RELEASED
+from openenv_core.errors import ConfigurationError
+
+__all__ = ["Extra", "NotProvided", "check", "install", "installed", "released", "uninstall"]
+
+_DISTRIBUTIONS: Final = ("openenv", "openenv-core")
+
+
+def installed() -> Hook | None:
+    """Return the hook that is in place, if any."""
+    return next((finder for finder in sys.meta_path if isinstance(finder, Hook)), None)
+
+
+def released() -> str | None:
+    """Return what is here of the released package, in words; None where nothing is."""
+    for name in _DISTRIBUTIONS:
+        try:
+            version = Distribution.from_name(name).version
+        except PackageNotFoundError:
+            continue
+        return f"{name} {version}"
+    spec = PathFinder.find_spec(RELEASED)
+    # A folder of that name without an __init__.py is no package of anybody's.
+    if spec is not None and spec.origin is not None:
+        return f"a package {RELEASED!r} at {Path(spec.origin).parent}"
+    return None
+
+
+def check() -> None:
+    """Refuse to go on beside the released package.
+
+    Raises:
+        ConfigurationError: It is installed too. Its names would mean two things, and its wheel brings a package
+            `openenv_core` that overwrites ours.
+    """
+    if (found := released()) is not None:
+        raise ConfigurationError(
+            f"expected Ropewalk without the released OpenEnv package, got {found} in the same environment "
+            f"({sys.prefix}): both bring a package {FORMER!r}, and one overwrites the other; pip uninstall openenv "
+            "openenv-core, then pip install --force-reinstall --no-deps ropewalk, or keep each in a virtual "
+            "environment of its own"
+        )
+
+
+def install(extra: Extra | None = None) -> Hook:
+    """Supply the released package's import paths from now on.
+
+    Args:
+        extra: Names that another package of ours provides, by released module, each as `module:attribute` or as
+            the object. A second call adds to what the first one was given.
+
+    Returns:
+        The hook, for `uninstall`.
+
+    Raises:
+        ConfigurationError: The released package is installed too.
+    """
+    hook = installed()
+    if hook is None:
+        check()
+        hook = Hook(extra or {})
+        # First, so that a mere folder called "openenv" on the path is not taken for the package.
+        sys.meta_path.insert(0, hook)
+    else:
+        for module, names in (extra or {}).items():
+            hook.names.extra.setdefault(module, {}).update(names)
+    return hook
+
+
+def uninstall() -> None:
+    """Take the hook away, and the modules that came through it."""
+    if (hook := installed()) is not None:
+        sys.meta_path.remove(hook)
+        hook.forget()

@@ -1,0 +1,137 @@
+"""The import hook: modules under the released package's names whose attributes are ours, found when they are used."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+from openenv_core.compat.names import MODULES, module_for
+
+DOCS: Final = "docs/compatibility.md"
+
+Target: TypeAlias = str | Callable[..., Any]
+"""`module:attribute`, or the object itself."""
+
+Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
+"""Names beyond the table, by released module."""
+
+
+class NotProvided(ImportError):  # noqa: N818 - it says what is wrong
+    """A name of the released package that is not provided here yet."""
+
+
+class Names:
+    """What every released name is here.
+
+    Args:
+        extra: Names that others provide; they go before the table.
+    """
+
+    def __init__(self, extra: Extra) -> None:
+        self.extra: dict[str, dict[str, Target]] = {module: dict(names) for module, names in extra.items()}
+
+    def available(self, module: str) -> Iterator[str]:
+        """Yield the names that a module provides."""
+        yield from self.extra.get(module, ())
+        yield from MODULES[module].names
+        for other in MODULES[module].also:
+            yield from self.available(other)
+
+    def target(self, module: str, name: str) -> Target | None:
+        """Return what a name is; None where it is not provided."""
+        found = self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)
+        return found or next(
+            (t for o in MODULES[module].also if (t := self.target(o, name)) is not None), None
+        )
+
+    def later(self, module: str, name: str) -> str | None:
+        """Return what a name that is not provided belongs to; None where the released package has no such name."""
+        entry = MODULES[module]
+        belongs = entry.later.get(name) or next((w for o in entry.also if (w := self.later(o, name))), None)
+        return belongs or entry.rest
+
+
+class AliasModule(ModuleType):
+    """A module whose names are resolved when they are asked for."""
+
+    def __init__(self, fullname: str, source: str, names: Names) -> None:
+        super().__init__(fullname, f"Ropewalk's stand-in for the released package's {source}.")
+        self.__dict__.update(_source=source, _names=names)
+        self.__all__ = sorted(set(names.available(source)))
+
+    def __getattr__(self, name: str) -> Any:
+        """Find a name.
+
+        Raises:
+            NotProvided: The released package has it, and Ropewalk has not yet.
+            AttributeError: Neither has it.
+        """
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        names: Names = self.__dict__["_names"]
+        source: str = self.__dict__["_source"]
+        target = names.target(source, name)
+        if target is not None:
+            value = resolve(target)
+        elif module_for(f"{source}.{name}") is not None:
+            value = import_module(f"{self.__name__}.{name}")
+        elif (belongs := names.later(source, name)) is not None:
+            raise NotProvided(
+                f"expected a name that Ropewalk provides of {self.__name__}, got {name}, which it does not: it "
+                f"belongs to {belongs}; {DOCS} lists the names that are there",
+                name=f"{self.__name__}.{name}",
+            )
+        else:
+            raise AttributeError(
+                f"module {self.__name__!r} has no attribute {name!r}; {DOCS} lists those it has"
+            )
+        self.__dict__[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__all__})
+
+
+def resolve(target: Target) -> Any:
+    """Return what a target stands for."""
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+class Hook(MetaPathFinder, Loader):
+    """Finds the released package's modules."""
+
+    def __init__(self, extra: Extra) -> None:
+        self.names = Names(extra)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Answer for the modules of the table and for no others."""
+        source = module_for(fullname)
+        if source is None:
+            return None
+        return ModuleSpec(fullname, self, origin="openenv_core.compat", is_package=MODULES[source].package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make an empty module that knows where to look."""
+        source = module_for(spec.name)
+        assert source is not None
+        return AliasModule(spec.name, source, self.names)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing runs: names are resolved when they are asked for."""
+
+    def forget(self) -> None:
+        """Take what was imported through this hook out of the interpreter's table."""
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, AliasModule) and module.__dict__["_names"] is self.names:
+                del sys.modules[name]
+                parent, _, child = name.rpartition(".")
+                if parent in sys.modules:
+                    sys.modules[parent].__dict__.pop(child, None)

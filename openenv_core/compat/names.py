@@ -1,0 +1,271 @@
+"""What released environment folders import, and what each name is here: data only.
+
+A target is `module:attribute` of this package. Names whose part is not built yet are listed as such, so that an
+import of one is answered with its name instead of a riddle. The names of the server's side are handed to
+`install` by `servers`, since this package knows nobody above it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+RELEASED: Final = "openenv"
+"""The released package's name for imports."""
+
+FORMER: Final = "openenv_core"
+"""Its name until 0.2, which is now ours: the same modules are found below it."""
+
+_TYPES = "openenv_core.types:"
+_TOOLS = "openenv_core.tools:"
+_MCP = "tool servers (MCP)"
+_RUBRICS = "rubric classes; any callable(action, observation) is a rubric already"
+_WEB = "the web page"
+_LLM = "clients of language models"
+_HUB = "finding environments by name"
+_PROVIDERS = "containers"
+_SERVER = (
+    "a server's own classes: create_app builds the server, openenv_core.protocol reads and writes its frames"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One module of the released package.
+
+    Attributes:
+        names: What each name is here.
+        later: Names that are not provided, each with what it belongs to.
+        also: Modules whose names it has too.
+        package: Whether modules lie below it.
+        rest: What every other name belongs to, where the whole module is not provided.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    later: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    package: bool = False
+    rest: str | None = None
+
+
+def _later(what: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, what)
+
+
+MODULES: Final[Mapping[str, Module]] = {
+    "openenv": Module(
+        names={
+            "GenericAction": "openenv_core:GenericAction",
+            "GenericEnvClient": "openenv_core:GenericEnvClient",
+            "SyncEnvClient": "openenv_core:SyncEnvClient",
+        },
+        later=_later(_HUB, "AutoAction", "AutoEnv"),
+        package=True,
+    ),
+    "openenv.core": Module(
+        also=(
+            "openenv.core.env_server",
+            "openenv.core.env_client",
+            "openenv.core.generic_client",
+            "openenv.core.sync_client",
+            "openenv.core.mcp_client",
+            "openenv.core.llm_client",
+        ),
+        package=True,
+    ),
+    "openenv.core.client_types": Module(names={"StepResult": f"{_TYPES}StepResult"}),
+    "openenv.core.env_client": Module(
+        names={"EnvClient": "openenv_core:EnvClient", "StepResult": f"{_TYPES}StepResult"}
+    ),
+    "openenv.core.generic_client": Module(
+        names={
+            "GenericAction": "openenv_core:GenericAction",
+            "GenericEnvClient": "openenv_core:GenericEnvClient",
+        }
+    ),
+    "openenv.core.sync_client": Module(names={"SyncEnvClient": "openenv_core:SyncEnvClient"}),
+    "openenv.core.mcp_client": Module(later=_later(_MCP, "MCPClientBase", "MCPToolClient")),
+    "openenv.core.env_server": Module(
+        also=(
+            "openenv.core.env_server.interfaces",
+            "openenv.core.env_server.types",
+            "openenv.core.env_server.http_server",
+            "openenv.core.env_server.base_transforms",
+            "openenv.core.env_server.exceptions",
+            "openenv.core.env_server.mcp_types",
+            "openenv.core.env_server.mcp_environment",
+            "openenv.core.env_server.route_config",
+            "openenv.core.env_server.serialization",
+            "openenv.core.env_server.web_interface",
+        ),
+        package=True,
+    ),
+    "openenv.core.env_server.interfaces": Module(
+        names={
+            "Action": f"{_TYPES}Action",
+            "Environment": "openenv_core.environment:Environment",
+            "EnvironmentMetadata": f"{_TYPES}EnvironmentMetadata",
+            "Message": "openenv_core.compat.chat:Message",
+            "ModelTokenizer": "openenv_core.compat.chat:ModelTokenizer",
+            "Observation": f"{_TYPES}Observation",
+            "State": f"{_TYPES}State",
+            "TaskProvider": "openenv_core.tasks:TaskProvider",
+            "Transform": "openenv_core.transforms:Transform",
+        }
+    ),
+    "openenv.core.env_server.types": Module(
+        names={
+            "Action": f"{_TYPES}Action",
+            "ConcurrencyConfig": f"{_TYPES}ConcurrencyConfig",
+            "EnvironmentMetadata": f"{_TYPES}EnvironmentMetadata",
+            "Observation": f"{_TYPES}Observation",
+            "State": f"{_TYPES}State",
+        },
+        later={
+            **_later("running code", "CodeExecResult"),
+            **_later(
+                _SERVER,
+                "BaseMessage",
+                "GetTaskRangeRequest",
+                "GetTaskRequest",
+                "HealthResponse",
+                "HealthStatus",
+                "ListTasksRequest",
+                "NumTasksRequest",
+                "ResetRequest",
+                "ResetResponse",
+                "SchemaResponse",
+                "ServerCapacityStatus",
+                "ServerMode",
+                "SessionInfo",
+                "StepRequest",
+                "StepResponse",
+                "WSCloseMessage",
+                "WSErrorCode",
+                "WSErrorResponse",
+                "WSIncomingMessage",
+                "WSObservationResponse",
+                "WSResetMessage",
+                "WSStateMessage",
+                "WSStateResponse",
+                "WSStepMessage",
+            ),
+        },
+    ),
+    "openenv.core.env_server.http_server": Module(
+        later={
+            **_later(
+                "the server's side: load the folder with `ropewalk serve`", "create_app", "create_fastapi_app"
+            ),
+            **_later(_SERVER, "HTTPEnvServer"),
+        }
+    ),
+    "openenv.core.env_server.base_transforms": Module(
+        names={
+            "CompositeTransform": "openenv_core.transforms:CompositeTransform",
+            "NullTransform": "openenv_core.transforms:NullTransform",
+        }
+    ),
+    "openenv.core.env_server.exceptions": Module(
+        names={
+            "ConcurrencyConfigurationError": "openenv_core.errors:ConfigurationError",
+            "OpenEnvError": "openenv_core.errors:OpenEnvError",
+        },
+        later=_later(
+            _SERVER,
+            "EnvironmentFactoryError",
+            "SessionCapacityError",
+            "SessionCreationError",
+            "SessionNotFoundError",
+        ),
+    ),
+    "openenv.core.env_server.mcp_types": Module(
+        names={
+            name: f"{_TOOLS}{name}"
+            for name in (
+                "CallToolAction",
+                "CallToolObservation",
+                "ListToolsAction",
+                "ListToolsObservation",
+                "RESERVED_TOOL_NAMES",
+                "Tool",
+                "ToolError",
+                "ToolErrorType",
+            )
+        },
+        later=_later(
+            _MCP,
+            "JsonRpcError",
+            "JsonRpcErrorCode",
+            "JsonRpcRequest",
+            "JsonRpcResponse",
+            "McpMethod",
+            "WSMCPMessage",
+            "WSMCPResponse",
+        ),
+    ),
+    "openenv.core.env_server.mcp_environment": Module(
+        later=_later(_MCP, "MCPEnvironment", "get_server_tools")
+    ),
+    "openenv.core.env_server.route_config": Module(later=_later(_SERVER, "GetEndpointConfig")),
+    "openenv.core.env_server.serialization": Module(
+        later=_later(
+            _SERVER, "deserialize_action", "deserialize_action_with_preprocessing", "serialize_observation"
+        )
+    ),
+    "openenv.core.env_server.web_interface": Module(
+        later=_later(_WEB, "WebInterfaceManager", "create_web_interface_app", "load_environment_metadata")
+    ),
+    "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
+    "openenv.core.containers.runtime": Module(
+        later=_later(_PROVIDERS, "ContainerProvider", "LocalDockerProvider", "RuntimeProvider", "UVProvider"),
+        rest=_PROVIDERS,
+        package=True,
+    ),
+    "openenv.core.containers.runtime.providers": Module(rest=_PROVIDERS),
+    "openenv.core.rubrics": Module(
+        later=_later(
+            _RUBRICS, "Rubric", "Sequential", "Gate", "WeightedSum", "RubricList", "RubricDict", "LLMJudge"
+        ),
+        rest=_RUBRICS,
+        package=True,
+    ),
+    "openenv.core.rubrics.base": Module(later=_later(_RUBRICS, "Rubric"), rest=_RUBRICS),
+    "openenv.core.rubrics.containers": Module(rest=_RUBRICS),
+    "openenv.core.rubrics.llm_judge": Module(later=_later(_RUBRICS, "LLMJudge"), rest=_RUBRICS),
+    "openenv.core.rubrics.trajectory": Module(
+        later=_later(_RUBRICS, "ExponentialDiscountingTrajectoryRubric", "TrajectoryRubric"), rest=_RUBRICS
+    ),
+    "openenv.core.llm_client": Module(
+        later=_later(
+            _LLM,
+            "AnthropicClient",
+            "LLMClient",
+            "LLMResponse",
+            "OpenAIClient",
+            "ToolCall",
+            "create_llm_client",
+        )
+    ),
+    "openenv.core.tools": Module(rest="running code", package=True),
+    "openenv.core.tools.git_server_client": Module(later=_later("running code", "GitServerClient")),
+    "openenv.core.tools.local_python_executor": Module(later=_later("running code", "PyExecutor")),
+    "openenv.core.utils": Module(rest="the released package's own helpers"),
+    "openenv.core.harness": Module(rest="coding agents as policies"),
+    "openenv.core.evals": Module(rest="evaluations"),
+    "openenv.auto": Module(rest=_HUB),
+    "openenv.cli": Module(rest="the released package's own command line; `ropewalk --help` names ours"),
+}
+
+FORMER_ROOTS: Final = ("env_server", "client_types", "env_client", "containers")
+"""Which modules of `openenv.core` are found below `openenv_core` too; no module of ours has one of these names."""
+
+
+def module_for(fullname: str) -> str | None:
+    """Return the released module that an import asks for, None where it is none of ours to answer."""
+    if fullname == RELEASED or fullname.startswith(f"{RELEASED}."):
+        return fullname if fullname in MODULES else None
+    root, _, below = fullname.partition(".")
+    if root == FORMER and below.partition(".")[0] in FORMER_ROOTS:
+        current = f"{RELEASED}.core.{below}"
+        return current if current in MODULES else None
+    return None

@@ -1,0 +1,283 @@
+"""What `ropewalk serve` is told to serve: an environment's name, a folder or file, or a module and attribute.
+
+Folders written for the released package are loaded here too: its import paths are supplied by
+`openenv_core.compat`, with the server's own part from `SERVER_NAMES`.
+"""
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import keyword
+import pkgutil
+import re
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from openenv_core import compat
+from openenv_core.errors import ConfigurationError
+
+SERVER_NAMES: Final[compat.Extra] = {
+    "openenv.core.env_server.http_server": {
+        "create_app": "servers:create_app",
+        "create_fastapi_app": "servers:create_app",
+    }
+}
+"""What the released package's modules of the server's side hold here."""
+
+MANIFEST: Final = "openenv.yaml"
+APP: Final = "server.app:app"
+"""Where the app of a folder is, unless its manifest says otherwise."""
+
+FORMS: Final = "Give module:attribute, a folder such as '.', or the name of an environment"
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_KEY = re.compile(r"app\s*:(?=\s|$)\s*(?P<value>.*?)\s*(\s#.*)?$")
+_SUFFIX = "_env"
+
+
+def load_app(target: str) -> Any:
+    """Import the application that a target stands for.
+
+    Targets, in the order in which they are tried:
+
+    - `MODULE:ATTRIBUTE`, importable from the working directory or installed;
+    - a path: a folder (its manifest's `app`, else `server/app.py`), a manifest, or a Python file with an `app`
+      (`FILE:ATTRIBUTE` for another name). A folder with an `__init__.py` is imported as a package, so that its
+      relative imports work; any other has itself on the module path;
+    - the name of an environment, in this tree or installed: `blackjack`, `blackjack_env`.
+
+    Returns:
+        An ASGI application: what `create_app` returned, or somebody's own.
+
+    Raises:
+        ConfigurationError: There is no such thing, or it is no ASGI application, or the released package is
+            installed too.
+        Exception: Whatever the author's own code raised while it was imported.
+    """
+    compat.install(SERVER_NAMES)
+    importlib.invalidate_caches()
+    where = str(Path.cwd())
+    if where not in sys.path:
+        sys.path.insert(0, where)
+    app = _load(target)
+    if not is_asgi(app):
+        raise ConfigurationError(
+            f"expected an ASGI app at {target!r}, as create_app returns it, got {type(app).__name__}"
+        )
+    return app
+
+
+def is_asgi(app: object) -> bool:
+    """Whether a value can be called as `await app(scope, receive, send)`."""
+    if inspect.isclass(app) or not callable(app):
+        return False
+    if not (inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(type(app).__call__)):
+        return False
+    try:
+        inspect.signature(app).bind({}, None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _load(target: str) -> Any:
+    path, attribute = Path(target), "app"
+    if not path.exists() and ":" in target:
+        before, _, attribute = target.rpartition(":")
+        if not Path(before).is_file():
+            return _attribute(_import(before, target), attribute, target)
+        path = Path(before)
+    if path.is_file() and path.name == MANIFEST:
+        path = path.parent
+    if target and path.is_dir() and ((found := _app_of(path.resolve())) or _is_path(target)):
+        if found is None:
+            raise ConfigurationError(
+                f"expected an environment in the folder {target}, got neither {MANIFEST} nor server/app.py there; "
+                "name the folder that holds them"
+            )
+        module, _, attribute = found.partition(":")
+        return _attribute(_from_folder(path.resolve(), module, target), attribute, target)
+    if path.is_file():
+        return _attribute(_from_file(path.resolve(), target), attribute, target)
+    if _is_path(target):
+        raise ConfigurationError(f"expected a folder or file at {target}, got none; {FORMS}")
+    return _by_name(target)
+
+
+def _is_path(target: str) -> bool:
+    return "/" in target or target.startswith(".") or target.endswith(".py")
+
+
+def _app_of(folder: Path) -> str | None:
+    """Return where a folder says that its app is."""
+    manifest = folder / MANIFEST
+    if manifest.is_file():
+        return _app_key(manifest) or APP
+    return APP if (folder / "server" / "app.py").is_file() else None
+
+
+def _app_key(manifest: Path) -> str | None:
+    """Read the one key that serving needs. Reading the rest takes a YAML library, which serving does without."""
+    try:
+        lines = manifest.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"expected a readable {MANIFEST}, got: {error}") from error
+    for line in lines:
+        if (found := _KEY.match(line)) is not None:
+            value = found["value"].strip("'\"")
+            module, _, attribute = value.partition(":")
+            if not _DOTTED.fullmatch(module) or not attribute.isidentifier():
+                raise ConfigurationError(
+                    f"expected `app: module:attribute` on one line of {manifest}, got {line.strip()!r}"
+                )
+            return value
+    return None
+
+
+def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
+    own = folder.joinpath(*module.split("."))
+    if not own.with_suffix(".py").is_file() and not own.is_dir():
+        return _import(module, target)  # the manifest names it as others would import it
+    if (folder / "__init__.py").is_file() and _is_module_name(folder.name):
+        _package(folder)
+        # Folders that try absolute imports where relative ones fail find them, last of all.
+        _on_path(folder, len(sys.path))
+        return _import(f"{folder.name}.{module}", target)
+    _on_path(folder, 0)
+    found = _import(module, target)
+    _check_place(found, folder)
+    return found
+
+
+def _from_file(file: Path, target: str) -> ModuleType:
+    if file.suffix != ".py" or not _is_module_name(file.stem):
+        raise ConfigurationError(f"expected a Python file whose name can be imported, got {target}")
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").is_file() and _is_module_name(root.name):
+        parts.insert(0, root.name)
+        root = root.parent
+    if len(parts) == 1:
+        _on_path(root, 0)
+        found = _import(file.stem, target)
+        _check_place(found, root)
+        return found
+    top = root / parts[0]
+    _package(top)
+    _on_path(top, len(sys.path))
+    return _import(".".join(parts), target)
+
+
+def _package(folder: Path) -> None:
+    """Make a folder a package that can be imported, whatever else the folder around it holds."""
+    name = folder.name
+    if (there := sys.modules.get(name)) is not None:
+        _check_place(there, folder)
+        return
+    file = folder / "__init__.py"
+    spec = spec_from_file_location(name, file, submodule_search_locations=[str(folder)])
+    assert spec is not None
+    assert spec.loader is not None
+    package = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(package)
+    except BaseException as error:
+        del sys.modules[name]
+        _explain(error, str(folder), name)
+        raise
+
+
+def _check_place(module: ModuleType, folder: Path) -> None:
+    found = getattr(module, "__file__", None)
+    if found is None or not Path(found).resolve().is_relative_to(folder):
+        raise ConfigurationError(
+            f"expected to import {module.__name__} from {folder}, got the one of {found or 'this interpreter'}; "
+            "rename the folder or file"
+        )
+
+
+def _on_path(folder: Path, position: int) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(position, str(folder))
+
+
+def _is_module_name(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _import(module: str, target: str) -> ModuleType:
+    """Import a module; an exception of its own, which is for its author to read, passes with its traceback."""
+    if not _DOTTED.fullmatch(module):
+        raise ConfigurationError(f"expected an app at {target!r}, got no module {module!r}; {FORMS}")
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        _explain(error, target, module)
+        raise
+
+
+def _explain(error: BaseException, target: str, module: str) -> None:
+    """Raise what a reader without the source understands; return where that is the traceback."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # Folders try one import after another, so what is wrong may stand behind the last of them.
+        if isinstance(cause, compat.NotProvided):
+            raise ConfigurationError(f"expected to import the app {target!r}, got: {cause}") from error
+        cause = cause.__context__
+    if not isinstance(error, ModuleNotFoundError):
+        return
+    missing = error.name or ""
+    if module == missing or module.startswith(f"{missing}."):
+        raise ConfigurationError(
+            f'expected an app at {target!r}, got: Could not import module "{missing}"; {FORMS}, '
+            "importable from here or installed"
+        ) from error
+    raise ConfigurationError(
+        f"expected to import the app {target!r}, got: {error}; install what it needs "
+        "(ropewalk[gymnasium], for one, serves BlackJack)"
+    ) from error
+
+
+def _attribute(module: ModuleType, name: str, target: str) -> Any:
+    value: Any = module
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            near = difflib.get_close_matches(part, dir(value), n=1)
+            raise ConfigurationError(
+                f'expected an app at {target!r}, got: Attribute "{name}" not found in module "{module.__name__}"; '
+                + (f"did you mean {near[0]!r}?" if near else FORMS)
+            ) from None
+    return value
+
+
+def _by_name(target: str) -> Any:
+    """Find an environment by its name, among those of this tree first."""
+    short = target.lower().replace("-", "_").removesuffix(_SUFFIX)
+    if short.isidentifier():
+        for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}"):
+            if _exists(package) and _exists(f"{package}.server"):
+                return _attribute(_import(f"{package}.server.app", target), "app", target)
+    names = _names()
+    near = difflib.get_close_matches(short, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}."
+    raise ConfigurationError(f"expected the name of an environment, got {target!r}; {hint} {FORMS}")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _names() -> list[str]:
+    """Return the names of the environments that there are."""
+    found = {module.name for module in pkgutil.iter_modules()}
+    with contextlib.suppress(ImportError):  # an installation of core and servers alone
+        found |= {module.name for module in pkgutil.iter_modules(importlib.import_module("envs").__path__)}
+    return sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX))
