@@ -1,0 +1,249 @@
+"""What `ropewalk serve` can be told to serve, and what it says of everything else."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenv_core import ConfigurationError, compat
+from servers.target import is_asgi, load_app
+
+ROOT = Path(__file__).parents[2]
+
+ASGI = "async def app(scope, receive, send): ...\nthe_other = app\nnumber = 3\n"
+
+# An environment as it stands in a folder written for the released package; the released scaffold itself is
+# served in tests/interop.
+ENVIRONMENT = """
+from uuid import uuid4
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import State
+try:
+    from ..models import Move, Seen
+except ImportError:
+    from models import Move, Seen
+
+class Walk(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        super().__init__()
+        self._state = State(episode_id=str(uuid4()), step_count=0)
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        return Seen(at=0)
+
+    def step(self, action, timeout_s=None, **kwargs):
+        return Seen(at=action.by)
+
+    @property
+    def state(self):
+        return self._state
+"""
+MODELS = """
+from openenv.core.env_server.types import Action, Observation
+
+class Move(Action):
+    by: int
+
+class Seen(Observation):
+    at: int
+"""
+APP = """
+from openenv.core.env_server.http_server import create_app
+try:
+    from ..models import Move, Seen
+    from .walk_environment import Walk
+except ImportError:
+    from models import Move, Seen
+    from server.walk_environment import Walk
+
+app = create_app(Walk, Move, Seen, env_name="walk", max_concurrent_envs=1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what loading does to this process."""
+    modules, path = set(sys.modules), list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    yield
+    compat.uninstall()
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        found = getattr(sys.modules[name], "__file__", None)
+        if found is not None and Path(found).is_relative_to(tmp_path):
+            del sys.modules[name]
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    importlib.invalidate_caches()
+    return root
+
+
+def folder(root: Path, package: bool = True) -> Path:
+    files = {
+        "server/__init__.py": "",
+        "server/walk_environment.py": ENVIRONMENT,
+        "server/app.py": APP,
+        "models.py": MODELS,
+    }
+    return write(root, {**files, "__init__.py": "from .models import Move\n"} if package else files)
+
+
+@pytest.mark.parametrize("name", ["blackjack", "blackjack_env", "Blackjack", "blackjack-env"])
+def test_an_environment_of_this_tree_by_its_name(name: str) -> None:
+    assert load_app(name) is importlib.import_module("envs.blackjack_env.server.app").app
+
+
+def test_an_installed_environment_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path / "site" / "walk_env")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for name in ("walk", "walk_env"):
+        assert load_app(name) is sys.modules["walk_env.server.app"].app
+
+
+@pytest.mark.parametrize(
+    "target", ["walking:app", "walking:the_other", "walking.py", "./walking.py", "walking.py:the_other"]
+)
+def test_an_app_in_a_module_or_file(target: str, tmp_path: Path) -> None:
+    write(tmp_path, {"walking.py": ASGI})
+    assert load_app(target) is sys.modules["walking"].app
+
+
+@pytest.mark.parametrize(
+    "target", ["walk_env", "./walk_env", "walk_env/openenv.yaml", "walk_env/server/app.py", "ABSOLUTE"]
+)
+def test_a_folder_that_is_a_package(target: str, tmp_path: Path) -> None:
+    folder(tmp_path / "walk_env")
+    (tmp_path / "walk_env" / "openenv.yaml").write_text(
+        "spec_version: 1\nname: walk\napp: server.app:app\nport: 8000\n"
+    )
+    app = load_app(target.replace("ABSOLUTE", str(tmp_path / "walk_env")))
+    assert app is sys.modules["walk_env.server.app"].app
+    assert "models" not in sys.modules
+
+
+def test_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder(tmp_path / "walk_env"))
+    assert load_app(".") is sys.modules["walk_env.server.app"].app
+
+
+@pytest.mark.parametrize("name", ["walk-env", "walk_env"])
+def test_a_folder_that_is_no_package(name: str, tmp_path: Path) -> None:
+    folder(tmp_path / name, package=name != "walk_env")
+    assert load_app(f"./{name}") is sys.modules["server.app"].app
+    assert Path(sys.modules["models"].__file__ or "").parent == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "app: main:the_other",
+        "app:   'main:the_other'  # where it is",
+        'app: "main:the_other"',
+        "app: walk_env.main:the_other",
+    ],
+)
+def test_the_manifest_says_where_the_app_is(line: str, tmp_path: Path) -> None:
+    write(
+        tmp_path / "walk_env",
+        {"__init__.py": "", "main.py": ASGI, "openenv.yaml": f"name: walk\n{line}\nport: 1\n"},
+    )
+    assert load_app("./walk_env") is sys.modules["walk_env.main"].the_other
+
+
+def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: Path) -> None:
+    folder(tmp_path / "walk_env")
+    folder(tmp_path / "other" / "walk_env")
+    assert load_app("walk_env") is load_app("./walk_env")
+    with pytest.raises(ConfigurationError, match="rename the folder"):
+        load_app("other/walk_env")
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("", r"expected the name of an environment, got ''"),
+        ("blackjak", r"got 'blackjak'; did you mean 'blackjack'\?"),
+        ("xyzzy", r"there are: .*blackjack.* Give module:attribute, a folder"),
+        ("no-name!", r"expected the name of an environment, got 'no-name!'"),
+        ("nowhere:app", r'expected an app at .* Could not import module "nowhere"'),
+        ("walking.nowhere:app", r'Could not import module "walking.nowhere"'),
+        ("walking:ap", r'Attribute "ap" not found in module "walking"; did you mean .app.\?'),
+        ("walking:number", r"expected an ASGI app at 'walking:number', as create_app returns it, got int"),
+        ("json:loads", r"expected an ASGI app at 'json:loads', as create_app returns it, got function"),
+        ("walking.py:app.deeper", r'Attribute "app.deeper" not found'),
+        ("needy:app", r"No module named 'no_such_package'; install what it needs"),
+        ("later:app", r"got MCPEnvironment, which it does not: it belongs to tool servers"),
+        ("tried:app", r"got MCPEnvironment, which it does not: it belongs to tool servers"),
+        ("./nowhere", r"expected a folder or file at \./nowhere, got none"),
+        ("nowhere.py", r"expected a folder or file at nowhere.py, got none"),
+        (
+            "./empty",
+            r"expected an environment in the folder \./empty, got neither openenv.yaml nor server/app.py",
+        ),
+        ("./odd", r"expected `app: module:attribute` on one line of .*odd.openenv.yaml, got 'app: \[1\]'"),
+        ("./json", r"expected to import json from .*json.__init__.py; rename the folder"),
+        ("text.txt", r"expected a Python file whose name can be imported, got text.txt"),
+        (":", r"got no module ''"),
+        ("a b:app", r"got no module 'a b'"),
+    ],
+)
+def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -> None:
+    importlib.import_module("json")
+    write(
+        tmp_path,
+        {
+            "walking.py": ASGI,
+            "needy.py": "import no_such_package\n",
+            "later.py": "from openenv.core import MCPEnvironment\n",
+            "tried.py": "try:\n    from openenv.core import MCPEnvironment\nexcept ImportError:\n    import fallback\n",
+            "empty/readme.md": "",
+            "odd/openenv.yaml": "app: [1]\n",
+            "json/__init__.py": "",
+            "json/server/app.py": ASGI,
+            "text.txt": "",
+        },
+    )
+    with pytest.raises(ConfigurationError, match=text):
+        load_app(target)
+
+
+@pytest.mark.parametrize("target", ["broken:app", "broken.py", "./broken_env"])
+def test_an_authors_own_exception_passes(target: str, tmp_path: Path) -> None:
+    source = "raise ZeroDivisionError('of the author')\n"
+    write(tmp_path, {"broken.py": source, "broken_env/__init__.py": source, "broken_env/server/app.py": ""})
+    with pytest.raises(ZeroDivisionError, match="of the author"):
+        load_app(target)
+
+
+class Callable:
+    async def __call__(self, scope: object, receive: object, send: object) -> None: ...
+
+
+class Plain:
+    def __call__(self, scope: object, receive: object, send: object) -> None: ...
+
+
+async def short(scope: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (Callable(), True),
+        (Callable().__call__, True),
+        (Callable, False),
+        (Plain(), False),
+        (short, False),
+        (3, False),
+    ],
+)
+def test_what_is_an_asgi_app(value: object, verdict: bool) -> None:
+    assert is_asgi(value) is verdict
