@@ -1,49 +1,215 @@
-"""create_app: assembles routes and sessions into one ASGI application, and nothing else."""
+"""create_app: assembles routes, sessions and safety into one ASGI application, and nothing else."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from openenv_core import ConfigurationError, State
+from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory
-from servers.routes.http import MetadataSource, http_router, validation_failed
+from servers.routes.about import MetadataSource, about_router
+from servers.routes.description import describe_api
+from servers.routes.http import http_router, validation_failed
+from servers.routes.jsonrpc import JsonRpc
+from servers.routes.mcp import McpSocketRoute, mcp_router
+from servers.routes.sockets import Sockets
 from servers.routes.websocket import WebSocketRoute
-from servers.sessions import SessionTable
+from servers.security import Guard
+from servers.sessions import SessionTable, Slots
+from servers.settings import MODES, Mode, ServerSettings
+
+logger = logging.getLogger("servers")
 
 API_VERSION = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its first number."""
 
-
 SESSION_PATH = "/ws"
+MCP_PATH = "/mcp"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What an app serves, as `create_app` was told.
+
+    Attributes:
+        factory: The environment class, or a callable without arguments that returns an environment.
+        action: The action model.
+        models: The models to describe, under the keys of /schema.
+        name: What the environment is called; None: as its class.
+        cap: The greatest number of sessions, unless the settings say otherwise.
+    """
+
+    factory: Factory
+    action: Any
+    models: dict[str, Any]
+    name: str | None
+    cap: int
 
 
 class EnvironmentApp(FastAPI):
-    """A FastAPI app whose session socket goes around the framework.
+    """A FastAPI app whose sockets go around the framework.
 
     The framework wraps every send of a socket, which would be a quarter of the time of a trivial step.
 
-    Attributes:
-        session_socket: Serves SESSION_PATH.
+    Args:
+        served: What it serves.
+        settings: How.
     """
 
-    session_socket: WebSocketRoute
+    def __init__(self, served: Served, settings: ServerSettings) -> None:
+        super().__init__(title=_title(served), version=API_VERSION, lifespan=_lifespan)
+        self.add_exception_handler(RequestValidationError, validation_failed)
+        self._served = served
+        self._routes: list[BaseRoute] = []
+        self._started = False
+        self.configure(settings)
+
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings of this server."""
+        return self._settings
+
+    @property
+    def sessions(self) -> SessionTable:
+        """The table of its sessions."""
+        return self._sessions
+
+    def configure(
+        self,
+        settings: ServerSettings,
+        *,
+        slots: Slots | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        """Take other settings; before the server starts.
+
+        Args:
+            settings: They go before the environment's variables and what `create_app` was told.
+            slots: Counts sessions; by default those of this process alone.
+            new_id: Draws the ids of sessions; by default a uuid4.
+
+        Raises:
+            ConfigurationError: The server runs already, or the class does not allow so many sessions.
+        """
+        if self._started:
+            raise ConfigurationError("expected settings before the server starts, got them while it runs")
+        served = self._served
+        cap = _checked_cap(served.factory, settings.max_sessions or served.cap)
+        executor = Executor(cap)
+        extra: dict[str, Any] = {} if new_id is None else {"new_id": new_id}
+        sessions = SessionTable(served.factory, cap, executor, settings, slots, **extra)
+        production = settings.mode == "production"
+        decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=production)
+        rpc = JsonRpc(sessions)
+        self._settings = settings
+        self._sessions = self.state.sessions = sessions
+        self._sockets = Sockets()
+        self._session_socket = WebSocketRoute(sessions, decoder, rpc, self._sockets, settings.send_timeout_s)
+        self._mcp_socket = McpSocketRoute(sessions, rpc, self._sockets, settings.send_timeout_s)
+        self._guard = Guard(_Inside(self), settings)
+        for route in self._routes:
+            self.router.routes.remove(route)
+        before = list(self.router.routes)
+        if not production:
+            self.include_router(http_router(sessions, decoder))
+        self.include_router(about_router(sessions, served.models, MetadataSource(sessions, served.name)))
+        self.include_router(mcp_router(rpc))
+        self._routes = [route for route in self.router.routes if route not in before]
+        self.openapi_schema = None
+
+    async def drain(self, deadline_s: float) -> None:
+        """Take no further sessions and let those that there are end, after the calls that are under way.
+
+        Args:
+            deadline_s: Seconds after which it returns in any case.
+        """
+        deadline = asyncio.get_running_loop().time() + deadline_s
+        self._sessions.draining = True
+        await self._sockets.drain(deadline)
+        await self._sessions.end_standing(deadline)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        if self.openapi_schema is None:
+            self.openapi_schema = describe_api(super().openapi(), self._served.models)
+        return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or the application's lifespan."""
-        if scope["type"] == "websocket" and _path(scope) == SESSION_PATH:
-            await self.session_socket(scope, receive, send)
-        else:
+        if scope["type"] == "lifespan":
             await super().__call__(scope, receive, send)
+        else:
+            await self._guard(scope, receive, send)
+
+    async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection that the guard has let in."""
+        if scope["type"] == "websocket":
+            path = _path(scope)
+            if path == SESSION_PATH:
+                await self._session_socket(scope, receive, send)
+                return
+            if path == MCP_PATH:
+                await self._mcp_socket(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Be served; for the application's lifespan. An app may be served again after its server has stopped."""
+        self._started = True
+        self._sessions.draining = self._sockets.draining = False
+        try:
+            yield
+        finally:
+            await self._sessions.shut_down()
+            self._sessions.executor.close()
+            self._started = False
+
+
+class _Inside:
+    """What stands behind the guard: the app, without the guard."""
+
+    def __init__(self, app: EnvironmentApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app.serve_admitted(scope, receive, send)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    assert isinstance(app, EnvironmentApp)
+    async with app.running():
+        yield
 
 
 def _path(scope: Scope) -> str:
     """Return the path without what a parent app, if any, has mounted this one under."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def _title(served: Served) -> str:
+    return served.name or str(getattr(served.factory, "__name__", type(served.factory).__name__))
+
+
+def _checked_cap(factory: Factory, cap: int) -> int:
+    if cap < 1:
+        raise ConfigurationError(f"expected a cap on sessions of at least 1, got {cap}")
+    if cap > 1 and isinstance(factory, type) and not getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
+        raise ConfigurationError(
+            f"expected a cap of 1 session for {factory.__name__}, got {cap}; if several instances can live in "
+            "one process, set SUPPORTS_CONCURRENT_SESSIONS = True on the class"
+        )
+    return cap
 
 
 def create_app(
@@ -52,9 +218,21 @@ def create_app(
     observation_cls: Any,
     env_name: str | None = None,
     max_concurrent_envs: int | None = None,
+    concurrency_config: ConcurrencyConfig | None = None,
+    gradio_builder: Any = None,
+    custom_tab_name: str | None = None,
+    custom_tab_primary: bool | None = None,
+    show_default_tab: bool | None = None,
+    title_override: str | None = None,
     state_cls: type[State] | None = None,
+    *,
+    mode: Mode | None = None,
+    reset_observation_cls: Any = None,
 ) -> EnvironmentApp:
     """Build the server of one environment.
+
+    The environment's variables say the rest (`ServerSettings.from_environment`); ROPEWALK_MAX_SESSIONS goes before
+    the cap that is given here, since it belongs to the machine and this belongs to the code.
 
     Args:
         env: The environment class, or a callable without arguments that returns an environment.
@@ -62,33 +240,44 @@ def create_app(
         observation_cls: The observation model.
         env_name: What the environment is called; by default the name of its class.
         max_concurrent_envs: The greatest number of sessions at once; 1 by default.
+        concurrency_config: The same, with the time after which a session without a socket has gone unused for
+            too long.
+        gradio_builder: Describes a web page. Taken so that folders written for the released package run, and
+            without effect, like the four that follow: there is no page.
+        custom_tab_name: See gradio_builder.
+        custom_tab_primary: See gradio_builder.
+        show_default_tab: See gradio_builder.
+        title_override: See gradio_builder.
         state_cls: The state model, for the schema.
+        mode: `production` serves no reset, step or state; by default what OPENENV_MODE says.
+        reset_observation_cls: What a reset returns where that is another model, for the schema.
 
     Raises:
-        ConfigurationError: The cap is below 1, or the class does not allow several sessions.
+        ConfigurationError: The settings contradict each other, or the class does not allow several sessions.
     """
-    cap = 1 if max_concurrent_envs is None else max_concurrent_envs
-    name = env_name or str(getattr(env, "__name__", type(env).__name__))
-    if cap < 1:
-        raise ConfigurationError(f"expected max_concurrent_envs of at least 1, got {cap}")
-    if cap > 1 and isinstance(env, type) and not getattr(env, "SUPPORTS_CONCURRENT_SESSIONS", False):
-        raise ConfigurationError(
-            f"expected max_concurrent_envs=1 for {env.__name__}, got {cap}; if several instances can live in "
-            "one process, set SUPPORTS_CONCURRENT_SESSIONS = True on the class"
-        )
-    executor = Executor(cap)
-    sessions = SessionTable(env, cap, executor)
-    decoder: RequestDecoder[Any] = RequestDecoder(action_cls)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        executor.close()
-
+    page = (gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
+    if any(value is not None for value in page):
+        logger.debug("what create_app was told of a web page has no effect: there is none")
+    settings = ServerSettings.from_environment(os.environ)
+    if concurrency_config is not None:
+        if max_concurrent_envs is not None:
+            raise ConfigurationError(
+                "expected max_concurrent_envs or concurrency_config, got both; give one of them"
+            )
+        max_concurrent_envs = concurrency_config.max_concurrent_envs
+        if concurrency_config.session_timeout is not None:
+            settings = replace(settings, idle_timeout_s=concurrency_config.session_timeout)
+    if mode is not None:
+        if mode not in MODES:
+            raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
+        settings = replace(settings, mode=mode)
     models = {"action": action_cls, "observation": observation_cls, "state": state_cls or State}
-    app = EnvironmentApp(title=name, version=API_VERSION, lifespan=lifespan)
-    app.add_exception_handler(RequestValidationError, validation_failed)
-    app.include_router(http_router(sessions, decoder, models, MetadataSource(sessions, env_name)))
-    app.session_socket = WebSocketRoute(sessions, decoder)
-    app.state.sessions = sessions
-    return app
+    if reset_observation_cls is not None:
+        models["reset_observation"] = reset_observation_cls
+    cap = 1 if max_concurrent_envs is None else max_concurrent_envs
+    served = Served(factory=env, action=action_cls, models=models, name=env_name, cap=cap)
+    return EnvironmentApp(served, settings)
+
+
+create_fastapi_app = create_app
+"""The same: the released package's other function differs in the web page alone."""

@@ -120,11 +120,9 @@ def encode_error(code: str, message: str, extra: Mapping[str, Any] | None = None
     return (b'{"type":"error","data":%b}' % dumps({"message": clean, "code": code, **(extra or {})})).decode()
 
 
-def encode_mcp_unavailable(request: Mapping[str, Any]) -> str:
-    """Write the JSON-RPC error of an environment without MCP tools."""
-    error = {"code": -32603, "message": "this environment offers no MCP tools", "data": None}
-    reply = {"jsonrpc": "2.0", "id": request.get("id"), "error": error}
-    return (b'{"type":"mcp","data":%b}' % dumps(reply)).decode()
+def encode_mcp(response: bytes) -> str:
+    """Write the frame that carries a JSON-RPC response."""
+    return (b'{"type":"mcp","data":%b}' % response).decode()
 
 
 def decode_reply(frame: bytes | str, expected: str) -> dict[str, Any]:

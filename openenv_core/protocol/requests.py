@@ -1,7 +1,9 @@
 """Frames from client to server in the released dialect: how they are written and how they are read."""
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeAlias
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import ErrorDetails, from_json
@@ -10,8 +12,11 @@ from openenv_core.protocol.codes import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_E
 from openenv_core.protocol.jsonio import dumps, to_plain
 from openenv_core.types import ActT
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
 _FORBID = ConfigDict(extra="forbid")
-_TYPES = "reset, step, state, mcp, close"
+_LEFT_IN_PRODUCTION = "mcp, close"
+_TYPES = f"reset, step, state, {_LEFT_IN_PRODUCTION}"
 
 
 class ResetOptions(BaseModel):
@@ -88,29 +93,34 @@ class RequestDecoder(Generic[ActT]):
 
     Args:
         action_type: The action model, or a union of several.
+        production: Reset, step and state are unknown.
     """
 
-    def __init__(self, action_type: type[ActT]) -> None:
+    def __init__(self, action_type: type[ActT], production: bool = False) -> None:
         build: Any = create_model  # its overloads do not know types made at run time
         step: Any = build(
             "_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(action_type, ...)
         )
-        frame: Any = Annotated[
-            step | _ResetFrame | _StateFrame | _McpFrame | _CloseFrame, Field(discriminator="type")
-        ]
+        frames: Any = _McpFrame | _CloseFrame
+        if not production:
+            frames = step | _ResetFrame | _StateFrame | frames
+        frame: Any = Annotated[frames, Field(discriminator="type")]
+        self._types = _LEFT_IN_PRODUCTION if production else _TYPES
         self._read_frame = TypeAdapter(frame).validator.validate_json
         self._read_action = TypeAdapter(action_type).validator.validate_json
 
-    def frame(self, text: str | bytes) -> "Request[ActT]":
+    def frame(self, text: str) -> "Request[ActT]":
         """Read one text frame; a step is returned as its action.
 
         Raises:
             Refusal: INVALID_JSON, UNKNOWN_TYPE or VALIDATION_ERROR.
         """
+        if "NaN" in text or "Infinity" in text:
+            _require_json(text)
         try:
             frame = self._read_frame(text)
         except ValidationError as error:
-            raise _refusal(error) from None
+            raise _refusal(error, self._types) from None
         kind = frame.type
         if kind == "step":
             return frame.data  # type: ignore[no-any-return]
@@ -121,6 +131,23 @@ class RequestDecoder(Generic[ActT]):
         if kind == "mcp":
             return Mcp(frame.data)
         return CLOSE
+
+    def http_step(self, body: bytes) -> tuple[ActT, dict[str, Any]]:
+        """Read the body of an HTTP step: the action and the options beside it.
+
+        The oldest clients send the action by itself.
+
+        Raises:
+            Refusal: VALIDATION_ERROR.
+        """
+        data = read_json(body)
+        if isinstance(data, dict) and data and "action" not in data:
+            with suppress(Refusal):
+                return self.action(data), {}
+        step = validate(StepOptions, data)
+        return self.action(step.action), {
+            name: getattr(step, name) for name in step.model_fields_set if name != "action"
+        }
 
     def action(self, data: dict[str, Any]) -> ActT:
         """Read the action of an HTTP step.
@@ -134,6 +161,68 @@ class RequestDecoder(Generic[ActT]):
             raise Refusal(VALIDATION_ERROR, "Invalid message", {"errors": plain_errors(error)}) from None
 
 
+def http_reset(body: bytes) -> dict[str, Any]:
+    """Read the body of an HTTP reset, which may be empty.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    return reset_options(validate(ResetOptions, read_json(body)) if body else None)
+
+
+def read_json(body: bytes) -> Any:
+    """Read the JSON of an HTTP body: NaN and what is nested too deeply are refused like any other fault.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    if not body:
+        raise _fault("missing", [], "Field required", None)
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        why = str(error)
+        raise _fault("json_invalid", [_position(body, why)], f"JSON decode error: {why}", {}) from None
+
+
+def validate(model: type[ModelT], data: Any) -> ModelT:
+    """Read a parsed body into a model.
+
+    Raises:
+        Refusal: VALIDATION_ERROR; the places of its errors start at the body.
+    """
+    if not isinstance(data, dict):
+        # A model takes instances too, and would name another fault than the framework does.
+        text = "Input should be a valid dictionary or object to extract fields from"
+        raise _fault("model_attributes_type", [], text, data)
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        errors = plain_errors(error)
+        for entry in errors:
+            entry["loc"] = ["body", *entry["loc"]]
+        raise Refusal(VALIDATION_ERROR, "Invalid message", {"errors": errors}) from None
+
+
+def invalid_body(why: str) -> Refusal:
+    """Return the refusal of a body that is no JSON."""
+    return _fault("json_invalid", [], why, None)
+
+
+def _fault(kind: str, place: list[Any], message: str, value: Any) -> Refusal:
+    entry = {"type": kind, "loc": ["body", *place], "msg": message, "input": value}
+    return Refusal(VALIDATION_ERROR, "Invalid message", {"errors": [entry]})
+
+
+def _position(body: bytes, why: str) -> int:
+    """Return the offset of a fault that the parser names by line and column."""
+    found = re.search(r"line (\d+) column (\d+)$", why)
+    if found is None:
+        return 0
+    line, column = int(found[1]), int(found[2])
+    return sum(len(text) + 1 for text in body.split(b"\n", line - 1)[: line - 1]) + column
+
+
 def reset_options(options: ResetOptions | None) -> dict[str, Any]:
     """Return the options that the caller gave, and only those."""
     if options is None:
@@ -141,12 +230,24 @@ def reset_options(options: ResetOptions | None) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
 
 
-def _refusal(error: ValidationError) -> Refusal:
+def _require_json(text: str) -> None:
+    """Refuse NaN and the infinities, which the parser takes for numbers and JSON does not."""
+    try:
+        from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise _invalid_json(str(error)) from None
+
+
+def _invalid_json(why: str) -> Refusal:
+    return Refusal(INVALID_JSON, f"expected a JSON object, got text that does not parse: {why}")
+
+
+def _refusal(error: ValidationError, types: str) -> Refusal:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return Refusal(INVALID_JSON, f"expected a JSON object, got text that does not parse: {first['msg']}")
+        return _invalid_json(first["msg"])
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        return Refusal(UNKNOWN_TYPE, f"expected a frame whose type is one of {_TYPES}: {first['msg']}")
+        return Refusal(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {first['msg']}")
     errors = plain_errors(error)
     for entry in errors:
         place = entry["loc"][1:]  # without the frame's type, which the union puts first

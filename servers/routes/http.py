@@ -1,30 +1,24 @@
-"""Plain HTTP: reset, step and state, each in an environment of its own, and what a server tells of itself."""
+"""Plain HTTP: reset, step and state, in a session that the request names or in an environment of its own."""
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import CAPACITY_REACHED, VALIDATION_ERROR, Refusal
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.requests import (
-    RequestDecoder,
-    ResetOptions,
-    StepOptions,
-    plain_details,
-    reset_options,
-)
-from servers.execution import FATAL, end
-from servers.sessions import Session, SessionTable
+from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, plain_details
+from servers.execution import FATAL, Runner, end
+from servers.routes import description
+from servers.routes.description import answer, problem
+from servers.routes.standing import NEW, PARAMETERS, naming, session_named_by
+from servers.security.guard import PRINCIPAL
+from servers.sessions import Busy, DeadlinePassed, Session, SessionTable, UnknownSession
 
 logger = logging.getLogger("servers")
 
@@ -33,147 +27,156 @@ CLIENT_LEFT = 499
 
 RETRY_AFTER_S = 1
 
+_STATUSES: dict[int | str, dict[str, Any]] = {
+    404: problem("There is no such session."),
+    422: problem("The request does not validate."),
+    429: problem("Too many calls wait for the session."),
+    500: problem("The environment, or its constructor, raised an exception."),
+    503: problem("Every session is taken."),
+    504: problem("The environment took too long; the session has been ended."),
+}
 
-def http_router(
-    sessions: SessionTable,
-    decoder: RequestDecoder[Any],
-    models: dict[str, Any],
-    metadata: Callable[[], Awaitable[EnvironmentMetadata]],
-) -> APIRouter:
+
+def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRouter:
     """Return the plain HTTP routes of one environment.
 
     Args:
-        sessions: Where sessions come from; each request takes one for as long as it lasts.
+        sessions: Where sessions come from.
         decoder: Reads actions.
-        models: The models to describe, under the keys of /schema.
-        metadata: Tells of the environment.
     """
     router = APIRouter()
-    schemas = {name: describe(model) for name, model in models.items()}
+    plain = _PlainHttp(sessions)
+    envelope = {**_STATUSES, 200: answer("The observation, and what came with it.", description.ENVELOPE)}
+    state_statuses = {**_STATUSES, 200: answer("Where the episode stands.", description.ref("State"))}
 
-    async def in_session(request: Request, work: Callable[[Session], Awaitable[bytes]]) -> Response:
-        return await _while_connected(request, _respond(sessions, work))
+    @router.post(
+        "/reset",
+        response_model=None,
+        responses={status: text for status, text in envelope.items() if status != 404},
+        openapi_extra=description.RESET_BODY | PARAMETERS,
+    )
+    async def reset(request: Request) -> Response:
+        """Start an episode and return the first observation; a session that is named is opened where there is none."""
 
-    @router.post("/reset")
-    async def reset(request: Request, options: ResetOptions | None = None) -> Response:
-        """Start an episode in an environment of its own and return the first observation."""
+        async def work(runner: Runner) -> bytes:
+            return replies.encode_http_result(await runner.reset(options))
 
-        async def work(session: Session) -> bytes:
-            return replies.encode_http_result(await session.runner.reset(reset_options(options)))
-
-        return await in_session(request, work)
-
-    @router.post("/step")
-    async def step(request: Request, body: StepOptions) -> Response:
-        """Apply an action in an environment of its own and return what follows."""
         try:
-            action = decoder.action(body.action)
+            options = http_reset(await _body(request))
         except Refusal as refusal:
             return _refused(refusal)
-        options = {name: getattr(body, name) for name in body.model_fields_set if name != "action"}
+        return await plain.answer(request, work, opening=True)
 
-        async def work(session: Session) -> bytes:
-            return replies.encode_http_result(await session.runner.step(action, options))
+    @router.post(
+        "/step",
+        response_model=None,
+        responses=envelope,
+        openapi_extra=description.STEP_BODY | PARAMETERS,
+    )
+    async def step(request: Request) -> Response:
+        """Apply an action and return what follows."""
 
-        return await in_session(request, work)
+        async def work(runner: Runner) -> bytes:
+            return replies.encode_http_result(await runner.step(action, options))
 
-    @router.get("/state")
+        try:
+            action, options = decoder.http_step(await _body(request))
+        except Refusal as refusal:
+            return _refused(refusal)
+        return await plain.answer(request, work)
+
+    @router.get("/state", response_model=None, responses=state_statuses, openapi_extra=PARAMETERS)
     async def state(request: Request) -> Response:
-        """Return the state of an environment of its own."""
+        """Return where the episode stands."""
 
-        async def work(session: Session) -> bytes:
-            return replies.encode_model(await session.runner.state())
+        async def work(runner: Runner) -> bytes:
+            return replies.encode_model(await runner.state())
 
-        return await in_session(request, work)
-
-    @router.get("/health")
-    async def health() -> dict[str, str]:
-        """Tell that the server answers."""
-        return {"status": "healthy"}
-
-    @router.get("/metadata")
-    async def get_metadata() -> EnvironmentMetadata:
-        """Tell of the environment."""
-        return await metadata()
-
-    @router.get("/schema")
-    async def schema() -> dict[str, Any]:
-        """Return the JSON schemas of actions, observations and state."""
-        return schemas
+        return await plain.answer(request, work)
 
     return router
 
 
-class MetadataSource:
-    """Finds an environment's metadata once; an instance is made only where its class has its own way.
+class _PlainHttp:
+    """Does the work of a request in the session that it names, or in one of its own."""
 
-    Args:
-        sessions: Where an instance comes from.
-        name: The name that the server was given, if any.
-    """
-
-    def __init__(self, sessions: SessionTable, name: str | None) -> None:
+    def __init__(self, sessions: SessionTable) -> None:
         self._sessions = sessions
-        self._name = name
-        self._found: EnvironmentMetadata | None = None
 
-    async def __call__(self) -> EnvironmentMetadata:
-        """Return the metadata; while every session is taken, what the class alone tells."""
-        if self._found is not None:
-            return self._found
-        factory = self._sessions.factory
-        if getattr(factory, "get_metadata", None) is Environment.get_metadata:
-            self._found = self._default()
-            return self._found
+    async def answer(
+        self, request: Request, work: Callable[[Runner], Awaitable[bytes]], opening: bool = False
+    ) -> Response:
+        """Return the reply, unless the client leaves before.
+
+        Args:
+            request: The request; its body has been read.
+            work: What to do.
+            opening: A session that is named and not there is opened.
+        """
+        owner = request.scope.get(PRINCIPAL, "")
         try:
-            async with self._sessions.session() as session:
-                self._found = EnvironmentMetadata.model_validate(await session.runner.call("get_metadata"))
-        except Refusal:
-            return self._default()
-        except FATAL:
-            logger.exception("get_metadata failed")
-            return self._default()
-        return self._found
+            named = session_named_by(request)
+        except Refusal as refusal:
+            return _refused(refusal)
+        reply = self._alone(owner, work) if named is None else self._standing(owner, named, work, opening)
+        return await _while_connected(request, reply)
 
-    def _default(self) -> EnvironmentMetadata:
-        factory = self._sessions.factory
-        own_name = getattr(factory, "__name__", type(factory).__name__)
-        return EnvironmentMetadata(
-            name=self._name or own_name, description=inspect.cleandoc(factory.__doc__ or own_name)
-        )
+    async def _alone(self, owner: str, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
+        try:
+            async with self._sessions.session(owner) as session:
+                return await self._work(session, work)
+        except Refusal as refusal:
+            return _refused(refusal)
 
+    async def _standing(
+        self, owner: str, named: str, work: Callable[[Runner], Awaitable[bytes]], opening: bool
+    ) -> Response:
+        sessions = self._sessions
+        try:
+            if not opening:
+                session = sessions.find(owner, named)
+            elif named == NEW:
+                session = await sessions.open(owner)
+            else:
+                session = await sessions.find_or_open(owner, named)
+            reply = await self._work(session, work)
+        except Refusal as refusal:
+            return _refused(refusal)
+        reply.headers.update(naming(session.id, keep=opening))
+        return reply
 
-class _Lenient(GenerateJsonSchema):
-    """Describes arrays and other foreign types as anything, instead of failing."""
-
-    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
-        return {}
-
-
-def describe(model: Any) -> dict[str, Any]:
-    """Return the JSON schema of a model, or of a union of models."""
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return model.model_json_schema(schema_generator=_Lenient)
-    return TypeAdapter(model).json_schema(schema_generator=_Lenient)
+    async def _work(self, session: Session, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
+        try:
+            return _json(await self._sessions.call(session, work))
+        except FATAL as error:
+            if isinstance(error, Refusal):
+                raise
+            if not isinstance(error, EnvironmentFailure):
+                logger.error("the environment raised", exc_info=error)
+            return _json(dumps({"detail": _text(error)}), 500)
 
 
 async def validation_failed(_: Request, error: Exception) -> Response:
-    """Answer a body that does not validate; whatever it held, the answer is JSON."""
+    """Answer a request that does not validate; whatever it held, the answer is JSON."""
     details = plain_details(list(error.errors())) if isinstance(error, RequestValidationError) else []
     return _json(dumps({"detail": details}), 422)
 
 
-async def _respond(sessions: SessionTable, work: Callable[[Session], Awaitable[bytes]]) -> Response:
-    """Do the work in a session and return the reply, whatever happens."""
-    try:
-        async with sessions.session() as session:
-            return _json(await work(session))
-    except Refusal as refusal:
-        return _refused(refusal)
-    except FATAL as error:
-        if not isinstance(error, EnvironmentFailure):
-            logger.error("the environment raised", exc_info=error)
-        return _json(dumps({"detail": str(error) or type(error).__name__}), 500)
+async def _body(request: Request) -> bytes:
+    """Return the body.
+
+    Raises:
+        Refusal: VALIDATION_ERROR: it says that it is no JSON.
+    """
+    body = await request.body()
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if (
+        body
+        and kind != "application/json"
+        and not (kind.startswith("application/") and kind.endswith("+json"))
+    ):
+        raise invalid_body(f"expected a body of type application/json, got {kind}")
+    return body
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -197,9 +200,19 @@ def _refused(refusal: Refusal) -> Response:
     if refusal.code == VALIDATION_ERROR:
         return _json(dumps({"detail": refusal.extra["errors"]}), 422)
     body = dumps({"detail": {"message": refusal.message, "code": refusal.code, **refusal.extra}})
+    retry = {"Retry-After": str(RETRY_AFTER_S)}
     if refusal.code == CAPACITY_REACHED:
-        return _json(body, 503, {"Retry-After": str(RETRY_AFTER_S)})
-    return _json(body, 500)
+        return _json(body, 503, retry)
+    if isinstance(refusal, Busy):
+        return _json(body, 429, retry)
+    if isinstance(refusal, UnknownSession):
+        return _json(body, 404)
+    return _json(body, 504 if isinstance(refusal, DeadlinePassed) else 500)
+
+
+def _text(error: BaseException) -> str:
+    # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
+    return (str(error) or type(error).__name__).encode("utf-8", "replace").decode("utf-8")
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -2,23 +2,32 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from servers.execution import FATAL, Runner, end, keep
-from servers.sessions.refusals import UnknownSession
+from servers.sessions.refusals import DeadlinePassed, UnknownSession
 from servers.sessions.session import Session
 
-if TYPE_CHECKING:
-    from servers.sessions.table import SessionTable
-
 T = TypeVar("T")
+
+
+class Ender(Protocol):
+    """What ends a session whose environment takes too long."""
+
+    step_timeout_s: float | None
+
+    def expire(self, session: Session) -> DeadlinePassed:
+        """Take the session away and give its slot back, at once."""
+
+    async def finish(self, session: Session) -> None:
+        """Close its environment, after the call has ended at last."""
 
 
 class Call(Generic[T]):
     """Runs in a task of its own, since neither its caller nor its deadline can be made to wait for it.
 
     Args:
-        table: Ends the session at the deadline.
+        ender: Ends the session at the deadline.
         session: Its turn has been taken; it is given back when the call is over.
         work: What to do.
 
@@ -27,15 +36,13 @@ class Call(Generic[T]):
         expired: The deadline has passed. The session is over, and is closed once the task ends.
     """
 
-    def __init__(
-        self, table: "SessionTable", session: Session, work: Callable[[Runner], Awaitable[T]]
-    ) -> None:
+    def __init__(self, ender: Ender, session: Session, work: Callable[[Runner], Awaitable[T]]) -> None:
         loop = asyncio.get_running_loop()
         self.expired = False
-        self._table = table
+        self._ender = ender
         self._session = session
         self._reply: asyncio.Future[T] = loop.create_future()
-        limit = table.step_timeout_s
+        limit = ender.step_timeout_s
         self._timer = None if limit is None else loop.call_later(limit, self._expire)
         self.task = keep(asyncio.create_task(_outcome(work, session.runner)))
         self.task.add_done_callback(self._finish)
@@ -58,7 +65,7 @@ class Call(Generic[T]):
         if self.task.done():
             return
         self.expired = True
-        refusal = self._table.expire(self._session)
+        refusal = self._ender.expire(self._session)
         if not self._reply.done():
             self._reply.set_exception(refusal)
         self._session.give_turn()  # those who wait learn that it is over
@@ -71,7 +78,7 @@ class Call(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         if self.expired:
-            keep(asyncio.create_task(self._table.finish(session)))
+            keep(asyncio.create_task(self._ender.finish(session)))
             return
         session.give_turn()
         if self._reply.done():

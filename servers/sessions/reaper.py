@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from servers.sessions.session import Session
-
-if TYPE_CHECKING:
-    from servers.sessions.table import SessionTable
 
 logger = logging.getLogger("servers")
 
@@ -20,17 +17,21 @@ LOOKS = 4
 
 
 class Reaper:
-    """Looks after the standing sessions of a table for as long as there are any.
+    """Looks after standing sessions for as long as there are any.
 
     It never touches one that has a socket, or whose call is under way.
 
     Args:
-        table: Whose sessions.
+        standing: Returns the sessions that stand by themselves.
+        drop: Ends one.
         idle_s: Seconds that a session may go unused.
     """
 
-    def __init__(self, table: "SessionTable", idle_s: float) -> None:
-        self._table = table
+    def __init__(
+        self, standing: Callable[[], Sequence[Session]], drop: Callable[[Session], None], idle_s: float
+    ) -> None:
+        self._standing = standing
+        self._drop = drop
         self._idle_s = idle_s
         self._task: asyncio.Task[None] | None = None
 
@@ -47,13 +48,13 @@ class Reaper:
 
     async def _look(self) -> None:
         interval = min(MAX_INTERVAL_S, max(0.01, min(self._idle_s, UNUSED_S) / LOOKS))
-        while standing := self._table.standing:
+        while standing := self._standing():
             await asyncio.sleep(interval)
             now = asyncio.get_running_loop().time()
             for session in standing:
                 if self._unused(session, now):
                     logger.info("session %s went unused for too long; it is ended", session.id)
-                    self._table.drop(session)
+                    self._drop(session)
 
     def _unused(self, session: Session, now: float) -> bool:
         if session.attached or session.busy or session.over:

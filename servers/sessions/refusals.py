@@ -1,6 +1,6 @@
 """What a table of sessions refuses, as types, since transports answer each in a way of their own."""
 
-from openenv_core.protocol.codes import SESSION_ERROR, Refusal
+from openenv_core.protocol.codes import EXECUTION_ERROR, SESSION_ERROR, Refusal
 
 
 class UnknownSession(Refusal):
@@ -11,11 +11,11 @@ class UnknownSession(Refusal):
 
 
 class Busy(Refusal):
-    """Too many calls wait for one session."""
+    """Too many calls wait for one session, which lives."""
 
     def __init__(self, waiting: int) -> None:
         text = f"expected one call at a time in a session, got {waiting} that wait already; try again later"
-        super().__init__(SESSION_ERROR, text)
+        super().__init__(EXECUTION_ERROR, text)
 
 
 class DeadlinePassed(Refusal):

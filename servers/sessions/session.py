@@ -1,16 +1,25 @@
 """One session: an environment, whose it is, and the order of those who ask it."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from servers.execution import Runner
 from servers.sessions.refusals import Busy
 
-if TYPE_CHECKING:
-    from servers.sessions.calls import Call
-
 MAX_WAITING = 32
 """Calls that may wait for one session while another is under way."""
+
+
+class UnderWay(Protocol):
+    """A call that is under way.
+
+    Attributes:
+        task: It runs in this.
+        expired: Its deadline has passed; it closes the session's environment when it ends at last.
+    """
+
+    task: asyncio.Task[Any]
+    expired: bool
 
 
 class Session:
@@ -55,7 +64,7 @@ class Session:
         self.closing = self.over = self.used = False
         self.holds_slot = True
         self.last_use = 0.0
-        self.call: Call[Any] | None = None
+        self.call: UnderWay | None = None
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
 

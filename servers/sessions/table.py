@@ -66,7 +66,7 @@ class SessionTable:
         self._new_id = new_id
         self._sessions: dict[Key, Session] = {}
         self._opening: dict[Key, asyncio.Future[None]] = {}
-        self._reaper = Reaper(self, settings.idle_timeout_s)
+        self._reaper = Reaper(lambda: self.standing, self.drop, settings.idle_timeout_s)
 
     @property
     def inline(self) -> bool:

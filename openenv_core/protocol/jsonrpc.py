@@ -1,0 +1,87 @@
+"""JSON-RPC 2.0 as the released wire has it: one request, one response, and `data` in every error."""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic_core import from_json
+
+from openenv_core.protocol.jsonio import dumps
+
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+SERVER_ERROR: Final = -32000
+
+
+class Fault(Exception):  # noqa: N818 - not an error of this package: it becomes a response
+    """A request that is answered with an error.
+
+    Attributes:
+        code: One of the codes above.
+        message: What was expected, what came.
+        data: More about it; None where there is none.
+    """
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class RpcRequest(BaseModel):
+    """One request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    jsonrpc: Literal["2.0"]
+    id: StrictInt | StrictStr | None = None
+    method: StrictStr
+    params: Annotated[dict[str, Any], Field(default_factory=dict)]
+
+
+def parse(text: str | bytes) -> Any:
+    """Read the JSON of a request.
+
+    Raises:
+        Fault: PARSE_ERROR.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise Fault(PARSE_ERROR, f"expected a JSON object, got text that does not parse: {error}") from None
+
+
+def read(value: Any) -> RpcRequest:
+    """Read a request whose JSON has been parsed.
+
+    Raises:
+        Fault: PARSE_ERROR (batches are not taken) or INVALID_REQUEST.
+    """
+    if not isinstance(value, dict):
+        kind = "a batch" if isinstance(value, list) else type(value).__name__
+        raise Fault(PARSE_ERROR, f"expected a single JSON-RPC request, got {kind}")
+    try:
+        return RpcRequest.model_validate(value)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()
+        )
+        raise Fault(
+            INVALID_REQUEST, f"expected a JSON-RPC 2.0 request, got one with faults: {faults}"
+        ) from None
+
+
+def encode_result(request_id: int | str | None, result: Any) -> bytes:
+    """Write the response of a method that has succeeded."""
+    return dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+
+def encode_fault(request_id: int | str | None, fault: Fault) -> bytes:
+    """Write the response of a request that has failed."""
+    # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
+    message = fault.message.encode("utf-8", "replace").decode("utf-8")
+    error = {"code": fault.code, "message": message, "data": fault.data}
+    return dumps({"jsonrpc": "2.0", "id": request_id, "error": error})

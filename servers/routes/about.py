@@ -1,0 +1,107 @@
+"""What a server tells of itself: health, metadata, schemas."""
+
+import inspect
+import logging
+from typing import Any
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from openenv_core import Environment, EnvironmentMetadata
+from openenv_core.protocol.codes import Refusal
+from servers.execution import FATAL
+from servers.routes.description import describe
+from servers.sessions import SessionTable
+
+logger = logging.getLogger("servers")
+
+
+class Health(BaseModel):
+    """Whether the server can be used: healthy, or unhealthy."""
+
+    status: str
+
+
+class Schemas(BaseModel):
+    """The JSON schemas of an environment's models."""
+
+    action: dict[str, Any]
+    observation: dict[str, Any]
+    state: dict[str, Any]
+
+
+class SchemasOfTwo(Schemas):
+    """The same where a reset returns an observation of another kind."""
+
+    reset_observation: dict[str, Any]
+
+
+def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "MetadataSource") -> APIRouter:
+    """Return the routes that tell of the server.
+
+    Args:
+        sessions: Tells whether any more can be taken.
+        models: The models to describe, under the keys of /schema.
+        metadata: Tells of the environment.
+    """
+    router = APIRouter()
+    schemas = {name: describe(model) for name, model in models.items()}
+
+    @router.get("/health", response_model=Health, responses={503: {"model": Health}})
+    async def health(response: Response) -> dict[str, str]:
+        """Tell whether the server takes sessions, as far as its threads go."""
+        if not sessions.executor.exhausted:
+            return {"status": "healthy"}
+        response.status_code = 503
+        return {"status": "unhealthy"}
+
+    @router.get("/metadata")
+    async def get_metadata() -> EnvironmentMetadata:
+        """Tell of the environment."""
+        return await metadata()
+
+    @router.get("/schema", response_model=SchemasOfTwo if "reset_observation" in models else Schemas)
+    async def schema() -> dict[str, Any]:
+        """Return the JSON schemas of the action, the observation and the state."""
+        return schemas
+
+    return router
+
+
+class MetadataSource:
+    """Finds an environment's metadata once; an instance is made only where its class has its own way.
+
+    Args:
+        sessions: Where an instance comes from.
+        name: The name that the server was given, if any.
+    """
+
+    def __init__(self, sessions: SessionTable, name: str | None) -> None:
+        self._sessions = sessions
+        self._name = name
+        self._found: EnvironmentMetadata | None = None
+
+    async def __call__(self) -> EnvironmentMetadata:
+        """Return the metadata; while every session is taken, what the class alone tells."""
+        if self._found is not None:
+            return self._found
+        factory = self._sessions.factory
+        if getattr(factory, "get_metadata", None) is Environment.get_metadata:
+            self._found = self._default()
+            return self._found
+        try:
+            async with self._sessions.session() as session:
+                self._found = EnvironmentMetadata.model_validate(await session.runner.call("get_metadata"))
+        except Refusal:
+            return self._default()
+        except FATAL:
+            logger.exception("get_metadata failed")
+            return self._default()
+        return self._found
+
+    def _default(self) -> EnvironmentMetadata:
+        factory = self._sessions.factory
+        own_name = getattr(factory, "__name__", type(factory).__name__)
+        return EnvironmentMetadata(
+            name=self._name or own_name, description=inspect.cleandoc(factory.__doc__ or own_name)
+        )

@@ -1,0 +1,111 @@
+"""What a server says on one socket: never for longer than its client takes to read, and to whom it has to stop."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from openenv_core.watchdog import Watchdog
+from servers.execution import keep
+
+logger = logging.getLogger("servers")
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+NORMAL_CLOSURE = 1000
+GOING_AWAY = 1001
+
+ABORT = "ropewalk.abort"
+"""The extension by which a server lets its connection be dropped at once."""
+
+
+class Disconnected(Exception):  # noqa: N818 - control flow
+    """There is nobody to talk to any more."""
+
+
+class Connection:
+    """The sending side of one socket.
+
+    Args:
+        scope: The socket's.
+        send: The server's.
+        send_timeout_s: Seconds that a reply may lie unread before the client is dropped.
+
+    Attributes:
+        busy: A request is being answered.
+        leaving: No further request is taken.
+        over: The last word has been said; only the close may be on its way.
+        task: The task that holds the conversation. It is cancelled when somebody else ends it.
+    """
+
+    __slots__ = ("_abort", "_send", "_watch", "busy", "leaving", "over", "task")
+
+    def __init__(self, scope: Message, send: Send, send_timeout_s: float) -> None:
+        self._send = send
+        self._abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
+        self._watch = Watchdog(send_timeout_s or None, self._drop)
+        self.busy = True
+        self.leaving = self.over = False
+        self.task: asyncio.Task[Any] | None = None
+
+    async def say(self, text: str) -> None:
+        """Send one frame.
+
+        Raises:
+            Disconnected: Somebody else has ended the conversation.
+        """
+        if self.over:
+            raise Disconnected
+        self._watch.start()
+        await self._send({"type": "websocket.send", "text": text})
+        self._watch.stop()
+
+    async def close(self, code: int = NORMAL_CLOSURE, last: str | None = None) -> None:
+        """Close the socket, after a last frame where there is one.
+
+        Raises:
+            Disconnected: Somebody else has ended the conversation.
+        """
+        if last is not None:
+            await self.say(last)
+        if self.over:
+            raise Disconnected
+        self.over = True
+        self._watch.start()
+        await self._send({"type": "websocket.close", "code": code})
+        self._watch.stop()
+
+    def leave(self) -> None:
+        """End the conversation with the reply that is under way, or at once where there is none."""
+        self.leaving = True
+        if not self.busy and not self.over:
+            self.end(GOING_AWAY)
+
+    def end(self, code: int, last: str | None = None) -> None:
+        """End the conversation from outside, whatever the one who holds it is waiting for."""
+        keep(asyncio.create_task(self._end(code, last)))
+
+    async def _end(self, code: int, last: str | None) -> None:
+        try:
+            await self.close(code, last)
+        except (Disconnected, OSError):
+            pass
+        finally:
+            self._interrupt()
+
+    def release(self) -> None:
+        """Give back what the connection holds."""
+        self._watch.close()
+
+    def _drop(self) -> None:
+        logger.warning("a client leaves its replies unread; its connection is dropped")
+        self.over = True
+        if self._abort is not None:
+            self._abort()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.task is not None and not self.task.done():
+            self.task.cancel()

@@ -1,0 +1,241 @@
+"""One socket and its session, from accept to close, in any dialect: one reply to each request, in order."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from openenv_core.protocol.codes import SESSION_ERROR, Refusal
+from openenv_core.watchdog import Watchdog
+from servers.execution import Runner, end
+from servers.routes.connection import (
+    GOING_AWAY,
+    NORMAL_CLOSURE,
+    Connection,
+    Disconnected,
+    Message,
+    Receive,
+    Send,
+)
+from servers.routes.sockets import Sockets
+from servers.security.guard import PRINCIPAL
+from servers.sessions import DeadlinePassed, Session, SessionTable, UnknownSession
+
+logger = logging.getLogger("servers")
+
+T = TypeVar("T")
+NextFrame: TypeAlias = Callable[[], Awaitable[str | None]]
+
+MAX_PIPELINED = 32
+"""Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
+clients that gave up on a reply, and the bound keeps a disconnect visible behind them."""
+
+
+class Seat:
+    """A session as the one who speaks for it on a socket has it.
+
+    Args:
+        sessions: The table of sessions.
+        session: The session.
+        on_expiry: Called where the environment takes too long; the session has been ended then.
+    """
+
+    __slots__ = ("_sessions", "_watch", "runner", "session")
+
+    def __init__(
+        self, sessions: SessionTable, session: Session, on_expiry: Callable[[DeadlinePassed], None]
+    ) -> None:
+        self._sessions = sessions
+        self.session = session
+        self.runner = session.runner
+        limit = None if self.runner.step_inline is not None else sessions.step_timeout_s
+        self._watch = Watchdog(limit, lambda: on_expiry(sessions.expire(session)))
+
+    async def run(self, work: Callable[[Runner], Awaitable[T]]) -> T:
+        """Do something in the session, with a deadline.
+
+        Raises:
+            Refusal: The session is over, or too many wait for it.
+            Exception: Whatever the environment raised.
+        """
+        if self.session.shared:
+            return await self._sessions.call(self.session, work)
+        self._watch.start()
+        try:
+            return await work(self.runner)
+        finally:
+            self._watch.stop()
+
+    def release(self) -> None:
+        """Give back what the seat holds."""
+        self._watch.close()
+
+
+class Dialect(Protocol):
+    """How requests are read and answered."""
+
+    async def answer(self, seat: Seat, text: str | None) -> str | None:
+        """Return the reply to one frame, which is None where it is binary; None to a close.
+
+        Raises:
+            Refusal: `UnknownSession` and `DeadlinePassed`: the session is over.
+        """
+
+    def refusal(self, refusal: Refusal) -> str:
+        """Return the frame that tells of a refusal for which no request is to blame."""
+
+
+class SocketRoute:
+    """An ASGI application that holds a conversation on every socket.
+
+    Args:
+        sessions: Where sessions come from.
+        dialect: How requests are read and answered.
+        sockets: Keeps count.
+        send_timeout_s: Seconds that a client may leave its replies unread.
+    """
+
+    def __init__(
+        self, sessions: SessionTable, dialect: Dialect, sockets: Sockets, send_timeout_s: float
+    ) -> None:
+        self._sessions = sessions
+        self._dialect = dialect
+        self._sockets = sockets
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one socket until it closes."""
+        await receive()
+        await send({"type": "websocket.accept"})
+        connection = Connection(scope, send, self._send_timeout_s)
+        try:
+            if self._sessions.inline:
+                connection.task = asyncio.current_task()
+                await self._converse(scope, _reading(receive), connection)
+            else:
+                await self._converse_watched(scope, receive, connection)
+        except (Disconnected, OSError):
+            pass  # OSError is how a server tells that a reply found nobody
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or connection.task is not task or not connection.over:
+                raise
+            task.uncancel()  # the connection itself has cancelled it, whose end this was
+        finally:
+            connection.release()
+
+    @asynccontextmanager
+    async def session_of(self, scope: Message) -> AsyncIterator[Session]:
+        """Give the socket a session of its own, which ends with it.
+
+        Raises:
+            Refusal: There is none.
+        """
+        async with self._sessions.session(scope.get(PRINCIPAL, "")) as session:
+            yield session
+
+    async def _converse(self, scope: Message, next_frame: NextFrame, connection: Connection) -> None:
+        """Hold a session for as long as the client stays."""
+        dialect = self._dialect
+        code = NORMAL_CLOSURE
+        last: str | None = None
+        try:
+            with self._sockets.holding(connection):
+                async with self.session_of(scope) as session:
+                    seat = Seat(
+                        self._sessions,
+                        session,
+                        lambda refusal: connection.end(NORMAL_CLOSURE, dialect.refusal(refusal)),
+                    )
+                    try:
+                        code = await self._answer_all(seat, next_frame, connection)
+                    finally:
+                        seat.release()
+        except Refusal as refusal:
+            last = dialect.refusal(refusal)
+        except (Disconnected, OSError):
+            raise
+        except Exception:
+            logger.exception("a session ended by a fault of the server")
+            last = dialect.refusal(Refusal(SESSION_ERROR, "the server failed; its log tells why"))
+        await connection.close(code, last)
+
+    async def _answer_all(self, seat: Seat, next_frame: NextFrame, connection: Connection) -> int:
+        """Answer every request; return the code to close with."""
+        answer, say = self._dialect.answer, connection.say
+        while not connection.leaving:
+            connection.busy = False
+            text = await next_frame()
+            connection.busy = True
+            reply = await answer(seat, text)
+            if reply is None:
+                return NORMAL_CLOSURE
+            await say(reply)
+        return GOING_AWAY
+
+    async def _converse_watched(self, scope: Message, receive: Receive, connection: Connection) -> None:
+        """Do the same while reading ahead, so that a client that leaves in mid-step is noticed.
+
+        The conversation runs in a task of its own, which is cancelled when the client leaves.
+        """
+        inbox = _Inbox()
+        worker = connection.task = asyncio.create_task(self._converse(scope, inbox.get, connection))
+        try:
+            while not worker.done():
+                message = await receive()
+                if message["type"] != "websocket.receive":
+                    break
+                if not inbox.put(message.get("text")):
+                    await end(worker)
+                    text = f"expected one request at a time, got {MAX_PIPELINED} ahead of their replies"
+                    refusal = self._dialect.refusal(Refusal(SESSION_ERROR, text))
+                    await connection.close(NORMAL_CLOSURE, refusal)
+                    break
+        finally:
+            await end(worker)
+        if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
+            raise error
+
+
+class _Inbox:
+    """Frames that were read but not served: one reader, one writer, bounded."""
+
+    __slots__ = ("_frames", "_waiter")
+
+    def __init__(self) -> None:
+        self._frames: deque[str | None] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, frame: str | None) -> bool:
+        """Add a frame; return False where there are too many."""
+        if len(self._frames) >= MAX_PIPELINED:
+            return False
+        self._frames.append(frame)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        return True
+
+    async def get(self) -> str | None:
+        """Wait for a frame. The wait ends with the connection: its task is cancelled then."""
+        while not self._frames:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._frames.popleft()
+
+
+def _reading(receive: Receive) -> NextFrame:
+    async def next_frame() -> str | None:
+        message = await receive()
+        if message["type"] != "websocket.receive":
+            raise Disconnected
+        text: Any = message.get("text")
+        return text  # type: ignore[no-any-return]
+
+    return next_frame
+
+
+def over(refusal: Refusal) -> bool:
+    """Whether a refusal means that the session has ended."""
+    return isinstance(refusal, UnknownSession | DeadlinePassed)

@@ -1,0 +1,130 @@
+"""The methods of JSON-RPC, whatever brings the request: POST /mcp, the socket /mcp, or mcp frames on /ws."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.jsonrpc import Fault, RpcRequest
+from servers.execution import FATAL
+from servers.sessions import Session, SessionTable, UnknownSession
+
+logger = logging.getLogger("servers")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Attributes:
+        owner: Fingerprint of the caller's token.
+        session: The session of the caller's socket, if it has one.
+    """
+
+    owner: str
+    session: Session | None = None
+
+
+Params: TypeAlias = Mapping[str, Any]
+Method: TypeAlias = Callable[[Caller, Params], Awaitable[Any]]
+
+
+class JsonRpc:
+    """Answers requests.
+
+    Args:
+        sessions: Where sessions come from.
+
+    Attributes:
+        methods: What there is to ask for, by name.
+    """
+
+    def __init__(self, sessions: SessionTable) -> None:
+        self._sessions = sessions
+        self.methods: dict[str, Method] = {
+            "openenv/session/create": self._create,
+            "openenv/session/close": self._close,
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
+        }
+
+    async def answer_text(self, text: str | bytes, caller: Caller) -> bytes:
+        """Answer one request; whatever it is, there is a response."""
+        try:
+            value = jsonrpc.parse(text)
+        except Fault as fault:
+            return jsonrpc.encode_fault(None, fault)
+        return await self.answer(value, caller)
+
+    async def answer(self, value: Any, caller: Caller) -> bytes:
+        """Answer one request whose JSON has been parsed."""
+        request_id: int | str | None = None
+        try:
+            request = jsonrpc.read(value)
+            request_id = request.id
+            return jsonrpc.encode_result(request_id, await self._do(request, caller))
+        except Fault as error:
+            fault = error
+        except Refusal as refusal:
+            fault = fault_of(refusal)
+        except FATAL as failure:
+            logger.exception("a JSON-RPC method failed")
+            fault = Fault(jsonrpc.INTERNAL_ERROR, str(failure) or type(failure).__name__)
+        return jsonrpc.encode_fault(request_id, fault)
+
+    async def _do(self, request: RpcRequest, caller: Caller) -> Any:
+        method = self.methods.get(request.method)
+        if method is None:
+            known = ", ".join(self.methods)
+            raise Fault(
+                jsonrpc.METHOD_NOT_FOUND, f"expected one of the methods {known}, got {request.method!r}"
+            )
+        return await method(caller, request.params)
+
+    async def _create(self, caller: Caller, _: Params) -> Any:
+        if caller.session is not None:
+            return {"session_id": self._sessions.hand_out(caller.session)}
+        return {"session_id": (await self._sessions.open(caller.owner)).id}
+
+    async def _close(self, caller: Caller, params: Params) -> Any:
+        session_id = params.get("session_id")
+        if not session_id:
+            raise Fault(jsonrpc.INVALID_PARAMS, "expected params with a session_id, got none")
+        if caller.session is not None and session_id == caller.session.id:
+            text = (
+                "expected the id of another session, got that of this socket's own; close the socket instead"
+            )
+            raise Fault(jsonrpc.INVALID_REQUEST, text)
+        session = self._sessions.find(caller.owner, session_id)
+        if await self._sessions.close(session):
+            return {"session_id": session_id, "closed": True}
+        return {"session_id": session_id, "closed": False, "closing": True}
+
+    async def _list_tools(self, caller: Caller, params: Params) -> Any:
+        self._find(caller, params)
+        raise _no_tools()
+
+    async def _call_tool(self, caller: Caller, params: Params) -> Any:
+        self._find(caller, params)
+        name = params.get("name")
+        if not isinstance(name, str) or not name:
+            raise Fault(jsonrpc.INVALID_PARAMS, "expected params with the name of a tool, got none")
+        raise _no_tools()
+
+    def _find(self, caller: Caller, params: Params) -> Session | None:
+        """Return the session that is meant: the socket's own, the one that is named, or none."""
+        if caller.session is not None or not params.get("session_id"):
+            return caller.session
+        return self._sessions.find(caller.owner, params["session_id"])
+
+
+def fault_of(refusal: Refusal) -> Fault:
+    """Return what a refusal is called in JSON-RPC."""
+    code = jsonrpc.INVALID_PARAMS if isinstance(refusal, UnknownSession) else jsonrpc.SERVER_ERROR
+    return Fault(code, refusal.message, refusal.extra or None)
+
+
+def _no_tools() -> Fault:
+    return Fault(jsonrpc.INTERNAL_ERROR, "expected an environment with MCP tools, got one that offers none")

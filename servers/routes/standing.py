@@ -1,0 +1,72 @@
+"""How a plain HTTP request names its session: a header, or a cookie for those who keep them."""
+
+import re
+from typing import Any
+
+from fastapi import Request
+
+from openenv_core.protocol.codes import VALIDATION_ERROR, Refusal
+
+SESSION_HEADER = "X-OpenEnv-Session"
+SESSION_COOKIE = "openenv_session"
+
+NEW = "new"
+"""The value that asks for a session under an id of the server's choice."""
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def session_named_by(request: Request) -> str | None:
+    """Return the id of the session that a request names, the header before the cookie; None where it names none.
+
+    Raises:
+        Refusal: VALIDATION_ERROR: it is no id.
+    """
+    for place, name, value in (
+        ("header", SESSION_HEADER, request.headers.get(SESSION_HEADER)),
+        ("cookie", SESSION_COOKIE, request.cookies.get(SESSION_COOKIE)),
+    ):
+        if value is None:
+            continue
+        if _ID.fullmatch(value) is None:
+            text = "String should be 1 to 128 of the characters A-Z a-z 0-9 . _ -"
+            fault = {
+                "type": "string_pattern_mismatch",
+                "loc": [place, name.lower()],
+                "msg": text,
+                "input": value,
+            }
+            raise Refusal(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
+        return value
+    return None
+
+
+def naming(session_id: str, keep: bool = False) -> dict[str, str]:
+    """Return the headers of a reply that tell its session.
+
+    Args:
+        session_id: The session.
+        keep: Ask the caller to keep it as a cookie.
+    """
+    headers = {SESSION_HEADER: session_id}
+    if keep:
+        headers["Set-Cookie"] = f"{SESSION_COOKIE}={session_id}; HttpOnly; SameSite=Strict; Path=/"
+    return headers
+
+
+PARAMETERS: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": place_name,
+            "in": place,
+            "required": False,
+            "description": text,
+            "schema": {"type": "string", "pattern": f"^{_ID.pattern}$"},
+        }
+        for place_name, place, text in (
+            (SESSION_HEADER, "header", "The session to speak to; without it each call stands alone."),
+            (SESSION_COOKIE, "cookie", "The same; the header goes first."),
+        )
+    ]
+}
+"""What the routes that take a session say of it in the OpenAPI document."""

@@ -1,0 +1,183 @@
+"""The tasks of an environment that knows some: which splits there are, how many tasks, and what each is.
+
+The methods are the environment's own (`openenv_core.tasks.TaskProvider`). Each request asks an instance of its own,
+which counts as a session like any other.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from openenv_core.errors import EnvironmentFailure
+from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.jsonio import dumps
+from servers.execution import FATAL, Runner
+from servers.routes.answers import json_answer, refused, text_of, while_connected
+from servers.routes.description import answer, problem
+from servers.security.guard import PRINCIPAL
+from servers.sessions import SessionTable
+
+logger = logging.getLogger("servers")
+
+KNOWN_SPLITS = frozenset({"train", "validation", "test"})
+"""Types that a split can have. One that is given as a mere name has its name's type where it is one of these."""
+
+OTHER_SPLIT = "validation"
+
+BAD_INPUT = (LookupError, ValueError, OverflowError)
+"""What an environment raises for a split or an index that it does not know."""
+
+
+class Split(BaseModel):
+    """Names a split."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    split: str
+
+
+class TaskAt(Split):
+    """Names one task of a split."""
+
+    index: int
+
+
+class TaskRange(Split):
+    """Names tasks of a split, with the meaning that a slice gives the bounds."""
+
+    start: int | None = None
+    stop: int | None = None
+
+
+
+
+_STATUSES: dict[int | str, dict[str, Any]] = {
+    400: problem("The environment does not know this split or index."),
+    404: problem("There is no such environment."),
+    422: problem("The request does not validate."),
+    500: problem("The environment, or its constructor, raised an exception."),
+    501: problem("The environment has no such method."),
+    503: problem("Every session is taken."),
+    504: problem("The environment took too long."),
+}
+
+Name = Annotated[str, Path(alias="env_name", description="The environment's name, in upper or lower case.")]
+
+
+def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
+    """Return the task routes of one environment.
+
+    Args:
+        sessions: Where instances come from.
+        env_name: What the environment is called in the paths.
+    """
+    router = APIRouter()
+    tasks = _Tasks(sessions, env_name)
+
+    @router.get("/list_environments")
+    async def list_environments() -> list[str]:
+        """Name the environment that is served."""
+        return [env_name]
+
+    @router.get("/{env_name}/splits", response_model=None, responses=_responses({"type": "array"}))
+    async def splits(request: Request, name: Name) -> Response:
+        """Return the splits, each with its name and type."""
+        return await tasks.answer(request, name, lambda found: [normalize_split(split) for split in found], "list_splits")
+
+    @router.post("/{env_name}/tasks", response_model=None, responses=_responses(_object("tasks", "env_name")))
+    async def list_tasks(request: Request, name: Name, body: Split) -> Response:
+        """Return the tasks of a split."""
+        return await tasks.answer(
+            request, name, lambda found: {"tasks": found, "env_name": env_name}, "list_tasks", body.split
+        )
+
+    @router.post("/{env_name}/num_tasks", response_model=None, responses=_responses(_object("num_tasks")))
+    async def num_tasks(request: Request, name: Name, body: Split) -> Response:
+        """Return how many tasks a split has."""
+        return await tasks.answer(request, name, lambda found: {"num_tasks": found}, "num_tasks", body.split)
+
+    @router.post("/{env_name}/task", response_model=None, responses=_responses(_object("task")))
+    async def task(request: Request, name: Name, body: TaskAt) -> Response:
+        """Return one task."""
+        return await tasks.answer(request, name, lambda found: {"task": found}, "get_task", body.split, body.index)
+
+    @router.post("/{env_name}/task_range", response_model=None, responses=_responses(_object("tasks")))
+    async def task_range(request: Request, name: Name, body: TaskRange) -> Response:
+        """Return the tasks within bounds."""
+        return await tasks.answer(
+            request, name, lambda found: {"tasks": found}, "get_task_range", body.split, body.start, body.stop
+        )
+
+    return router
+
+
+class _Tasks:
+    """Asks an instance of the environment."""
+
+    def __init__(self, sessions: SessionTable, env_name: str) -> None:
+        self._sessions = sessions
+        self._name = env_name.lower()
+
+    async def answer(
+        self, request: Request, name: str, shape: Callable[[Any], Any], method: str, *arguments: Any
+    ) -> Response:
+        """Return what a method of the environment returns, in the shape of the route."""
+        if name.lower() != self._name:
+            return _problem(404, f"unknown environment {name!r}")
+        factory = self._sessions.factory
+        if isinstance(factory, type) and not callable(getattr(factory, method, None)):
+            return _unsupported(method)  # without an instance, which would take a slot
+        owner = request.scope.get(PRINCIPAL, "")
+        return await while_connected(request, self._ask(owner, shape, method, arguments))
+
+    async def _ask(
+        self, owner: str, shape: Callable[[Any], Any], method: str, arguments: Sequence[Any]
+    ) -> Response:
+        async def work(runner: Runner) -> bytes:
+            if not runner.has(method):
+                raise NotImplementedError
+            return dumps(shape(await runner.call(method, *arguments)))
+
+        try:
+            async with self._sessions.session(owner) as session:
+                return json_answer(await self._sessions.call(session, work))
+        except Refusal as refusal:
+            return refused(refusal)
+        except NotImplementedError:
+            return _unsupported(method)
+        except IndexError:
+            return _problem(400, "Invalid task index")
+        except BAD_INPUT as error:
+            return _problem(400, f"expected a split and bounds that the environment knows, got: {text_of(error)}")
+        except FATAL as error:
+            if not isinstance(error, EnvironmentFailure):
+                logger.error("%s failed", method, exc_info=error)
+            return _problem(500, text_of(error))
+
+
+def normalize_split(split: Any) -> Any:
+    """Return the name and type of a split that an environment gives as a model, a mapping, a name or anything."""
+    if isinstance(split, BaseModel | Mapping):
+        return split
+    name = str(split)
+    known = isinstance(split, str) and name in KNOWN_SPLITS
+    return {"name": name, "type": name if known else OTHER_SPLIT}
+
+
+def _unsupported(method: str) -> Response:
+    return _problem(501, f"{method} is not supported for this environment")
+
+
+def _problem(status: int, text: str) -> Response:
+    return json_answer(dumps({"detail": text}), status)
+
+
+def _responses(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    return {**_STATUSES, 200: answer("What the environment says.", schema)}
+
+
+def _object(*keys: str) -> dict[str, Any]:
+    return {"type": "object", "required": list(keys)}
