@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.measures import BOTH_CORES, ONE_CORE
+from benchmarks.wire.plan import BOTH_CORES, ONE_CORE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Steps through a real client, and what they cost its process. Runs in whichever installation has the client.
 
-    python client_load.py {ours,ours-typed,released} PORT SOCKETS SECONDS [--sync]
+    python client_load.py {ours,ours-typed,released} PORT SOCKETS SECONDS WARM_UP_S [--sync]
 
 Prints one JSON object: steps, seconds, cpu_us (a step). Imports nothing of this package, so that the
 installation of the released client can run it by its path.
@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 MESSAGE = "hello from the driver"
-WARM_UP_S = 0.3
 
 
 def make(kind: str, url: str) -> Any:
@@ -42,7 +41,7 @@ def make(kind: str, url: str) -> Any:
     return TypedClient(base_url=url), Message(message=MESSAGE)
 
 
-async def measure(kind: str, url: str, sockets: int, seconds: float) -> dict[str, float]:
+async def measure(kind: str, url: str, sockets: int, seconds: float, warm_up_s: float) -> dict[str, float]:
     """Step through `sockets` clients at once."""
     clients = [make(kind, url) for _ in range(sockets)]
     for client, _ in clients:
@@ -62,7 +61,7 @@ async def measure(kind: str, url: str, sockets: int, seconds: float) -> dict[str
         end = time.perf_counter() + length
         return sum(await asyncio.gather(*(work(*pair) for pair in clients)))
 
-    await spell(WARM_UP_S)
+    await spell(warm_up_s)
     cpu, began = time.process_time(), time.perf_counter()
     steps = await spell(seconds)
     figures = figures_of(steps, time.perf_counter() - began, time.process_time() - cpu)
@@ -71,12 +70,12 @@ async def measure(kind: str, url: str, sockets: int, seconds: float) -> dict[str
     return figures
 
 
-def measure_sync(kind: str, url: str, seconds: float) -> dict[str, float]:
+def measure_sync(kind: str, url: str, seconds: float, warm_up_s: float) -> dict[str, float]:
     """Step through one synchronous client."""
     client, action = make(kind, url)
     with client.sync() as env:
         env.reset()
-        for length in (WARM_UP_S, seconds):
+        for length in (warm_up_s, seconds):
             steps, cpu, began = 0, time.process_time(), time.perf_counter()
             while time.perf_counter() < began + length:
                 env.step(action)
@@ -91,12 +90,13 @@ def figures_of(steps: int, seconds: float, cpu_s: float) -> dict[str, float]:
 
 def main() -> None:
     """Measure what the command line asks for."""
-    kind, port, sockets, seconds = sys.argv[1:5]
+    kind, port, sockets, *times = sys.argv[1:6]
     url = f"http://127.0.0.1:{port}"
+    seconds, warm_up_s = map(float, times)
     if "--sync" in sys.argv:
-        figures = measure_sync(kind, url, float(seconds))
+        figures = measure_sync(kind, url, seconds, warm_up_s)
     else:
-        figures = asyncio.run(measure(kind, url, int(sockets), float(seconds)))
+        figures = asyncio.run(measure(kind, url, int(sockets), seconds, warm_up_s))
     print(json.dumps(figures))
 
 

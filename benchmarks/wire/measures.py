@@ -13,16 +13,11 @@ from benchmarks.wire import contestants
 from benchmarks.wire.contestants import Contestant
 from benchmarks.wire.driver import DriverError, Load, pin
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.plan import Plan
+from benchmarks.wire.plan import BOTH_CORES, ONE_CORE, Plan
 from benchmarks.wire.processes import ROOT, Server, StartError, run, serving
 
 SERVER_CORE: Final = 0
 DRIVER_CORE: Final = 1
-WARM_UP_S: Final = 0.3
-
-ONE_CORE: Final = "one core"
-BOTH_CORES: Final = "free"
-"""Where a server may run: on a core of its own, or wherever the system puts it, as most are run."""
 
 Progress = Callable[[str], None]
 
@@ -36,7 +31,7 @@ _IMPORTS: Final = {
 def step(plan: Plan, figures: Figures, progress: Progress) -> None:
     """Steps a second, latency, CPU a step and memory of each server, and how long it takes to start."""
     for number in range(plan.rounds):
-        for placement in (ONE_CORE, BOTH_CORES):
+        for placement in plan.placements:
             for contestant in _steppers(plan):
                 progress(f"step: round {number + 1} of {plan.rounds}, {placement}, {contestant.name}")
                 core = SERVER_CORE if placement == ONE_CORE else None
@@ -56,7 +51,7 @@ def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: s
         name = who if compress else f"{who}, no deflate"
         for sessions in plan.sessions:
             with Load(server.port, sessions, compress=compress) as load:
-                load.steps_for(WARM_UP_S)
+                load.steps_for(plan.warm_up_s)
                 before = server.cpu_ns()
                 seen = load.steps_for(plan.seconds)
                 cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, seen.steps)
@@ -93,7 +88,8 @@ def _client_us(plan: Plan, port: int, kind: str, sockets: int, *more: str) -> fl
     of_ours = kind != "released"
     python = sys.executable if of_ours else str(plan.released)
     script = str(ROOT / "benchmarks" / "wire" / "client_load.py")
-    command = [python, script, kind, str(port), str(sockets), str(plan.seconds), *more]
+    numbers = [str(number) for number in (port, sockets, plan.seconds, plan.warm_up_s)]
+    command = [python, script, kind, *numbers, *more]
     printed = run(command, {"PYTHONPATH": str(ROOT) if of_ours else "", "PYTHONHASHSEED": "0"}, DRIVER_CORE)
     return float(json.loads(printed.splitlines()[-1])["cpu_us"])
 
@@ -147,7 +143,7 @@ def _wait_one(plan: Plan, figures: Figures, contestant: Contestant, server: Serv
     before_kb = server.memory_kb()
     with Load(server.port, sessions, partial=True) as load:
         figures.add("kB a connection", who, under, (server.memory_kb() - before_kb) / max(1, load.open))
-        for name, spread_s in (("", 1.0), (" at once", 0.0)):
+        for name, spread_s in (("", plan.spread_s), (" at once", 0.0)):
             seen = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
             figures.add(f"% succeed{name}", who, under, 100 * seen.steps / (sessions * plan.waits))
             figures.add(f"p50 s{name}", who, under, seen.quantile(0.5))

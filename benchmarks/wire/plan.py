@@ -6,6 +6,10 @@ from typing import Final
 
 SECTIONS: Final = ("step", "clients", "imports", "concurrency")
 
+ONE_CORE: Final = "one core"
+BOTH_CORES: Final = "free"
+"""Where a server may run: on a core that the driver keeps off, or wherever the system puts it, as most are run."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -13,21 +17,28 @@ class Plan:
 
     Attributes:
         sections: Which of SECTIONS are measured.
+        placements: Where the servers of the step section run.
         rounds: How often each figure is measured; each round goes through all contestants.
         seconds: How long one measurement of steps lasts.
+        warm_up_s: How long the same goes on before, unmeasured.
         sessions: The loads of the step section.
         sockets: The loads of the clients section.
-        idle: Idle sessions whose memory is measured, and of how many on the released server.
-        concurrency: Numbers of sessions whose step waits for a second; and on the released server.
-        waits: Steps that each of those takes.
+        idle: Idle sessions whose memory is measured.
+        concurrency: Numbers of sessions whose step waits for a second.
+        concurrency_released: The same on the released server, which has a thread for each.
+        concurrency_rounds: Rounds of that section.
+        waits: Steps that each of those sessions takes.
+        spread_s: Over which time their first steps are spread.
         released: The interpreter of the installation that has the released package; None without.
         floor: Whether the floor can run.
         below_asgi: Whether the stack below ASGI is measured for orientation.
     """
 
     sections: tuple[str, ...] = SECTIONS
+    placements: tuple[str, ...] = (ONE_CORE, BOTH_CORES)
     rounds: int = 5
     seconds: float = 1.5
+    warm_up_s: float = 0.3
     sessions: tuple[int, ...] = (1, 64, 256)
     sockets: tuple[int, ...] = (1, 16, 64)
     idle: int = 1024
@@ -35,6 +46,7 @@ class Plan:
     concurrency_released: tuple[int, ...] = (256, 1024)
     concurrency_rounds: int = 3
     waits: int = 4
+    spread_s: float = 1.0
     released: Path | None = None
     floor: bool = True
     below_asgi: bool = False
@@ -47,13 +59,16 @@ class Plan:
         """Return the same with numbers that show whether it works, and nothing else."""
         return replace(
             self,
+            placements=(ONE_CORE,),
             rounds=1,
-            seconds=0.2,
-            sessions=(1, 8),
-            sockets=(1, 4),
+            seconds=0.1,
+            warm_up_s=0.05,
+            sessions=(8,),
+            sockets=(4,),
             idle=32,
             concurrency=(64,),
             concurrency_released=(16,),
             concurrency_rounds=1,
             waits=1,
+            spread_s=0.1,
         )

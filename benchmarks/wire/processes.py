@@ -1,6 +1,7 @@
 """Processes that are measured: started apart, pinned, read through /proc, and ended whatever happens."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from tempfile import TemporaryFile
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+_PORTS: Final = range(20_000, 32_000)
 
 
 class StartError(Exception):
@@ -98,10 +101,16 @@ def serving(server: Server) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Return a port that nothing listens on, beneath those that the system gives to outgoing connections.
+
+    Raises:
+        StartError: None was found.
+    """
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise StartError(f"expected a free port between {_PORTS[0]} and {_PORTS[-1]}, got none in 100 attempts")
 
 
 def pinned(command: Sequence[str], core: int | None) -> list[str]:
