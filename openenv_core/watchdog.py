@@ -33,6 +33,22 @@ class Watchdog:
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._look)
 
+    def expect(self, within_s: float | None, otherwise: Callable[[], None]) -> None:
+        """Begin the time of something that may take longer than the shortest request, and ends in its own way.
+
+        Args:
+            within_s: Seconds, no fewer than the watchdog's own; None lets it take for ever.
+            otherwise: Called once if it takes longer.
+        """
+        if within_s is None:
+            return
+        self._on_expiry = otherwise
+        now = self._loop.time()
+        self._deadline = now + within_s
+        if self._timer is None:
+            # Not at the deadline itself: what comes next may have to be over before.
+            self._timer = self._loop.call_at(now + min(within_s, self._timeout_s or within_s), self._look)
+
     def stop(self) -> None:
         """End it: the reply has come."""
         self._deadline = None
@@ -49,8 +65,9 @@ class Watchdog:
         deadline = self._deadline
         if deadline is None:
             return
-        if self._loop.time() < deadline:
-            self._timer = self._loop.call_at(deadline, self._look)
+        now = self._loop.time()
+        if now < deadline:
+            self._timer = self._loop.call_at(min(deadline, now + (self._timeout_s or deadline)), self._look)
             return
         self._deadline = None
         self.expired = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -31,21 +32,27 @@ class Connection:
     Args:
         scope: The socket's.
         send: The server's.
-        send_timeout_s: Seconds that a reply may lie unread before the client is dropped.
+        send_timeout_s: Seconds that a reply may lie unread before the client is dropped; 0 for ever.
+        step_timeout_s: Seconds that an answer may take where its environment does not run on the loop.
 
     Attributes:
+        watch: Looks at the time of what is under way: an answer, or the sending of it.
         busy: A request is being answered.
         leaving: No further request is taken.
         over: The last word has been said; only the close may be on its way.
         task: The task that holds the conversation. It is cancelled when somebody else ends it.
     """
 
-    __slots__ = ("_abort", "_send", "_watch", "busy", "leaving", "over", "task")
+    __slots__ = ("_abort", "_patience_s", "_send", "busy", "leaving", "over", "task", "watch")
 
-    def __init__(self, scope: Message, send: Send, send_timeout_s: float) -> None:
+    def __init__(
+        self, scope: Message, send: Send, send_timeout_s: float, step_timeout_s: float | None
+    ) -> None:
         self._send = send
         self._abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
-        self._watch = Watchdog(send_timeout_s or None, self._drop)
+        self._patience_s = send_timeout_s or None
+        shortest = min(send_timeout_s or math.inf, step_timeout_s or math.inf)
+        self.watch = Watchdog(shortest, self._drop)
         self.busy = True
         self.leaving = self.over = False
         self.task: asyncio.Task[Any] | None = None
@@ -58,9 +65,9 @@ class Connection:
         """
         if self.over:
             raise Disconnected
-        self._watch.start()
+        self.watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.send", "text": text})
-        self._watch.stop()
+        self.watch.stop()
 
     async def close(self, code: int = NORMAL_CLOSURE, last: str | None = None) -> None:
         """Close the socket, after a last frame where there is one.
@@ -73,9 +80,9 @@ class Connection:
         if self.over:
             raise Disconnected
         self.over = True
-        self._watch.start()
+        self.watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.close", "code": code})
-        self._watch.stop()
+        self.watch.stop()
 
     def leave(self) -> None:
         """End the conversation with the reply that is under way, or at once where there is none."""
@@ -97,7 +104,7 @@ class Connection:
 
     def release(self) -> None:
         """Give back what the connection holds."""
-        self._watch.close()
+        self.watch.close()
 
     def _drop(self) -> None:
         logger.warning("a client leaves its replies unread; its connection is dropped")

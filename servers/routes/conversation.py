@@ -3,12 +3,11 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from openenv_core.protocol.codes import SESSION_ERROR, Refusal
-from openenv_core.watchdog import Watchdog
 from servers.execution import Runner, end
 from servers.routes.connection import (
     GOING_AWAY,
@@ -39,19 +38,20 @@ class Seat:
     Args:
         sessions: The table of sessions.
         session: The session.
-        on_expiry: Called where the environment takes too long; the session has been ended then.
+        connection: The socket's sending side.
+        dialect: In which to say that the environment takes too long.
     """
 
-    __slots__ = ("_sessions", "_watch", "runner", "session")
+    __slots__ = ("_connection", "_dialect", "_sessions", "runner", "session")
 
     def __init__(
-        self, sessions: SessionTable, session: Session, on_expiry: Callable[[DeadlinePassed], None]
+        self, sessions: SessionTable, session: Session, connection: Connection, dialect: "Dialect"
     ) -> None:
         self._sessions = sessions
+        self._connection = connection
+        self._dialect = dialect
         self.session = session
         self.runner = session.runner
-        limit = None if self.runner.step_inline is not None else sessions.step_timeout_s
-        self._watch = Watchdog(limit, lambda: on_expiry(sessions.expire(session)))
 
     async def run(self, work: Callable[[Runner], Awaitable[T]]) -> T:
         """Do something in the session, with a deadline.
@@ -62,15 +62,18 @@ class Seat:
         """
         if self.session.shared:
             return await self._sessions.call(self.session, work)
-        self._watch.start()
+        if self.runner.step_inline is not None:
+            return await work(self.runner)
+        watch = self._connection.watch
+        watch.expect(self._sessions.step_timeout_s, self._expire)
         try:
             return await work(self.runner)
         finally:
-            self._watch.stop()
+            watch.stop()
 
-    def release(self) -> None:
-        """Give back what the seat holds."""
-        self._watch.close()
+    def _expire(self) -> None:
+        refusal = self._sessions.expire(self.session)
+        self._connection.end(NORMAL_CLOSURE, self._dialect.refusal(refusal))
 
 
 class Dialect(Protocol):
@@ -109,7 +112,7 @@ class SocketRoute:
         """Serve one socket until it closes."""
         await receive()
         await send({"type": "websocket.accept"})
-        connection = Connection(scope, send, self._send_timeout_s)
+        connection = Connection(scope, send, self._send_timeout_s, self._sessions.step_timeout_s)
         try:
             if self._sessions.inline:
                 connection.task = asyncio.current_task()
@@ -126,15 +129,13 @@ class SocketRoute:
         finally:
             connection.release()
 
-    @asynccontextmanager
-    async def session_of(self, scope: Message) -> AsyncIterator[Session]:
-        """Give the socket a session of its own, which ends with it.
+    def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
+        """Return what gives the socket a session of its own, which ends with it.
 
         Raises:
-            Refusal: There is none.
+            Refusal: On entry: there is none.
         """
-        async with self._sessions.session(scope.get(PRINCIPAL, "")) as session:
-            yield session
+        return self._sessions.session(scope.get(PRINCIPAL, ""))
 
     async def _converse(self, scope: Message, next_frame: NextFrame, connection: Connection) -> None:
         """Hold a session for as long as the client stays."""
@@ -142,17 +143,11 @@ class SocketRoute:
         code = NORMAL_CLOSURE
         last: str | None = None
         try:
-            with self._sockets.holding(connection):
-                async with self.session_of(scope) as session:
-                    seat = Seat(
-                        self._sessions,
-                        session,
-                        lambda refusal: connection.end(NORMAL_CLOSURE, dialect.refusal(refusal)),
-                    )
-                    try:
-                        code = await self._answer_all(seat, next_frame, connection)
-                    finally:
-                        seat.release()
+            self._sockets.enter(connection)
+            async with self.session_of(scope) as session:
+                code = await self._answer_all(
+                    Seat(self._sessions, session, connection, dialect), next_frame, connection
+                )
         except Refusal as refusal:
             last = dialect.refusal(refusal)
         except (Disconnected, OSError):
@@ -160,6 +155,8 @@ class SocketRoute:
         except Exception:
             logger.exception("a session ended by a fault of the server")
             last = dialect.refusal(Refusal(SESSION_ERROR, "the server failed; its log tells why"))
+        finally:
+            self._sockets.leave(connection)
         await connection.close(code, last)
 
     async def _answer_all(self, seat: Seat, next_frame: NextFrame, connection: Connection) -> int:

@@ -1,8 +1,7 @@
 """The conversations that a server holds, so that it can end them in order."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from servers.routes.connection import Connection
 
@@ -19,16 +18,15 @@ class Sockets:
         self._left = asyncio.Event()
         self.draining = False
 
-    @contextmanager
-    def holding(self, connection: Connection) -> Iterator[None]:
-        """Count a conversation for as long as the block runs."""
+    def enter(self, connection: Connection) -> None:
+        """Count a conversation that begins."""
         self._connections.add(connection)
         connection.leaving = self.draining
-        try:
-            yield
-        finally:
-            self._connections.discard(connection)
-            self._left.set()
+
+    def leave(self, connection: Connection) -> None:
+        """Count it no more: its session has ended."""
+        self._connections.discard(connection)
+        self._left.set()
 
     async def drain(self, deadline: float) -> None:
         """Ask every conversation to end and wait until the last one has.

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -43,20 +42,16 @@ class WebSocketRoute(SocketRoute):
     ) -> None:
         super().__init__(sessions, _Frames(decoder, rpc), sockets, send_timeout_s)
 
-    @asynccontextmanager
-    async def session_of(self, scope: Message) -> AsyncIterator[Session]:
+    def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
         """Attach the socket to the session that its address names; else give it one of its own.
 
         Raises:
-            Refusal: There is none, or somebody speaks for it already.
+            Refusal: On entry: there is none, or somebody speaks for it already.
         """
         wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
         if wanted:
-            with self._sessions.attach(scope.get(PRINCIPAL, ""), wanted[0]) as session:
-                yield session
-        else:
-            async with super().session_of(scope) as session:
-                yield session
+            return self._sessions.attach(scope.get(PRINCIPAL, ""), wanted[0])
+        return super().session_of(scope)
 
 
 class _Frames:

@@ -7,8 +7,8 @@ until it is closed or has gone unused for too long.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from uuid import uuid4
 
@@ -149,8 +149,8 @@ class SessionTable:
             self._sessions[session.owner, session.id] = session
         return session.id
 
-    @contextmanager
-    def attach(self, owner: str, session_id: str) -> Iterator[Session]:
+    @asynccontextmanager
+    async def attach(self, owner: str, session_id: str) -> AsyncIterator[Session]:
         """Speak for a session that stands by itself for as long as the block runs; it outlives the block.
 
         Raises:
