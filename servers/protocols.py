@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
+
+from servers.lane import FastLane
 
 ABORT: Final = "ropewalk.abort"
 """The extension in a WebSocket's scope that holds a callable without arguments: it drops the connection at once,
@@ -143,7 +144,7 @@ class HttpProtocol(H11Protocol):
             self._head_timer = None
 
 
-class SocketProtocol(WebSocketsSansIOProtocol):
+class SocketProtocol(FastLane):
     """WebSockets whose memory and patience are bounded; the application can drop one at once."""
 
     unread_s: float = HttpProtocol.unread_s
@@ -194,6 +195,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.frames = [bytes(self._message)]
             self._message = None
             self.send_receive_event_to_app()
+
+    def _between_frames(self) -> bool:
+        return self._message is None and super()._between_frames()
 
     def handle_ping(self) -> None:
         """Answer, or, where the client does not read, keep the last answer only, as the standard allows."""

@@ -1,0 +1,135 @@
+"""A quick lane through uvicorn's WebSocket protocol, for frames that are whole.
+
+Nearly every frame of the OpenEnv wire is one unfragmented text frame that arrives in one piece while the
+application waits for it. The general way takes such a frame through a generator-based parser, two events, a queue
+and, before and after, a system call that stops and starts reading; and where the environment answers at once,
+through a task that wakes up for it. The lane reads such a frame where it lies, and may hand it to a function that
+answers on the spot. Whatever is not that simple goes the general way, as if there were no lane.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+from websockets.protocol import State
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # a build without compiled parts
+    from websockets.utils import apply_mask
+
+AnswerNow: TypeAlias = Callable[[str], str | None]
+"""Takes the text of a frame and returns the reply; None, without any effect, where it cannot tell at once."""
+
+LANE: Final = "ropewalk.lane"
+"""The extension in a WebSocket's scope that holds a callable: it takes an AnswerNow, or None to end its use. It is
+asked while the application waits in `receive` for its next frame, and never otherwise."""
+
+_WHOLE_TEXT: Final = 0x81
+"""First byte of a frame: the last of its message, no extension, text."""
+_MASKED: Final = 0x80
+_SHORT: Final = 126
+_MASK_BYTES: Final = 4
+
+
+class FastLane(WebSocketsSansIOProtocol):
+    """uvicorn's sans-I/O WebSocket protocol with the lane."""
+
+    _answer_now: AnswerNow | None = None
+    _listening: bool = False
+    _plain: bool = False
+
+    def handle_connect(self, event: Request) -> None:
+        """Start the application on a handshake."""
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            self._plain = not self.conn.extensions  # compression is not for the lane
+            extensions: Any = self.scope["extensions"]  # the task that was made has not run yet
+            extensions[LANE] = self._use
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        text = self._whole(data) if self._listening and self._plain else None
+        if text is None:
+            super().data_received(data)
+            return
+        if self._answer_now is not None and self.writable.is_set():
+            reply = self._answer_now(text)
+            if reply is not None:
+                self.transport.write(_frame(reply))
+                return
+        # The application waits for it, so reading goes on.
+        self.queue.put_nowait({"type": "websocket.receive", "text": text})
+
+    async def receive(self) -> Any:
+        """Wait for the next event."""
+        self._listening = True
+        try:
+            return await super().receive()
+        finally:
+            self._listening = False
+
+    async def send(self, message: Any) -> None:
+        """Send a frame, or accept, refuse or close."""
+        if (
+            self._plain
+            and message["type"] == "websocket.send"
+            and self.writable.is_set()
+            and self.handshake_complete
+            and not self.disconnected
+            and not self.close_sent
+            and self.conn.state is State.OPEN
+            and (text := message.get("text")) is not None
+        ):
+            self.transport.write(_frame(text))
+            return
+        await super().send(message)
+
+    def _use(self, answer_now: AnswerNow | None) -> None:
+        self._answer_now = answer_now
+
+    def _whole(self, data: bytes) -> str | None:
+        """Return the text of a frame that is all there is; None for everything else."""
+        length = len(data)
+        if length < 2 + _MASK_BYTES or data[0] != _WHOLE_TEXT:
+            return None
+        size = data[1] - _MASKED
+        start = 2
+        if size >= _SHORT:
+            if size > _SHORT or length < 4 + _MASK_BYTES:
+                return None
+            size = data[2] << 8 | data[3]
+            start = 4
+        if size < 0 or length != start + _MASK_BYTES + size:
+            return None
+        if not self._between_frames():
+            return None
+        body = start + _MASK_BYTES
+        try:
+            return apply_mask(data[body:], data[start:body]).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def _between_frames(self) -> bool:
+        """Whether nothing is under way that the next frame could belong to, and no frame waits before it."""
+        return (
+            not self.conn.reader.buffer
+            and not self.frames
+            and self.queue.empty()
+            and self.handshake_complete
+            and not self.close_sent
+            and self.conn.state is State.OPEN
+        )
+
+
+def _frame(text: str) -> bytes:
+    """Return an unmasked frame that holds the text."""
+    payload = text.encode()
+    size = len(payload)
+    if size < _SHORT:
+        return bytes((_WHOLE_TEXT, size)) + payload
+    if size < 1 << 16:
+        return struct.pack("!BBH", _WHOLE_TEXT, 126, size) + payload
+    return struct.pack("!BBQ", _WHOLE_TEXT, 127, size) + payload

@@ -1,0 +1,278 @@
+"""The quick lane must not be seen: whatever is sent in whatever pieces, the application hears the same."""
+
+import asyncio
+import os
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import PATIENCE_S, eventually, serving
+from websockets.utils import apply_mask
+
+from servers.lane import LANE
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
+
+
+class Echo:
+    """Says what it hears: at once where it is asked to, else through its task."""
+
+    def __init__(self, now: Callable[[str], str | None] | None) -> None:
+        self.now = now
+        self.heard: list[tuple[str, Any]] = []
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        await receive()
+        await send({"type": "websocket.accept"})
+        if self.now is not None:
+            scope["extensions"][LANE](self._answer)
+        while (message := await receive())["type"] == "websocket.receive":
+            self.heard.append(("task", message.get("text")))
+            if message.get("text") is not None:
+                await send({"type": "websocket.send", "text": message["text"]})
+            else:
+                await send({"type": "websocket.send", "bytes": message["bytes"]})
+
+    def _answer(self, text: str) -> str | None:
+        assert self.now is not None
+        reply = self.now(text)
+        if reply is not None:
+            self.heard.append(("lane", text))
+        return reply
+
+
+def frame(opcode: int, payload: bytes, *, fin: bool = True, mask: bytes = b"\x01\x02\x03\x04") -> bytes:
+    size = len(payload)
+    head = bytes([(0x80 if fin else 0) | opcode])
+    if size < 126:
+        head += bytes([0x80 | size])
+    elif size < 1 << 16:
+        head += struct.pack("!BH", 0x80 | 126, size)
+    else:
+        head += struct.pack("!BQ", 0x80 | 127, size)
+    return head + mask + apply_mask(payload, mask)
+
+
+@asynccontextmanager
+async def opened(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(
+            f"GET /ws HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert b" 101 " in head
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    async with asyncio.timeout(PATIENCE_S):
+        first, size = await reader.readexactly(2)
+        if size == 126:
+            (size,) = struct.unpack("!H", await reader.readexactly(2))
+        elif size == 127:
+            (size,) = struct.unpack("!Q", await reader.readexactly(8))
+        return first & 0xF, await reader.readexactly(size)
+
+
+def app(now: Callable[[str], str | None] | None) -> Any:
+    return Echo(now)
+
+
+def same(text: str) -> str:
+    return text
+
+
+def odd_lengths(text: str) -> str | None:
+    return text if len(text) % 2 else None
+
+
+@pytest.mark.parametrize("now", [None, same, odd_lengths])
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 300_001])
+async def test_any_size_is_echoed(now: Callable[[str], str | None] | None, size: int) -> None:
+    text = ("é" * size)[:size]
+    async with serving(app(now)) as address, opened(address) as (reader, writer):
+        for _ in range(2):
+            writer.write(frame(TEXT, text.encode()))
+            assert await read_frame(reader) == (TEXT, text.encode())
+
+
+async def test_a_whole_frame_is_answered_in_the_lane_and_a_declined_one_by_the_task() -> None:
+    echo = app(odd_lengths)
+    async with serving(echo) as address, opened(address) as (reader, writer):
+        for text in (b"one", b"four", b"three"):
+            writer.write(frame(TEXT, text))
+            assert (await read_frame(reader))[1] == text
+    assert echo.heard == [("lane", "one"), ("task", "four"), ("lane", "three")]
+
+
+MESSAGES = st.lists(
+    st.tuples(
+        st.sampled_from(["text", "text", "text", "binary", "ping", "fragments"]),
+        st.binary(max_size=200).map(lambda b: b.hex().encode()),
+        st.integers(min_value=0, max_value=3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
+    if kind == "fragments":
+        at = [len(payload) * i // (pieces + 2) for i in range(pieces + 3)]
+        parts = [payload[a:b] for a, b in pairwise(at)]
+        for i, part in enumerate(parts):
+            yield frame(0 if i else TEXT, part, fin=i == len(parts) - 1)
+            if i == 0:
+                yield frame(PING, b"in between")
+    else:
+        yield frame({"text": TEXT, "binary": BINARY, "ping": PING}[kind], payload[:120], mask=os.urandom(4))
+
+
+@pytest.mark.parametrize("now", [None, same, odd_lengths])
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(
+    messages=MESSAGES, cuts=st.lists(st.integers(min_value=1, max_value=60), max_size=30), gap=st.booleans()
+)
+def test_whatever_the_pieces_every_message_is_answered_in_order(
+    now: Callable[[str], str | None] | None,
+    messages: list[tuple[str, bytes, int]],
+    cuts: list[int],
+    gap: bool,
+) -> None:
+    asyncio.run(_conversation(now, messages, cuts, gap))
+
+
+async def _conversation(
+    now: Callable[[str], str | None] | None,
+    messages: list[tuple[str, bytes, int]],
+    cuts: list[int],
+    gap: bool,
+) -> None:
+    expected = []
+    for kind, payload, _ in messages:
+        if kind == "fragments":
+            expected.append((TEXT, payload))
+        elif kind != "ping":
+            expected.append((TEXT if kind == "text" else BINARY, payload[:120]))
+    data = b"".join(piece for message in messages for piece in wire(*message))
+    async with serving(app(now)) as address, opened(address) as (reader, writer):
+        for cut in cuts:
+            writer.write(data[:cut])
+            data = data[cut:]
+            await writer.drain()
+            if gap:
+                await asyncio.sleep(0)
+        writer.write(data)
+        got = []
+        while len(got) < len(expected):
+            opcode, payload = await read_frame(reader)
+            if opcode != PONG:
+                got.append((opcode, payload))
+        assert got == expected
+
+
+@pytest.mark.parametrize("now", [None, same])
+async def test_text_that_is_no_text_ends_the_connection(now: Callable[[str], str | None] | None) -> None:
+    async with serving(app(now)) as address, opened(address) as (reader, writer):
+        writer.write(frame(TEXT, b"before"))
+        assert await read_frame(reader) == (TEXT, b"before")
+        writer.write(frame(TEXT, b"\xff\xfe"))
+        opcode, payload = await read_frame(reader)
+        assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1007))
+
+
+@pytest.mark.parametrize("now", [None, same])
+async def test_unmasked_frames_and_reserved_bits_end_the_connection(
+    now: Callable[[str], str | None] | None,
+) -> None:
+    for wrong in (b"\x81\x02hi" + b"\0" * 8, b"\xc1" + frame(TEXT, b"hi")[1:]):
+        async with serving(app(now)) as address, opened(address) as (reader, writer):
+            writer.write(wrong)
+            opcode, payload = await read_frame(reader)
+            assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
+
+
+@pytest.mark.parametrize("now", [None, same])
+async def test_nothing_is_answered_after_a_close(now: Callable[[str], str | None] | None) -> None:
+    echo = app(now)
+    async with serving(echo) as address, opened(address) as (reader, writer):
+        writer.write(frame(CLOSE, struct.pack("!H", 1000)) + frame(TEXT, b"late"))
+        await writer.drain()
+        writer.write(frame(TEXT, b"later"))
+        assert (await read_frame(reader))[0] == CLOSE
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b""
+    assert echo.heard == []
+
+
+PAUSE_S = 0.1
+"""Long enough for the server, which runs in this very loop, to have taken what was sent so far."""
+
+
+@pytest.mark.parametrize("now", [None, same])
+async def test_what_only_looks_like_a_frame_is_part_of_one(now: Callable[[str], str | None] | None) -> None:
+    looks = frame(TEXT, b"inner")
+    inner = b"ab" + looks
+    outer = frame(BINARY, inner, mask=b"\0\0\0\0")
+    async with serving(app(now)) as address, opened(address) as (reader, writer):
+        for _ in range(2):
+            writer.write(outer[: -len(looks)])
+            await asyncio.sleep(PAUSE_S)
+            writer.write(looks)
+            assert await read_frame(reader) == (BINARY, inner)
+
+
+@pytest.mark.parametrize("now", [None, same])
+@pytest.mark.parametrize("begun", [[(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]])
+async def test_a_message_within_an_unfinished_one_ends_the_connection(
+    now: Callable[[str], str | None] | None, begun: list[tuple[int, bytes]]
+) -> None:
+    echo = app(now)
+    async with serving(echo) as address, opened(address) as (reader, writer):
+        for opcode, payload in begun:
+            writer.write(frame(opcode, payload, fin=False))
+            await asyncio.sleep(PAUSE_S)
+        writer.write(frame(TEXT, b"whole"))
+        opcode, payload = await read_frame(reader)
+        assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
+    assert echo.heard == []
+
+
+async def test_a_client_that_does_not_read_is_not_answered_in_the_lane() -> None:
+    """What it has not read is bounded: the lane is left, and the task's send waits."""
+    echo = app(lambda text: text * 100)
+    async with serving(echo) as address, opened(address) as (reader, writer):
+        payload = frame(TEXT, b"x" * 60_000)
+        for _ in range(40):
+            writer.write(payload)
+            await asyncio.sleep(0.005)
+        await eventually(lambda: any(how == "task" for how, _ in echo.heard))
+        in_lane = sum(how == "lane" for how, _ in echo.heard)
+        assert 1 <= in_lane < 40
+        for _ in range(in_lane):
+            assert len((await read_frame(reader))[1]) == 6_000_000
