@@ -22,6 +22,7 @@ from servers.routes.http import http_router, validation_failed
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.mcp import McpSocketRoute, mcp_router
 from servers.routes.sockets import Sockets
+from servers.routes.tasks import tasks_router
 from servers.routes.websocket import WebSocketRoute
 from servers.security import Guard
 from servers.sessions import SessionTable, Slots
@@ -123,6 +124,7 @@ class EnvironmentApp(FastAPI):
             self.include_router(http_router(sessions, decoder))
         self.include_router(about_router(sessions, served.models, MetadataSource(sessions, served.name)))
         self.include_router(mcp_router(rpc))
+        self.include_router(tasks_router(sessions, _title(served)))
         self._routes = [route for route in self.router.routes if route not in before]
         self.openapi_schema = None
 

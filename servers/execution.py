@@ -262,6 +262,10 @@ class Runner:
         """
         return await self._run(getattr(self._environment, name), args, {})
 
+    def has(self, name: str) -> bool:
+        """Whether the environment has a method of that name."""
+        return callable(getattr(self._environment, name, None))
+
     @property
     def name(self) -> str:
         """What the environment's class is called."""

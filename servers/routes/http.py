@@ -1,8 +1,7 @@
 """Plain HTTP: reset, step and state, in a session that the request names or in an environment of its own."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,22 +9,18 @@ from fastapi.exceptions import RequestValidationError
 
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
-from openenv_core.protocol.codes import CAPACITY_REACHED, VALIDATION_ERROR, Refusal
+from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, plain_details
-from servers.execution import FATAL, Runner, end
+from servers.execution import FATAL, Runner
 from servers.routes import description
+from servers.routes.answers import json_answer, refused, text_of, while_connected
 from servers.routes.description import answer, problem
 from servers.routes.standing import NEW, PARAMETERS, naming, session_named_by
 from servers.security.guard import PRINCIPAL
-from servers.sessions import Busy, DeadlinePassed, Session, SessionTable, UnknownSession
+from servers.sessions import Session, SessionTable
 
 logger = logging.getLogger("servers")
-
-CLIENT_LEFT = 499
-"""The status in the log of a request whose client left before its reply; nobody reads it."""
-
-RETRY_AFTER_S = 1
 
 _STATUSES: dict[int | str, dict[str, Any]] = {
     404: problem("There is no such session."),
@@ -64,7 +59,7 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
         try:
             options = http_reset(await _body(request))
         except Refusal as refusal:
-            return _refused(refusal)
+            return refused(refusal)
         return await plain.answer(request, work, opening=True)
 
     @router.post(
@@ -82,7 +77,7 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
         try:
             action, options = decoder.http_step(await _body(request))
         except Refusal as refusal:
-            return _refused(refusal)
+            return refused(refusal)
         return await plain.answer(request, work)
 
     @router.get("/state", response_model=None, responses=state_statuses, openapi_extra=PARAMETERS)
@@ -117,16 +112,16 @@ class _PlainHttp:
         try:
             named = session_named_by(request)
         except Refusal as refusal:
-            return _refused(refusal)
+            return refused(refusal)
         reply = self._alone(owner, work) if named is None else self._standing(owner, named, work, opening)
-        return await _while_connected(request, reply)
+        return await while_connected(request, reply)
 
     async def _alone(self, owner: str, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
         try:
             async with self._sessions.session(owner) as session:
                 return await self._work(session, work)
         except Refusal as refusal:
-            return _refused(refusal)
+            return refused(refusal)
 
     async def _standing(
         self, owner: str, named: str, work: Callable[[Runner], Awaitable[bytes]], opening: bool
@@ -141,25 +136,25 @@ class _PlainHttp:
                 session = await sessions.find_or_open(owner, named)
             reply = await self._work(session, work)
         except Refusal as refusal:
-            return _refused(refusal)
+            return refused(refusal)
         reply.headers.update(naming(session.id, keep=opening))
         return reply
 
     async def _work(self, session: Session, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
         try:
-            return _json(await self._sessions.call(session, work))
+            return json_answer(await self._sessions.call(session, work))
         except FATAL as error:
             if isinstance(error, Refusal):
                 raise
             if not isinstance(error, EnvironmentFailure):
                 logger.error("the environment raised", exc_info=error)
-            return _json(dumps({"detail": _text(error)}), 500)
+            return json_answer(dumps({"detail": text_of(error)}), 500)
 
 
 async def validation_failed(_: Request, error: Exception) -> Response:
     """Answer a request that does not validate; whatever it held, the answer is JSON."""
     details = plain_details(list(error.errors())) if isinstance(error, RequestValidationError) else []
-    return _json(dumps({"detail": details}), 422)
+    return json_answer(dumps({"detail": details}), 422)
 
 
 async def _body(request: Request) -> bytes:
@@ -177,43 +172,3 @@ async def _body(request: Request) -> bytes:
     ):
         raise invalid_body(f"expected a body of type application/json, got {kind}")
     return body
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Run `work`, but cancel it when the client leaves."""
-    task = asyncio.create_task(work)
-    watch = asyncio.create_task(_departure(request))
-    try:
-        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else Response(status_code=CLIENT_LEFT)
-    finally:
-        await end(watch)
-        await end(task)
-
-
-async def _departure(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _refused(refusal: Refusal) -> Response:
-    if refusal.code == VALIDATION_ERROR:
-        return _json(dumps({"detail": refusal.extra["errors"]}), 422)
-    body = dumps({"detail": {"message": refusal.message, "code": refusal.code, **refusal.extra}})
-    retry = {"Retry-After": str(RETRY_AFTER_S)}
-    if refusal.code == CAPACITY_REACHED:
-        return _json(body, 503, retry)
-    if isinstance(refusal, Busy):
-        return _json(body, 429, retry)
-    if isinstance(refusal, UnknownSession):
-        return _json(body, 404)
-    return _json(body, 504 if isinstance(refusal, DeadlinePassed) else 500)
-
-
-def _text(error: BaseException) -> str:
-    # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
-    return (str(error) or type(error).__name__).encode("utf-8", "replace").decode("utf-8")
-
-
-def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, "application/json")

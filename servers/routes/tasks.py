@@ -5,7 +5,7 @@ which counts as a session like any other.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -52,8 +52,6 @@ class TaskRange(Split):
     stop: int | None = None
 
 
-
-
 _STATUSES: dict[int | str, dict[str, Any]] = {
     400: problem("The environment does not know this split or index."),
     404: problem("There is no such environment."),
@@ -85,7 +83,9 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
     @router.get("/{env_name}/splits", response_model=None, responses=_responses({"type": "array"}))
     async def splits(request: Request, name: Name) -> Response:
         """Return the splits, each with its name and type."""
-        return await tasks.answer(request, name, lambda found: [normalize_split(split) for split in found], "list_splits")
+        return await tasks.answer(
+            request, name, lambda found: [normalize_split(split) for split in found], "list_splits"
+        )
 
     @router.post("/{env_name}/tasks", response_model=None, responses=_responses(_object("tasks", "env_name")))
     async def list_tasks(request: Request, name: Name, body: Split) -> Response:
@@ -102,7 +102,9 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
     @router.post("/{env_name}/task", response_model=None, responses=_responses(_object("task")))
     async def task(request: Request, name: Name, body: TaskAt) -> Response:
         """Return one task."""
-        return await tasks.answer(request, name, lambda found: {"task": found}, "get_task", body.split, body.index)
+        return await tasks.answer(
+            request, name, lambda found: {"task": found}, "get_task", body.split, body.index
+        )
 
     @router.post("/{env_name}/task_range", response_model=None, responses=_responses(_object("tasks")))
     async def task_range(request: Request, name: Name, body: TaskRange) -> Response:
@@ -136,14 +138,14 @@ class _Tasks:
     async def _ask(
         self, owner: str, shape: Callable[[Any], Any], method: str, arguments: Sequence[Any]
     ) -> Response:
-        async def work(runner: Runner) -> bytes:
+        async def work(runner: Runner) -> Any:
             if not runner.has(method):
                 raise NotImplementedError
-            return dumps(shape(await runner.call(method, *arguments)))
+            return await runner.call(method, *arguments)
 
         try:
             async with self._sessions.session(owner) as session:
-                return json_answer(await self._sessions.call(session, work))
+                found = await self._sessions.call(session, work)
         except Refusal as refusal:
             return refused(refusal)
         except NotImplementedError:
@@ -151,11 +153,15 @@ class _Tasks:
         except IndexError:
             return _problem(400, "Invalid task index")
         except BAD_INPUT as error:
-            return _problem(400, f"expected a split and bounds that the environment knows, got: {text_of(error)}")
+            return _problem(
+                400, f"expected a split and bounds that the environment knows, got: {text_of(error)}"
+            )
         except FATAL as error:
-            if not isinstance(error, EnvironmentFailure):
-                logger.error("%s failed", method, exc_info=error)
-            return _problem(500, text_of(error))
+            return _failed(method, error)
+        try:
+            return json_answer(dumps(shape(found)))
+        except FATAL as error:
+            return _failed(method, error)
 
 
 def normalize_split(split: Any) -> Any:
@@ -169,6 +175,12 @@ def normalize_split(split: Any) -> Any:
 
 def _unsupported(method: str) -> Response:
     return _problem(501, f"{method} is not supported for this environment")
+
+
+def _failed(method: str, error: BaseException) -> Response:
+    if not isinstance(error, EnvironmentFailure):
+        logger.error("%s failed", method, exc_info=error)
+    return _problem(500, text_of(error))
 
 
 def _problem(status: int, text: str) -> Response:

@@ -1,0 +1,221 @@
+"""The task routes, as section 2 of the wire has them."""
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from counter import Add, Count, Counter
+from pydantic import BaseModel
+from serving import PATIENCE_S, eventually, serving, socket_to
+
+from servers import create_app
+
+
+class Split(BaseModel):
+    name: str
+    type: str
+    size: int
+
+
+class Tasks(Counter):
+    """Knows tasks: sync methods, splits in every form."""
+
+    BLOCKING = True
+    made = 0
+    closed = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+    def list_splits(self) -> Any:
+        return [
+            "train",
+            "test",
+            "dev",
+            {"name": "x", "type": "test"},
+            Split(name="m", type="train", size=3),
+            7,
+        ]
+
+    def list_tasks(self, split: str) -> Any:
+        return self._tasks(split)
+
+    def num_tasks(self, split: str) -> int:
+        return len(self._tasks(split))
+
+    def get_task(self, split: str, index: int) -> Any:
+        return self._tasks(split)[index]
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> Any:
+        return self._tasks(split)[start:stop]
+
+    def _tasks(self, split: str) -> list[Any]:
+        if split == "broken":
+            raise RuntimeError("the data set is gone")
+        if split == "unwritable":
+            return [object()]
+        return {"train": [{"id": i, "score": float("nan")} for i in range(3)]}[split]
+
+
+class AsyncTasks(Counter):
+    async def list_splits(self) -> Any:
+        return ["train"]
+
+    async def num_tasks(self, split: str) -> int:
+        raise NotImplementedError
+
+
+TRAIN = [{"id": i, "score": None} for i in range(3)]
+
+ANSWERS: list[tuple[str, str, Any, int, Any]] = [
+    ("GET", "/list_environments", None, 200, ["Mini"]),
+    (
+        "GET",
+        "/mini/splits",
+        None,
+        200,
+        [
+            {"name": "train", "type": "train"},
+            {"name": "test", "type": "test"},
+            {"name": "dev", "type": "validation"},
+            {"name": "x", "type": "test"},
+            {"name": "m", "type": "train", "size": 3},
+            {"name": "7", "type": "validation"},
+        ],
+    ),
+    ("POST", "/MINI/tasks", {"split": "train"}, 200, {"tasks": TRAIN, "env_name": "Mini"}),
+    ("POST", "/mini/num_tasks", {"split": "train"}, 200, {"num_tasks": 3}),
+    ("POST", "/mini/task", {"split": "train", "index": 1}, 200, {"task": TRAIN[1]}),
+    ("POST", "/mini/task", {"split": "train", "index": -1}, 200, {"task": TRAIN[2]}),
+    ("POST", "/mini/task", {"split": "train", "index": 3}, 400, {"detail": "Invalid task index"}),
+    ("POST", "/mini/task", {"split": "train", "index": 10**30}, 400, {"detail": "Invalid task index"}),
+    ("POST", "/mini/task_range", {"split": "train"}, 200, {"tasks": TRAIN}),
+    ("POST", "/mini/task_range", {"split": "train", "start": 1}, 200, {"tasks": TRAIN[1:]}),
+    ("POST", "/mini/task_range", {"split": "train", "start": 0, "stop": 1}, 200, {"tasks": TRAIN[:1]}),
+    ("POST", "/mini/task_range", {"split": "train", "stop": None}, 200, {"tasks": TRAIN}),
+    ("GET", "/nope/splits", None, 404, {"detail": "unknown environment 'nope'"}),
+    ("POST", "/nope/tasks", {"split": "train"}, 404, {"detail": "unknown environment 'nope'"}),
+    ("POST", "/mini/tasks", {"split": "broken"}, 500, {"detail": "the data set is gone"}),
+]
+
+BAD_BODIES: list[tuple[str, Any]] = [
+    ("tasks", {}),
+    ("tasks", {"split": 1}),
+    ("tasks", {"split": "train", "more": 1}),
+    ("tasks", []),
+    ("num_tasks", None),
+    ("task", {"split": "train"}),
+    ("task", {"split": "train", "index": "x"}),
+    ("task", {"split": "train", "index": 1.5}),
+    ("task", {"split": "train", "index": None}),
+    ("task_range", {"split": "train", "start": "x"}),
+]
+
+
+def mini(environment: type[Counter] = Tasks, cap: int = 4) -> Any:
+    return create_app(environment, Add, Count, env_name="Mini", max_concurrent_envs=cap)
+
+
+async def request(address: str, method: str, path: str, **options: Any) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S) as client:
+        return await client.request(method, path, **options)
+
+
+async def test_every_route_answers_as_the_wire_says() -> None:
+    Tasks.made = Tasks.closed = 0
+    app = mini()
+    async with serving(app) as address:
+        for method, path, body, status, answer in ANSWERS:
+            reply = await request(address, method, path, json=body)
+            assert (path, body, reply.status_code, reply.json()) == (path, body, status, answer)
+        await eventually(lambda: app.sessions.active == 0)
+    assert Tasks.made == Tasks.closed > 0
+
+
+@pytest.mark.parametrize(("route", "body"), BAD_BODIES)
+async def test_a_bad_body_is_refused(route: str, body: Any) -> None:
+    async with serving(mini()) as address:
+        reply = await request(address, "POST", f"/mini/{route}", json=body)
+        assert reply.status_code == 422
+        assert reply.json()["detail"][0]["loc"][0] == "body"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[" * 100_000, b'{"split": "\xff"}', b'{"split":"train","index":' + b"9" * 9000]
+)
+async def test_what_is_no_json_is_refused(content: bytes) -> None:
+    async with serving(mini()) as address:
+        headers = {"content-type": "application/json"}
+        reply = await request(address, "POST", "/mini/task", content=content, headers=headers)
+        assert reply.status_code in {400, 422}
+
+
+async def test_a_split_that_the_environment_does_not_know_is_the_callers_mistake() -> None:
+    async with serving(mini()) as address:
+        reply = await request(address, "POST", "/mini/tasks", json={"split": "nope"})
+        assert reply.status_code == 400
+        assert reply.json()["detail"] == "expected a split and bounds that the environment knows, got: 'nope'"
+
+
+async def test_what_cannot_be_written_is_the_environments_mistake() -> None:
+    async with serving(mini()) as address:
+        reply = await request(address, "POST", "/mini/tasks", json={"split": "unwritable"})
+        assert reply.status_code == 500
+
+
+@pytest.mark.parametrize("environment", [Counter, AsyncTasks])
+async def test_what_an_environment_does_not_know_is_not_implemented(environment: type[Counter]) -> None:
+    async with serving(mini(environment)) as address:
+        for route, body, method in (
+            ("num_tasks", {"split": "train"}, "num_tasks"),
+            ("task", {"split": "train", "index": 0}, "get_task"),
+            ("task_range", {"split": "train"}, "get_task_range"),
+            ("tasks", {"split": "train"}, "list_tasks"),
+        ):
+            reply = await request(address, "POST", f"/mini/{route}", json=body)
+            assert reply.status_code == 501
+            assert reply.json() == {"detail": f"{method} is not supported for this environment"}
+
+
+async def test_a_factory_is_asked_through_what_it_makes() -> None:
+    async with serving(mini(lambda: AsyncTasks())) as address:  # type: ignore[arg-type]
+        assert (await request(address, "GET", "/mini/splits")).json() == [{"name": "train", "type": "train"}]
+        reply = await request(address, "POST", "/mini/tasks", json={"split": "train"})
+        assert reply.status_code == 501
+
+
+async def test_instances_are_counted_against_the_cap() -> None:
+    async with serving(mini(cap=1)) as address:
+        async with socket_to(address):
+            reply = await request(address, "GET", "/mini/splits")
+            assert reply.status_code == 503
+            assert reply.headers["retry-after"]
+            assert (await request(address, "GET", "/list_environments")).status_code == 200
+        assert (await request(address, "GET", "/mini/splits")).status_code in {200, 503}
+
+
+async def test_a_slow_data_set_holds_up_nobody_and_its_slot_comes_back_when_the_client_leaves() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    class Slow(Tasks):
+        def list_splits(self) -> Any:
+            entered.set()
+            release.wait(PATIENCE_S)
+            return []
+
+    app = mini(Slow)
+    async with serving(app) as address:
+        try:
+            with pytest.raises(httpx.ReadTimeout):
+                async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as client:
+                    await client.get("/mini/splits", timeout=httpx.Timeout(PATIENCE_S, read=0.5))
+            assert entered.is_set()
+            assert (await request(address, "GET", "/health")).status_code == 200
+            await eventually(lambda: app.sessions.active == 0)
+        finally:
+            release.set()
