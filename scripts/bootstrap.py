@@ -36,18 +36,26 @@ class Profile:
 
     Attributes:
         folder: Below .venvs; profiles may share one.
-        extras: Of the project.
+        extras: Of the project; None: the project is not in it, and the file of pins names all that is.
         constraints: The file of pins.
         cpu_torch: Whether PyTorch is to be a CPU build.
     """
 
     folder: str
-    extras: str
+    extras: str | None
     constraints: str
     cpu_torch: bool
 
 
+# The released packages that ours have to get along with. Each brings an openenv_core of its own, so none can be
+# where the project is.
+RELEASED = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
+
 PROFILES = {
+    **{
+        f"released-{version}": Profile(f"released-{version}", None, f"released-{version}.txt", False)
+        for version in RELEASED
+    },
     "test": Profile("test", "server,gymnasium,rl-common,dev", "test.txt", True),
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
@@ -121,15 +129,23 @@ def belongs(environment: Path) -> bool:
 def fingerprint(name: str) -> str:
     """Changes when anything does that an installation depends on."""
     digest = hashlib.sha256(f"{name} {sys.version} {ROOT}".encode())
-    for path in (ROOT / "pyproject.toml", Path(__file__), *sorted((ROOT / "constraints").glob("*.txt"))):
+    profile = PROFILES[name]
+    depends = [Path(__file__), ROOT / "constraints" / profile.constraints]
+    if profile.extras is not None:
+        depends.append(ROOT / "pyproject.toml")
+    for path in depends:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def install(python: Path, profile: Profile) -> None:
-    """Install the project, editable, with a profile's extras and pins."""
+    """Install the project, editable, with a profile's extras and pins; or what the pins alone name."""
     constraints = ROOT / "constraints" / profile.constraints
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off"]
+    if profile.extras is None:
+        say(f"installing {profile.folder}")
+        run_pip([*pip, "-r", str(constraints)])
+        return
     if constraints.is_file() and sys.version_info[:2] == OLDEST:  # pins were taken on this version
         pip += ["-c", str(constraints)]
     target = f"{ROOT}[{profile.extras}]"

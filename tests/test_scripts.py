@@ -44,7 +44,8 @@ def test_profiles_name_extras_and_pins_that_exist(bootstrap: ModuleType) -> None
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for profile in bootstrap.PROFILES.values():
-        assert set(profile.extras.split(",")) <= set(project["optional-dependencies"])
+        if profile.extras is not None:
+            assert set(profile.extras.split(",")) <= set(project["optional-dependencies"])
         assert (ROOT / "constraints" / profile.constraints).is_file()
 
 

@@ -66,6 +66,8 @@ def test_place_is_part_of_what_an_installation_depends_on(bootstrap: ModuleType,
         bootstrap.ROOT = tmp_path / name
         bootstrap.ROOT.mkdir()
         (bootstrap.ROOT / "pyproject.toml").touch()
+        (bootstrap.ROOT / "constraints").mkdir()
+        (bootstrap.ROOT / "constraints" / "test.txt").touch()
         prints.add(bootstrap.fingerprint("test"))
     assert len(prints) == 2
 
