@@ -1,59 +1,100 @@
 """What a server process serves: an application of ours with its settings, or a foreign one behind the guard."""
 
-import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
+
+from starlette.types import Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
+from servers.fleet.forwarder import Forwarder
+from servers.fleet.ids import ids_of
+from servers.fleet.peers import UnixPeers
+from servers.fleet.plan import WorkerPlan
+from servers.fleet.slots import SharedSlots, SlotTable
 from servers.hosting import Drain
 from servers.security import Guard
+from servers.security.tokens import principals
 from servers.settings import ServerSettings
 
 
-class Served(NamedTuple):
+class Assembled(NamedTuple):
     """An ASGI application, and what ends its sessions, if it has some."""
 
     app: Any
     drain: Drain | None
 
 
-def assemble(app: object, name: str, settings: ServerSettings, options: Sequence[str]) -> Served:
+def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
     """Apply the settings.
 
     Args:
-        app: What was loaded.
+        app: The ASGI application that was loaded.
         name: What it was asked for by.
         settings: The settings.
         options: Options that were given and that only an application of ours can heed.
 
     Raises:
-        ConfigurationError: It is no ASGI application, or a foreign one that cannot heed the options.
+        ConfigurationError: A foreign application cannot heed the options.
     """
     if isinstance(app, EnvironmentApp):
-        if not hasattr(app, "drain"):
-            return Served(Guard(app, settings), None)
         app.configure(settings)
-        return Served(app, app.drain)
-    if not _is_asgi(app):
-        raise ConfigurationError(
-            f"expected an ASGI app at {name!r}, as create_app returns it, got {type(app).__name__}"
-        )
+        return Assembled(app, app.drain)
     if options:
         raise ConfigurationError(
             f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {name!r}; "
             "leave the options out, or build the app with create_app"
         )
-    return Served(Guard(app, settings), None)  # type: ignore[arg-type]
+    return Assembled(Guard(app, settings), None)
 
 
-def _is_asgi(app: object) -> bool:
-    if inspect.isclass(app) or not callable(app):
-        return False
-    if not (inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(type(app).__call__)):
-        return False
-    try:
-        inspect.signature(app).bind({}, None, None)
-    except (TypeError, ValueError):
-        return False
-    return True
+def assemble_worker(app: Any, plan: WorkerPlan) -> Assembled:
+    """Make an application one of several workers.
+
+    Raises:
+        ConfigurationError: It is a foreign one, or its class does not allow as many sessions.
+    """
+    if not isinstance(app, EnvironmentApp):
+        raise ConfigurationError(
+            f"expected an app of create_app for --workers, got {type(app).__name__} at {plan.app!r}; the workers "
+            "share what only such an app knows: its sessions and their cap"
+        )
+    settings, workers = plan.settings, plan.workers
+    total = settings.max_sessions or app.sessions.slots.cap
+    factory = app.sessions.factory
+    local = total
+    if isinstance(factory, type) and not getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
+        local = 1
+        if total > workers:
+            raise ConfigurationError(
+                f"expected max_sessions of at most {workers} for {factory.__name__} in {workers} workers, got {total}; "
+                "a process holds one of its instances, unless the class sets SUPPORTS_CONCURRENT_SESSIONS = True"
+            )
+        settings = replace(settings, max_sessions=1)
+    owners = principals(settings.tokens) or [""]
+    slots = SharedSlots(
+        SlotTable(plan.slots, workers, len(owners)),
+        worker=plan.index,
+        workers=workers,
+        owners=owners,
+        total=total,
+        local=local,
+        per_owner=settings.max_sessions_per_token,
+    )
+    app.configure(settings, slots=slots, new_id=ids_of(plan.index, workers))
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+        else:
+            await app.serve_admitted(scope, receive, send)
+
+    forwarder = Forwarder(
+        inside,
+        index=plan.index,
+        workers=workers,
+        peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
+        elsewhere=slots.elsewhere,
+    )
+    return Assembled(Guard(forwarder, settings), app.drain)

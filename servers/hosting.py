@@ -115,13 +115,15 @@ class _Server(uvicorn.Server):
         self._drain = drain
         self._drain_s = drain_s
         self._on_started = on_started
-        self._lifeline = lifeline
+        if lifeline is not None:
+            threading.Thread(
+                target=self._watch, args=(lifeline,), name="ropewalk-lifeline", daemon=True
+            ).start()
+        self._interrupts = 0
         self.end = End()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._lifeline is not None:
-            asyncio.get_running_loop().add_reader(self._lifeline, self._lifeline_cut)
         if self.started and self._on_started is not None:
             self._on_started()
 
@@ -168,16 +170,17 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and sig == signal.SIGINT:
+        # A worker in a terminal gets one SIGINT from there and one SIGTERM from its supervisor: that is no hurry.
+        self._interrupts += sig == signal.SIGINT
+        if self._interrupts > 1:
             self.force_exit = True
             self.end.within(_HURRY_S)
-        self._stop()
-
-    def _stop(self) -> None:
         self.should_exit = True
         self.end.within(self._drain_s + _AFTER_DRAIN_S)
 
-    def _lifeline_cut(self) -> None:
-        assert self._lifeline is not None
-        asyncio.get_running_loop().remove_reader(self._lifeline)
-        self._stop()
+    def _watch(self, lifeline: int) -> None:
+        # A thread, because the loop may hang in an environment's step when it matters.
+        while os.read(lifeline, 512):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.end.within(self._drain_s + _AFTER_DRAIN_S)

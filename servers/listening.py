@@ -11,8 +11,13 @@ BACKLOG: Final = 2048
 """Connections that may wait to be accepted: those of a trainer come all at once."""
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Return a listening socket. `::` takes IPv4 as well.
+
+    Args:
+        host: The address.
+        port: The port; 0 for any.
+        shared: Let other sockets of this user listen there too.
 
     Raises:
         ConfigurationError: The address cannot be had.
@@ -20,11 +25,25 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both, reuse_port=shared
+        )
     except (OSError, OverflowError) as error:
         raise ConfigurationError(
             f"expected to listen on {host}:{port}, got: {error}; choose another --port"
         ) from error
+
+
+def listen_often(host: str, port: int, times: int) -> list[socket.socket]:
+    """Return several sockets that listen on one address; the system deals connections out among them.
+
+    Raises:
+        ConfigurationError: The address cannot be had.
+    """
+    # Without SO_REUSEPORT first: with it, a second server would take a part of the first one's connections.
+    with listen(host, port) as probe:
+        port = probe.getsockname()[1]
+    return [listen(host, port, shared=True) for _ in range(times)]
 
 
 def inherited(fd: int) -> socket.socket:

@@ -2,20 +2,23 @@
 
 import argparse
 import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
+from socket import socket
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError
 from servers.cli.options import OF_SESSIONS, add_options, given, insecure, take_settings
-from servers.listening import inherited, listen, refuse_strangers_without_token, url_host
+from servers.listening import inherited, listen, listen_often, refuse_strangers_without_token, url_host
+from servers.settings import ServerSettings
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `serve`."""
-    parser.add_argument("app", metavar="MODULE:ATTRIBUTE", help="the app, as create_app returns it")
+    parser.add_argument(
+        "app",
+        metavar="NAME|PATH|MODULE:ATTRIBUTE",
+        help="an environment by its name, its folder or file, or the app that create_app returned",
+    )
     add_options(parser)
 
 
@@ -26,43 +29,75 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
     """
     settings = take_settings(arguments, os.environ)
-    listener = inherited(arguments.fd) if arguments.fd is not None else listen(arguments.host, arguments.port)
-    with listener:
-        refuse_strangers_without_token(listener, settings, insecure=insecure(arguments))
-        app = _load(arguments.app)
-        from servers.assembly import assemble
-        from servers.hosting import host
-        from servers.logs import configure_logging
-
-        configure_logging(arguments.log_level, settings.tokens)
-        options = [option for name, option in OF_SESSIONS.items() if given(arguments, name)]
-        served = assemble(app, arguments.app, settings, options)
-        if arguments.fd is None:
-            name, port = listener.getsockname()[:2]
-            print(f"ropewalk: serving {arguments.app} on http://{url_host(name)}:{port}", flush=True)
-        return host(served.app, [listener], drain=served.drain, drain_s=settings.drain_s)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
+        refuse_strangers_without_token(listeners[0], settings, insecure=insecure(arguments))
+        try:
+            if arguments.workers > 1:
+                return _run_fleet(arguments, settings, listeners)
+            return _run_here(arguments, settings, listeners[0])
+        except ModuleNotFoundError as error:
+            if error.name not in ("fastapi", "starlette", "uvicorn"):
+                raise
+            raise ConfigurationError(
+                f"expected a server's packages, got: {error}; pip install 'ropewalk[server]'"
+            ) from error
 
 
-def _load(name: str) -> Callable[..., Any]:
-    """Import the app. An exception of its own, which is for its author to read, passes with its traceback."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        from uvicorn.importer import ImportFromStringError, import_from_string
-    except ImportError as error:
-        raise ConfigurationError(f"expected uvicorn, got: {error}; pip install 'ropewalk[server]'") from error
-    try:
-        app = import_from_string(name)
-    except ImportFromStringError as error:
-        raise ConfigurationError(
-            f"expected an app at {name!r}, got: {error} "
-            "Give module:attribute, importable from here or installed"
-        ) from error
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"expected to import the app {name!r}, got: {error}; install what it needs "
-            "(ropewalk[gymnasium], for one, serves BlackJack)"
-        ) from error
-    return app  # type: ignore[no-any-return]
+def _listeners(arguments: argparse.Namespace) -> list[socket]:
+    if arguments.fd is not None:
+        return [inherited(arguments.fd)]
+    if arguments.workers > 1:
+        return listen_often(arguments.host, arguments.port, arguments.workers)
+    return [listen(arguments.host, arguments.port)]
+
+
+def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
+    from servers.target import load_app
+
+    app = load_app(arguments.app)
+    from servers.assembly import assemble
+    from servers.hosting import host
+    from servers.logs import configure_logging
+
+    configure_logging(arguments.log_level, settings.tokens)
+    assembled = assemble(app, arguments.app, settings, _options_of_sessions(arguments))
+    _announce(arguments, listener)
+    return host(assembled.app, [listener], drain=assembled.drain, drain_s=settings.drain_s)
+
+
+def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listeners: list[socket]) -> int:
+    import asyncio
+
+    from servers.fleet.plan import WorkerPlan
+    from servers.fleet.supervisor import Supervisor
+    from servers.logs import configure_logging
+
+    configure_logging(arguments.log_level, settings.tokens)
+    _announce(arguments, listeners[0])
+    plan = WorkerPlan(
+        app=arguments.app,
+        index=0,
+        workers=arguments.workers,
+        listener=-1,
+        slots=-1,
+        ready=-1,
+        folder="",
+        options=_options_of_sessions(arguments),
+        log_level=arguments.log_level,
+        settings=settings,
+    )
+    return asyncio.run(Supervisor(plan, listeners).run())
+
+
+def _options_of_sessions(arguments: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(option for name, option in OF_SESSIONS.items() if given(arguments, name))
+
+
+def _announce(arguments: argparse.Namespace, listener: socket) -> None:
+    if arguments.fd is None:
+        host, port = listener.getsockname()[:2]
+        print(f"ropewalk: serving {arguments.app} on http://{url_host(host)}:{port}", flush=True)
 
 
 COMMAND = Command(
@@ -71,8 +106,8 @@ COMMAND = Command(
     configure=configure,
     run=run,
     examples=(
-        "ropewalk serve envs.blackjack_env.server.app:app",
-        "ropewalk serve envs.blackjack_env.server.app:app --port 8000 --workers 2",
+        "ropewalk serve blackjack",
+        "ropewalk serve . --port 8000 --workers 2",
         "ropewalk serve envs.blackjack_env.server.app:app --host 0.0.0.0 --token-file tokens.txt",
     ),
 )

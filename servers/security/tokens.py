@@ -44,6 +44,11 @@ class Tokens:
         return found
 
 
+def principals(tokens: Sequence[str]) -> list[str]:
+    """Return the names of the callers that there can be where tokens are asked for."""
+    return [_name(token.encode()) for token in tokens]
+
+
 def _bearer(authorizations: Sequence[bytes]) -> bytes:
     if not authorizations:
         raise _unauthorized("none")

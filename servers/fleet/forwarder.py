@@ -1,0 +1,162 @@
+"""Sends what belongs to a session of another worker there, and leaves the rest to this worker's application."""
+
+import json
+import logging
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+from typing import Final, Protocol
+from urllib.parse import parse_qs
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from servers.fleet.ids import worker_of
+
+logger = logging.getLogger("servers")
+
+SESSION_HEADER: Final = b"x-openenv-session"
+SESSION_COOKIE: Final = "openenv_session"
+NEW: Final = "new"
+
+_STEPS = ("/reset", "/step", "/state")
+_MCP = "/mcp"
+_SOCKETS = ("/ws", "/mcp")
+
+
+class Peers(Protocol):
+    """Passes a connection on to another worker."""
+
+    async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Pass on a request, and its response back."""
+
+    async def socket(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a WebSocket, in both ways, until it closes."""
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+
+
+class Forwarder:
+    """An ASGI application in front of a worker's own.
+
+    What comes over a private socket has been passed on already, and is never passed on again.
+
+    Args:
+        app: This worker's application.
+        index: This worker's index.
+        workers: How many there are.
+        peers: The others.
+        elsewhere: Returns a worker that has room for a new session where this one has none.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        index: int,
+        workers: int,
+        peers: Peers,
+        elsewhere: Callable[[], int | None],
+    ) -> None:
+        self._app = app
+        self._index = index
+        self._workers = workers
+        self._peers = peers
+        self._elsewhere = elsewhere
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, here or there."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._app(scope, receive, send)
+            await self._peers.close()
+        elif kind == "websocket" and not _was_forwarded(scope):
+            await self._socket(scope, receive, send)
+        elif kind == "http" and not _was_forwarded(scope):
+            await self._http(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _path(scope)
+        worker = None
+        if path in _SOCKETS:
+            query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+            session = query["session_id"][0] if path == "/ws" and "session_id" in query else None
+            worker = self._place(session)
+        if worker is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._peers.socket(worker, scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _path(scope)
+        body = b""
+        worker = None
+        if path in _STEPS:
+            worker = self._place(_named_session(scope))
+            if worker is not None and scope["method"] == "POST":
+                body, receive = await _peek(receive)
+        elif path == _MCP and scope["method"] == "POST":
+            body, receive = await _peek(receive)
+            # A call that names no session works on nothing that a worker would have to itself.
+            session = _session_in(body)
+            worker = self._place(session) if session or b"session/create" in body else None
+        if worker is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._peers.http(worker, scope, body, receive, send)
+
+    def _place(self, session: str | None) -> int | None:
+        """Return the worker to pass a connection to; None where it stays here."""
+        if session is None or session == NEW:
+            return self._elsewhere()
+        worker = worker_of(session, self._workers)
+        return worker if worker != self._index else None
+
+
+def _was_forwarded(scope: Scope) -> bool:
+    server = scope.get("server")
+    return server is not None and server[1] is None  # the path of a Unix socket, and no port
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def _named_session(scope: Scope) -> str | None:
+    cookie = None
+    for name, value in scope["headers"]:
+        if name == SESSION_HEADER:
+            return str(value.decode("latin-1").strip())
+        if name == b"cookie" and cookie is None:
+            try:
+                morsel = SimpleCookie(value.decode("latin-1")).get(SESSION_COOKIE)
+            except CookieError:
+                continue
+            cookie = morsel.value if morsel else None
+    return cookie
+
+
+async def _peek(receive: Receive) -> tuple[bytes, Receive]:
+    """Return the body, and what gives it once more. The guard has read it whole, and bounded it."""
+    first = await receive()
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return first
+
+    return first.get("body", b""), again
+
+
+def _session_in(body: bytes) -> str | None:
+    if b"session_id" not in body:
+        return None
+    try:
+        session = json.loads(body)["params"]["session_id"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None  # the application says what is wrong with it
+    return session if isinstance(session, str) else None

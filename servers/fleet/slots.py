@@ -1,0 +1,165 @@
+"""The cap on sessions, over all workers together.
+
+One table in memory that all workers share: a row a worker, a column a caller. A lock of the kernel's guards it,
+which the kernel takes away from a worker that dies; the row of that worker is then cleared by the supervisor.
+Taking a slot costs a few microseconds, once a session.
+"""
+
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from openenv_core.protocol.codes import Refusal
+from servers.sessions.slots import full
+
+_COUNT_BYTES = 4
+
+
+class SlotTable:
+    """Counts of slots in use: `workers` rows of `columns`.
+
+    Args:
+        fd: An open file of `size` bytes, zeros at first.
+        workers: How many rows.
+        columns: How many columns.
+    """
+
+    def __init__(self, fd: int, workers: int, columns: int) -> None:
+        self._fd = fd
+        self._workers = workers
+        self._columns = columns
+        self._memory = mmap.mmap(fd, self.size(workers, columns))
+        self._counts = memoryview(self._memory).cast("I")
+
+    @staticmethod
+    def size(workers: int, columns: int) -> int:
+        """Return the bytes that a table takes."""
+        return workers * columns * _COUNT_BYTES
+
+    @classmethod
+    def create(cls, workers: int, columns: int) -> int:
+        """Return a descriptor of a new file without a name, for a table of this size."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(cls.size(workers, columns))
+            return os.dup(file.fileno())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the other processes out."""
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def row(self, worker: int) -> int:
+        """Return the slots in use in one worker."""
+        start = worker * self._columns
+        return sum(self._counts[start : start + self._columns])
+
+    def column(self, column: int) -> int:
+        """Return the slots in use of one caller."""
+        return sum(self._counts[column :: self._columns])
+
+    def total(self) -> int:
+        """Return all slots in use."""
+        return sum(self._counts)
+
+    def add(self, worker: int, column: int, change: int) -> None:
+        """Change one count."""
+        self._counts[worker * self._columns + column] += change
+
+    def clear(self, worker: int) -> None:
+        """Give back what a dead worker had taken."""
+        with self.locked():
+            for column in range(self._columns):
+                self._counts[worker * self._columns + column] = 0
+
+    def close(self) -> None:
+        """Let go of the memory and the file."""
+        self._counts.release()
+        self._memory.close()
+        os.close(self._fd)
+
+
+class SharedSlots:
+    """The slots as one worker sees them.
+
+    Args:
+        table: The counts of all workers.
+        worker: This worker's index.
+        workers: How many there are.
+        owners: The names of all callers, the same in every worker.
+        total: The cap over all workers.
+        local: The cap in one worker; that of the whole, or 1 where a process takes no second environment.
+        per_owner: The cap on the sessions of one caller, over all workers; None: no cap.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        *,
+        worker: int,
+        workers: int,
+        owners: Sequence[str],
+        total: int,
+        local: int,
+        per_owner: int | None,
+    ) -> None:
+        self._table = table
+        self._worker = worker
+        self._workers = workers
+        self._columns = {owner: column for column, owner in enumerate(owners)}
+        self._total = total
+        self._local = local
+        self._per_owner = per_owner
+
+    @property
+    def active(self) -> int:
+        """Slots in use, over all workers."""
+        return self._table.total()
+
+    @property
+    def cap(self) -> int:
+        """The greatest number of slots in use at once in this worker."""
+        return min(self._total, self._local)
+
+    def take(self, owner: str) -> None:
+        """Take a slot for a caller.
+
+        Raises:
+            Refusal: CAPACITY_REACHED.
+        """
+        column = self._columns[owner]
+        with self._table.locked():
+            refusal = self._refusal(column)
+            if refusal is None:
+                self._table.add(self._worker, column, 1)
+        if refusal is not None:
+            raise refusal
+
+    def give(self, owner: str) -> None:
+        """Give a slot back that this caller has taken."""
+        with self._table.locked():
+            self._table.add(self._worker, self._columns[owner], -1)
+
+    def elsewhere(self) -> int | None:
+        """Return a worker that has room, where this one has none but others do."""
+        if self._local >= self._total or self._table.row(self._worker) < self._local:
+            return None
+        rows = [(self._table.row(worker), worker) for worker in range(self._workers)]
+        taken, worker = min(rows)
+        return worker if taken < self._local else None
+
+    def _refusal(self, column: int) -> Refusal | None:
+        table = self._table
+        if (taken := table.total()) >= self._total:
+            return full("session", taken, self._total)
+        if (taken := table.row(self._worker)) >= self._local:
+            return full("session in this worker process", taken, self._local)
+        if self._per_owner is not None and (taken := table.column(column)) >= self._per_owner:
+            return full("session of this token", taken, self._per_owner)
+        return None

@@ -1,0 +1,185 @@
+"""The process above the workers: it binds, starts, restarts and ends, and serves nothing itself."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from servers.fleet.plan import WorkerPlan
+from servers.fleet.slots import SlotTable
+from servers.fleet.worker import FAILED
+
+logger = logging.getLogger("servers")
+
+MAX_STILLBORN: Final = 5
+"""How often in a row a worker may die before it is healthy."""
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+STEADY_S: Final = 10.0
+"""A worker that lived this long is restarted at once."""
+
+AFTER_DRAIN_S: Final = 5.0
+"""Seconds beyond the drain after which workers are killed; they end themselves sooner."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Worker:
+    plan: WorkerPlan
+    process: asyncio.subprocess.Process | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+
+class Supervisor:
+    """Keeps the workers of a fleet running.
+
+    Args:
+        plan: What the workers are told; index, descriptors and folder are filled in here.
+        listeners: The sockets of the workers: one each, or one for all.
+    """
+
+    def __init__(self, plan: WorkerPlan, listeners: Sequence[socket.socket]) -> None:
+        self._plan = plan
+        self._listeners = listeners
+        self._columns = max(1, len(plan.settings.tokens))  # one for each caller that there can be
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._status = 0
+        self._interrupts = 0
+
+    async def run(self) -> int:
+        """Run the fleet until a signal says to stop; return the exit status."""
+        plan = self._plan
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._signalled, number)
+        folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: nobody else reaches the private sockets
+        slots = SlotTable.create(plan.workers, self._columns)
+        table = SlotTable(slots, plan.workers, self._columns)
+        try:
+            workers = [
+                _Worker(
+                    plan=replace(
+                        plan, index=index, listener=self._listener(index), slots=slots, folder=folder
+                    )
+                )
+                for index in range(plan.workers)
+            ]
+            keepers = [asyncio.create_task(self._keep(worker, table)) for worker in workers]
+            await asyncio.wait(
+                [asyncio.create_task(self._stopping.wait()), *keepers], return_when=asyncio.FIRST_COMPLETED
+            )
+            self._stopping.set()
+            await self._end(workers, keepers)
+            for keeper in keepers:
+                keeper.result()
+        finally:
+            table.close()
+            shutil.rmtree(folder, ignore_errors=True)
+        return self._status
+
+    def _listener(self, index: int) -> int:
+        return self._listeners[index % len(self._listeners)].fileno()
+
+    def _signalled(self, number: int) -> None:
+        self._stopping.set()
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            self._hurry.set()
+
+    async def _keep(self, worker: _Worker, table: SlotTable) -> None:
+        """Start a worker, again and again, until all are to stop or it will not start."""
+        stillborn = 0
+        pause_s = FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            started = loop.time()
+            healthy = await self._live(worker)
+            table.clear(worker.plan.index)
+            assert worker.process is not None
+            status = worker.process.returncode
+            if self._stopping.is_set():
+                return
+            stillborn = 0 if healthy else stillborn + 1
+            if not healthy and (status == FAILED or stillborn == MAX_STILLBORN):
+                self._status = FAILED if status == FAILED else 1
+                if status != FAILED:
+                    logger.error(
+                        "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
+                        worker.plan.index,
+                        status,
+                        stillborn,
+                    )
+                return
+            if healthy and loop.time() - started > STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            logger.warning("worker %d ended with status %s; another is started", worker.plan.index, status)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _live(self, worker: _Worker) -> bool:
+        """Run one worker to its end; return whether it was ever healthy."""
+        ready, write = os.pipe()
+        plan = replace(worker.plan, ready=write)
+        try:
+            process = worker.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "servers.fleet.worker",
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(plan.listener, plan.slots, write),
+            )
+        finally:
+            os.close(write)
+        loop = asyncio.get_running_loop()
+        healthy = asyncio.Event()
+        loop.add_reader(ready, _read_ready, ready, healthy, loop)
+        assert process.stdin is not None
+        try:
+            # The pipe stays open: its end tells the worker that this process is gone.
+            process.stdin.write(plan.line())
+            if self._stopping.is_set():  # since the worker was begun
+                worker.signal(signal.SIGTERM)
+            await process.wait()
+        finally:
+            loop.remove_reader(ready)
+            os.close(ready)
+            process.stdin.close()
+        return healthy.is_set()
+
+    async def _end(self, workers: Sequence[_Worker], keepers: "Sequence[asyncio.Task[None]]") -> None:
+        """End all workers: in order, and after a deadline in any case."""
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+        hurry = asyncio.create_task(self._hurry.wait())
+        over = asyncio.create_task(_all(keepers))
+        timeout_s = self._plan.settings.drain_s + AFTER_DRAIN_S
+        await asyncio.wait([hurry, over], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        for worker in workers:
+            worker.signal(signal.SIGKILL)
+        await over
+
+
+async def _all(tasks: "Sequence[asyncio.Task[None]]") -> None:
+    await asyncio.wait(tasks)
+
+
+def _read_ready(fd: int, healthy: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    if os.read(fd, 1):
+        healthy.set()
+    loop.remove_reader(fd)

@@ -1,0 +1,77 @@
+"""One worker process of a fleet: `python -m servers.fleet.worker`, which supervisors start.
+
+Its standard input is a pipe from the supervisor: first the plan, then nothing, until the supervisor ends, of
+whatever cause, and the pipe with it; the worker ends then too.
+"""
+
+import os
+import socket
+import sys
+
+from openenv_core.errors import OpenEnvError
+from servers.fleet.plan import WorkerPlan
+
+FAILED = 2
+"""The exit status of a worker that could not start whatever is tried again."""
+
+
+def main() -> int:
+    """Run the worker."""
+    plan, lifeline = _take_plan()
+    try:
+        return _serve(plan, lifeline)
+    except OpenEnvError as error:
+        if plan.index == 0:  # it is the same for all
+            print(f"ropewalk: {error}", file=sys.stderr)  # noqa: T201
+        return FAILED
+    except KeyboardInterrupt:
+        return 0  # while it started; the supervisor got it too
+
+
+def _take_plan() -> tuple[WorkerPlan, int]:
+    lifeline = os.dup(0)  # not inheritable
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(lifeline, 1)  # one byte, so that nothing beyond the line is taken
+        if not part:
+            sys.exit(0)  # the supervisor has ended already
+        line += part
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return WorkerPlan.read(bytes(line)), lifeline
+
+
+def _serve(plan: WorkerPlan, lifeline: int) -> int:
+    from servers.assembly import assemble_worker
+    from servers.hosting import host
+    from servers.logs import configure_logging
+    from servers.target import load_app
+
+    for fd in (plan.listener, plan.slots, plan.ready):
+        os.set_inheritable(fd, False)
+    configure_logging(plan.log_level, plan.settings.tokens)
+    served = assemble_worker(load_app(plan.app), plan)
+    path = plan.private_socket(plan.index)
+    if os.path.exists(path):
+        os.unlink(path)
+    with socket.socket(fileno=plan.listener) as listener, socket.socket(socket.AF_UNIX) as private:
+        private.bind(path)
+        private.listen()
+
+        def ready() -> None:
+            os.write(plan.ready, b"1")
+            os.close(plan.ready)
+
+        return host(
+            served.app,
+            [listener, private],
+            drain=served.drain,
+            drain_s=plan.settings.drain_s,
+            on_started=ready,
+            lifeline=lifeline,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""Several worker processes that act as one server. Real processes, really killed."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from serve_process import ServeProcess, eventually, gone, refusal, serve
+from serving import ask, socket_to
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from servers.fleet.ids import ids_of, worker_of
+
+TOKEN = "correct-horse-battery-staple"
+OTHER = "another-token-of-good-length"
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[ServeProcess]:
+    with serve("--workers", str(WORKERS)) as server:
+        yield server
+
+
+def workers(server: ServeProcess) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children()
+
+
+def folder(server: ServeProcess) -> Path:
+    paths = {
+        Path(connection.laddr).parent
+        for worker in workers(server)
+        for connection in worker.net_connections("unix")
+        if str(connection.laddr).endswith(".sock")
+    }
+    assert len(paths) == 1
+    return paths.pop()
+
+
+def both(prefix: str) -> list[str]:
+    """Return a session id of each worker."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < WORKERS:
+        found.setdefault(worker_of(f"{prefix}-{number}", WORKERS), f"{prefix}-{number}")
+        number += 1
+    return [found[worker] for worker in range(WORKERS)]
+
+
+def reset(server: ServeProcess, session: str, **headers: str) -> int:
+    return server.request("POST", "/reset", {"seed": 1}, X_OpenEnv_Session=session, **headers)[0]
+
+
+async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -> None:
+    for session in both("http"):
+        for _ in range(4):  # each on a connection of its own
+            assert reset(fleet, session) == 200
+            for total in (3, 5):
+                body = {"action": {"amount": 2}}
+                status, reply = fleet.request("POST", "/step", body, X_OpenEnv_Session=session)
+                assert (status, reply["observation"]["total"]) == (200, total)
+            status, state = fleet.get("/state", Cookie=f"other=1; openenv_session={session}")
+            assert (status, state["step_count"]) == (200, 2)
+
+
+async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) -> None:
+    for _ in range(8):
+        status, reply = fleet.request("POST", "/mcp", rpc("openenv/session/create"))
+        assert status == 200
+        session = reply["result"]["session_id"]
+        async with socket_to(fleet.address, f"?session_id={session}") as client:
+            assert (await ask(client, {"type": "reset", "data": {"seed": 4}}))["data"]["observation"][
+                "total"
+            ] == 4
+        for _ in range(4):
+            said = fleet.request("POST", "/mcp", rpc("tools/list", session_id=session))[1]
+            assert "unknown session" not in json.dumps(said).lower()
+        closed = fleet.request("POST", "/mcp", rpc("openenv/session/close", session_id=session))[1]
+        assert closed["result"] == {"session_id": session, "closed": True}
+        async with socket_to(fleet.address, f"?session_id={session}") as client:
+            assert "Unknown session_id" in json.loads(await client.recv())["data"]["message"]
+
+
+def rpc(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+async def test_a_socket_that_attaches_is_passed_on_with_its_closes(fleet: ServeProcess) -> None:
+    for session in both("attach"):
+        assert reset(fleet, session) == 200
+        for _ in range(4):
+            async with socket_to(fleet.address, f"?session_id={session}") as client:
+                assert (await ask(client, {"type": "state"}))["data"]["step_count"] == 0
+                assert (await ask(client, "no json"))["data"]["code"] == "INVALID_JSON"
+                assert (await ask(client, b"\x00"))["type"] == "error"
+                await client.send(json.dumps({"type": "close"}))
+                await asyncio.wait_for(client.wait_closed(), 20)
+                assert client.close_code == 1000
+        assert fleet.request("POST", "/step", {"action": {"amount": 1}}, X_OpenEnv_Session=session)[0] == 200
+
+
+async def test_a_large_frame_is_passed_on(fleet: ServeProcess) -> None:
+    for session in both("large"):
+        reset(fleet, session)
+        async with socket_to(fleet.address, f"?session_id={session}") as client:
+            frame = {"type": "step", "data": {"amount": 1, "metadata": {"pad": "x" * 2_000_000}}}
+            assert (await ask(client, frame))["type"] == "observation"
+
+
+async def test_a_body_too_large_is_refused_at_any_worker(fleet: ServeProcess) -> None:
+    async with asyncio.timeout(60):
+        for session in both("body"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", fleet.port)
+            head = f"POST /step HTTP/1.1\r\nHost: localhost\r\nX-OpenEnv-Session: {session}\r\n"
+            writer.write(f"{head}Content-Length: 52428800\r\n\r\n".encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+            writer.close()
+
+
+async def test_the_cap_holds_over_all_workers() -> None:
+    with serve("--workers", "2", "--max-sessions", "6") as server:
+        for _ in range(2):  # and the slots come back
+            outcomes = await asyncio.gather(*(first_reply(server) for _ in range(40)))
+            kept = [client for client, reply in outcomes if reply["type"] == "state"]
+            refused = [reply["data"] for _, reply in outcomes if reply["type"] == "error"]
+            assert len(kept) == 6
+            assert {(data["code"], data["max_sessions"]) for data in refused} == {("CAPACITY_REACHED", 6)}
+            await asyncio.gather(*(client.close() for client, _ in outcomes))
+            await settled(server)
+
+
+async def first_reply(server: ServeProcess, token: str = "") -> tuple[Any, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    client = await connect(
+        f"ws://{server.address}/ws", additional_headers=headers, compression=None, proxy=None
+    )
+    with suppress(ConnectionClosed):  # a refusal comes unasked, and waits to be read
+        await client.send(json.dumps({"type": "state"}))
+    return client, json.loads(await asyncio.wait_for(client.recv(), 20))
+
+
+async def settled(server: ServeProcess) -> None:
+    """Wait until sockets that were closed have given their slots back."""
+    async with asyncio.timeout(20):
+        while True:
+            outcomes = await asyncio.gather(*(first_reply(server) for _ in range(6)))
+            await asyncio.gather(*(client.close() for client, _ in outcomes))
+            if all(reply["type"] == "state" for _, reply in outcomes):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_the_cap_of_a_token_holds_over_all_workers() -> None:
+    with serve(
+        "--workers", "2", "--max-sessions-per-token", "3", "--token", TOKEN, "--token", OTHER
+    ) as server:
+        for token in (TOKEN, OTHER):
+            outcomes = await asyncio.gather(*(first_reply(server, token) for _ in range(12)))
+            assert sum(reply["type"] == "state" for _, reply in outcomes) == 3
+            await asyncio.gather(*(client.close() for client, reply in outcomes if reply["type"] == "error"))
+
+
+async def test_a_session_of_another_token_is_not_found() -> None:
+    with serve("--workers", "2", "--token", TOKEN, "--token", OTHER) as server:
+        for session in both("own"):
+            assert reset(server, session) == 401
+            assert reset(server, session, Authorization=f"Bearer {TOKEN}") == 200
+            body = {"action": {"amount": 1}}
+            for token, status in ((OTHER, 404), (TOKEN, 200)):
+                headers = {"X_OpenEnv_Session": session, "Authorization": f"Bearer {token}"}
+                for _ in range(3):
+                    assert server.request("POST", "/step", body, **headers)[0] == status
+            with pytest.raises(InvalidStatus) as refused:
+                async with socket_to(server.address, f"?session_id={session}"):
+                    pass
+            assert refused.value.response.status_code == 401
+        assert TOKEN not in server.output
+        commands = [word for process in server.family[1:] for word in process.cmdline()]
+        environs = [value for process in server.family[1:] for value in process.environ().values()]
+        assert TOKEN not in " ".join([*commands, *environs])
+
+
+async def test_an_environment_alone_in_its_process_has_as_many_sessions_as_workers() -> None:
+    with serve("--workers", "2", "--max-sessions", "2", app="solo:app") as server:
+        for _ in range(4):  # whichever worker the connections meet
+            outcomes = [await first_reply(server) for _ in range(3)]
+            kinds = [reply["type"] for _, reply in outcomes]
+            assert kinds == ["state", "state", "error"]
+            await asyncio.gather(*(client.close() for client, _ in outcomes))
+            async with asyncio.timeout(20):
+                while (await free(server)) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+
+
+async def free(server: ServeProcess) -> int:
+    outcomes = [await first_reply(server) for _ in range(2)]
+    await asyncio.gather(*(client.close() for client, _ in outcomes))
+    return sum(reply["type"] == "state" for _, reply in outcomes)
+
+
+def test_more_sessions_than_processes_can_hold_are_refused() -> None:
+    status, said = refusal("--workers", "2", "--max-sessions", "3", "--port", "0", app="solo:app")
+    assert status == 2
+    assert said.count("SUPPORTS_CONCURRENT_SESSIONS") == 1
+
+
+def test_a_worker_that_cannot_start_is_given_up_with_its_output() -> None:
+    status, said = refusal("--workers", "2", "--port", "0", app="stillborn:app")
+    assert status == 1
+    assert "these are its last words" in said
+    assert "before it was healthy" in said
+
+
+def test_an_app_that_is_not_there_ends_the_fleet() -> None:
+    status, said = refusal("--workers", "2", "--port", "0", app="no_such_module:app")
+    assert status == 2
+    assert said.count("no_such_module") >= 1
+    assert "Traceback" not in said
+
+
+def test_a_foreign_app_has_no_workers() -> None:
+    status, said = refusal("--workers", "2", "--port", "0", app="tell_environ:app")
+    assert (status, "create_app" in said) == (2, True)
+
+
+async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
+    with serve("--workers", "2", "--max-sessions", "4") as server:
+        clients = [(await first_reply(server))[0] for _ in range(4)]
+        victims = workers(server)
+        for victim in victims:
+            victim.kill()
+        for client in clients:
+            await asyncio.wait_for(client.wait_closed(), 20)
+        eventually(lambda: len(workers(server)) == 2 and not set(workers(server)) & set(victims))
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    outcomes = await asyncio.gather(*(first_reply(server) for _ in range(5)))
+                except (OSError, ConnectionClosed, InvalidStatus):
+                    await asyncio.sleep(0.05)
+                    continue
+                await asyncio.gather(*(client.close() for client, _ in outcomes))
+                if sum(reply["type"] == "state" for _, reply in outcomes) == 4:
+                    break
+        assert "another is started" in server.output
+
+
+async def test_a_session_whose_worker_dies_under_it_says_so() -> None:
+    """Over HTTP and over sockets, whether the caller's connection is with that worker or with another."""
+    with serve("--workers", "2", app="solo:deadly") as server:
+        told = 0
+        for attempt in range(12):
+            session = both(f"dies-{attempt}")[attempt % 2]
+            try:
+                assert reset(server, session) == 200
+                client = await connect(
+                    f"ws://{server.address}/ws?session_id={session}", compression=None, proxy=None
+                )
+                await client.send(json.dumps({"type": "step", "data": {"amount": 1}}))
+                reply = json.loads(await asyncio.wait_for(client.recv(), 20))
+            except (OSError, ConnectionClosed, InvalidStatus, AssertionError):
+                await asyncio.sleep(0.2)  # it was with that worker itself, or came while the next one starts
+                continue
+            assert reply["data"]["code"] == "SESSION_ERROR"
+            assert "gone" in reply["data"]["message"]
+            await asyncio.wait_for(client.wait_closed(), 20)
+            assert client.close_code == 1011
+            told += 1
+            if told == 2:
+                break
+        assert told
+
+
+def test_a_request_whose_worker_dies_under_it_gets_502() -> None:
+    with serve("--workers", "2", app="solo:deadly") as server:
+        statuses = set()
+        for attempt in range(20):
+            session = both(f"dies-{attempt}")[attempt % 2]
+            try:
+                reset(server, session)
+                status, said = server.request(
+                    "POST", "/step", {"action": {"amount": 1}}, X_OpenEnv_Session=session
+                )
+            except OSError:  # the caller's own connection was with that worker
+                continue
+            statuses.add(status)
+            if status == 502:
+                assert "sessions are gone" in said["detail"]
+                break
+        assert 502 in statuses
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_under_load_leaves_nothing_behind(number: signal.Signals) -> None:
+    with serve("--workers", "2") as server:
+        family, private = server.family, folder(server)
+        assert stat.S_IMODE(os.stat(private).st_mode) == 0o700
+        stop = asyncio.Event()
+
+        async def play() -> None:
+            async with socket_to(server.address) as client:
+                while not stop.is_set():
+                    await ask(client, {"type": "state"})
+
+        players = [asyncio.create_task(play()) for _ in range(16)]
+        await asyncio.sleep(0.1)
+        server.process.send_signal(number)
+        assert await asyncio.to_thread(server.ended) == 0
+        stop.set()
+        await asyncio.gather(*players, return_exceptions=True)
+        assert all(gone(process) for process in family)
+        assert not private.exists()
+    assert "Traceback" not in server.output
+
+
+async def test_a_step_that_hangs_does_not_keep_the_fleet() -> None:
+    with serve("--workers", "2", "--drain", "0.5", app="solo:deadly") as server:
+        family = server.family
+        clients = []
+        for _ in range(4):
+            async with asyncio.timeout(20):
+                client = await connect(f"ws://{server.address}/ws", compression=None, proxy=None)
+            await client.send(json.dumps({"type": "step", "data": {"amount": 0}}))
+            clients.append(client)
+        server.process.terminate()
+        assert await asyncio.to_thread(server.ended) == 0
+        assert all(gone(process) for process in family)
+        for client in clients:
+            await client.close()
+
+
+def test_workers_end_when_their_supervisor_is_killed() -> None:
+    with serve("--workers", "2", "--drain", "0.5") as server:
+        family = server.family
+        server.process.kill()
+        server.ended()
+        eventually(lambda: all(gone(process) for process in family))
+
+
+def test_ids_are_drawn_for_their_worker() -> None:
+    for workers_ in (1, 2, 3, 7):
+        for index in range(workers_):
+            assert worker_of(ids_of(index, workers_)(), workers_) == index
+    assert worker_of("\ud800", 3) in range(3)

@@ -1,0 +1,28 @@
+"""Counters for fleets: one a process, one whose construction ends the process, one that ends its process."""
+
+import os
+import signal
+
+from counter import Add, Count, Counter
+
+from servers import create_app
+
+
+class Solo(Counter):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+
+class Deadly(Counter):
+    """A step of 0 waits for ever; any other ends its own process."""
+
+    BLOCKING = True
+
+    def step(self, action: Add) -> Count:
+        if action.amount:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+        raise AssertionError
+
+
+app = create_app(Solo, Add, Count)
+deadly = create_app(Deadly, Add, Count, max_concurrent_envs=64)
