@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
+import pytest
 import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from servers.app import EnvironmentApp
 from servers.hosting import SETTINGS
@@ -31,8 +34,11 @@ async def serving(app: EnvironmentApp, **settings: Any) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def socket_to(address: str, query: str = "") -> AsyncIterator[ClientConnection]:
-    async with connect(f"ws://{address}/ws{query}", compression=None, proxy=None) as connection:
+async def socket_to(
+    address: str, query: str = "", path: str = "/ws", **options: Any
+) -> AsyncIterator[ClientConnection]:
+    url = f"ws://{address}{path}{query}"
+    async with connect(url, compression=None, proxy=None, **options) as connection:
         yield connection
 
 
@@ -45,3 +51,37 @@ async def eventually(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - what is waited for knows no event
             await asyncio.sleep(0.005)
+
+
+async def request(
+    address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> httpx.Response:
+    """Ask over plain HTTP; a body that is neither text nor bytes is sent as JSON."""
+    content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
+    headers = {"content-type": "application/json", **(headers or {})}
+    async with httpx.AsyncClient(
+        base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, headers=headers
+    ) as http:
+        return await http.request(method, path, content=content)
+
+
+async def rpc(address: str, method: str, params: Any = None, **headers: str) -> Any:
+    """Ask POST /mcp; return the response as it is."""
+    call = {"jsonrpc": "2.0", "id": 1, "method": method} | ({} if params is None else {"params": params})
+    reply = await request(address, "POST", "/mcp", call, headers)
+    assert reply.status_code == 200
+    return reply.json()
+
+
+async def opened(address: str, **headers: str) -> str:
+    """Open a session that stands by itself; return its id."""
+    reply = await rpc(address, "openenv/session/create", **headers)
+    return str(reply["result"]["session_id"])
+
+
+async def closing_of(connection: ClientConnection) -> int:
+    """Wait until the server closes; return its code. A frame before that fails the test."""
+    with pytest.raises(ConnectionClosed) as closed:
+        await asyncio.wait_for(connection.recv(), PATIENCE_S)
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code
