@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from openenv_core.environment import Environment
 from openenv_core.errors import (
+    AccessRefused,
+    AuthenticationFailed,
     CapacityReached,
     ClientClosed,
     ClientError,
@@ -31,11 +33,13 @@ from openenv_core.errors import (
 from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State, StepResult
 
 if TYPE_CHECKING:
-    from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
+    from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
     from openenv_core.providers import LocalProcessProvider
 
 __all__ = [
+    "AccessRefused",
     "Action",
+    "AuthenticationFailed",
     "CapacityReached",
     "ClientClosed",
     "ClientError",
@@ -50,6 +54,7 @@ __all__ = [
     "EpisodeOver",
     "ExecutionFailed",
     "FactoryFailed",
+    "GenericAction",
     "GenericEnvClient",
     "LocalProcessProvider",
     "Observation",
@@ -68,6 +73,7 @@ __all__ = [
 
 _LAZY = {
     "EnvClient": "openenv_core.client",
+    "GenericAction": "openenv_core.client",
     "GenericEnvClient": "openenv_core.client",
     "SyncEnvClient": "openenv_core.client",
     "LocalProcessProvider": "openenv_core.providers",

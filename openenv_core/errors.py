@@ -5,8 +5,10 @@
     │   └── EpisodeOver               a step after the end of the episode
     ├── ClientError                   raised on the caller's side
     │   ├── ConnectionFailed          no connection could be made
+    │   │   ├── AuthenticationFailed  the server asks for a token, or for another one (401)
+    │   │   └── AccessRefused         the server refuses this host name or origin (403, 421)
     │   ├── ConnectionLost            the connection broke; its session is gone
-    │   ├── RequestTimeout            no reply in time; the connection was closed
+    │   ├── RequestTimeout            no reply in time; the session lives on
     │   ├── ClientClosed              the client was used after close()
     │   ├── ProtocolError             the peer does not speak the OpenEnv wire
     │   └── ServerError               the server answered with an error frame
@@ -54,12 +56,24 @@ class ConnectionFailed(ClientError):
     """No connection could be made."""
 
 
+class AuthenticationFailed(ConnectionFailed):
+    """The server lets in whoever has a token, and this client has none, or a wrong one."""
+
+
+class AccessRefused(ConnectionFailed):
+    """The server does not serve under this host name, or not for this origin."""
+
+
 class ConnectionLost(ClientError):
     """The connection broke while in use. The session, and with it the episode, is gone."""
 
 
 class RequestTimeout(ClientError, TimeoutError):
-    """No reply came in time. The connection was closed, so that no later reply can be mistaken for it."""
+    """No reply came in time. The session and its episode live on.
+
+    The environment may still do what it was asked. Its late reply is dropped when it comes, and is never taken
+    for that of a later request, which waits until the environment is done with this one.
+    """
 
 
 class ClientClosed(ClientError):
@@ -115,12 +129,14 @@ class CapacityReached(ServerError):
     Attributes:
         active_sessions: How many sessions the server held, where it said so.
         max_sessions: How many it allows, where it said so.
+        retry_after_s: Seconds until it is worth another try, where it said so.
     """
 
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, code, data)
         self.active_sessions: int | None = self.data.get("active_sessions")
         self.max_sessions: int | None = self.data.get("max_sessions")
+        self.retry_after_s: float | None = self.data.get("retry_after_s")
 
 
 class FactoryFailed(ServerError):

@@ -21,22 +21,31 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
             default_app = "envs.blackjack_env.server.app:app"
 
     Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
-    A request that is cancelled leaves the session in order: its reply is read and dropped later. After a
-    lost connection, `reset` opens a new session; `step` and `state` keep raising ConnectionLost.
+    A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
+    its reply is read and dropped later. After a lost connection, `reset` opens a new session; `step` and
+    `state` keep raising ConnectionLost.
 
     Args:
         base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which
             starts the server when the client first connects.
         connect_timeout_s: Seconds until an attempt to connect is given up.
         message_timeout_s: Seconds that a reply may take; None waits for ever.
-        max_message_size_mb: The longest message that is received, in 10^6 bytes.
-        websocket_ping_interval_s: Seconds between keepalive pings; None sends none.
-        websocket_ping_timeout_s: Seconds until a missing pong breaks the connection.
-        provider: Starts the server, and is stopped by `close`.
-        headers: Further headers of the opening request.
+        max_message_size_mb: The longest message that is received, in 2^20 bytes.
+        websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None
+            never asks.
+        websocket_ping_timeout_s: Seconds until a missing answer to that breaks the connection.
+        provider: Starts the server, and is stopped by `close`; see `openenv_core.providers.AnyProvider`.
+        mode: "simulation", or "production" for servers that offer tools alone; by default what the
+            environment variable OPENENV_CLIENT_MODE says, else "simulation". Tool clients heed it.
+        headers: Further headers of the opening request, and of every request over plain HTTP.
+        token: Sent as `Authorization: Bearer`.
+        session_id: A standing session of the server to attach to. It is not this client's: `close` lets
+            it stand.
+        transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
+            let nothing else through. Over HTTP a session begins with the first `reset`.
 
     Raises:
-        ConfigurationError: Neither a base_url nor a provider, or a URL of another scheme.
+        ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
     """
 
     default_app: ClassVar[str | None] = None
@@ -83,7 +92,7 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: The client is connected already, on an event loop that a sync caller lacks.
         """
-        if self._socket is not None:
+        if self._carrier is not None:
             raise ConfigurationError(
                 "expected sync() before the client connects, got it after; make a new client"
             )

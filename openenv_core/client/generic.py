@@ -9,6 +9,16 @@ from openenv_core.types import StepResult
 Json: TypeAlias = dict[str, Any]
 
 
+class GenericAction(dict[str, Any]):
+    """An action by its fields: `GenericAction(code="1 + 1")` is the dict `{"code": "1 + 1"}`."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(fields)
+
+    def __repr__(self) -> str:
+        return f"GenericAction({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+
 class GenericEnvClient(EnvClient[Json, Json, Json]):
     """A client without the environment's models: actions, observations and states are dicts."""
 

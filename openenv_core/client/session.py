@@ -1,31 +1,39 @@
-"""One session on an environment server: requests in order over one socket, models in and out."""
+"""One session on an environment server: requests in order over one carrier, models in and out."""
 
 import asyncio
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
-from openenv_core.client.socket import Socket, SocketOptions, open_socket
+from openenv_core.client.carrier import Carrier, CarrierOptions, Overdue
+from openenv_core.client.settings import checked_headers, checked_mode, checked_transport
+from openenv_core.client.socket import open_socket
+from openenv_core.client.turns import Turn
+from openenv_core.client.urls import checked_session_id, http_url, websocket_url
 from openenv_core.errors import (
     CapacityReached,
     ClientClosed,
+    ClientError,
     ConfigurationError,
+    ConnectionFailed,
     ConnectionLost,
     FactoryFailed,
     ProtocolError,
     RequestTimeout,
+    ServerError,
     SessionFailed,
 )
 from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
+from openenv_core.providers.adapt import adapted, last_words
 from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
 from openenv_core.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from openenv_core.providers.base import Provider
+    from openenv_core.providers.base import AnyProvider
 
 _SESSION_ENDED = (CapacityReached, FactoryFailed, SessionFailed)
 
@@ -45,26 +53,46 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         max_message_size_mb: float = 100.0,
         websocket_ping_interval_s: float | None = 20.0,
         websocket_ping_timeout_s: float | None = 20.0,
-        provider: "Provider | None" = None,
+        provider: "AnyProvider | None" = None,
+        mode: str | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        token: str | None = None,
+        session_id: str | None = None,
+        transport: str = "websocket",
     ) -> None:
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
-        self._base_url = base_url
-        self._ws_url = None if base_url is None else websocket_url(base_url)
-        self._provider = provider
+        self._base_url = None if base_url is None else _checked_url(base_url)
+        self._provider = None if provider is None else adapted(provider)
+        self._mode = checked_mode(mode)
+        self._transport = checked_transport(transport)
+        self._session_id = None if session_id is None else checked_session_id(session_id)
         self._message_timeout_s = message_timeout_s
-        self._options = SocketOptions(
+        self._options = CarrierOptions(
             connect_timeout_s=connect_timeout_s,
-            max_message_bytes=int(max_message_size_mb * 1e6),
+            max_message_bytes=int(max_message_size_mb * 1024 * 1024),
             ping_interval_s=websocket_ping_interval_s,
             ping_timeout_s=websocket_ping_timeout_s,
-            headers=dict(headers or {}),
+            headers=checked_headers(headers, token),
         )
+        self._for_new_sessions = {
+            "connect_timeout_s": connect_timeout_s,
+            "message_timeout_s": message_timeout_s,
+            "max_message_size_mb": max_message_size_mb,
+            "websocket_ping_interval_s": websocket_ping_interval_s,
+            "websocket_ping_timeout_s": websocket_ping_timeout_s,
+            "mode": mode,
+            "headers": headers,
+            "token": token,
+            "transport": transport,
+        }
+        self._others: list[ClientSession[ActT, ObsT, StateT]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()
-        self._socket: Socket | None = None
+        self._turn = Turn()
+        self._carrier: Carrier | None = None
         self._watchdog: Watchdog | None = None
+        self._overdue = False
         self._stale = 0  # replies still to come that nobody waits for
         self._lost: str | None = None
         self._closed = False
@@ -81,21 +109,48 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
 
     @property
     def connected(self) -> bool:
-        """Whether a socket is open. Anyone may find out at the next request that it has broken."""
-        return self._socket is not None
+        """Whether a session is open. Anyone may find out at the next request that it has broken."""
+        return self._carrier is not None
 
     async def connect(self) -> Self:
         """Start the server if that is this client's to do, and open a session. Does nothing when open.
 
         Raises:
             ClientClosed: The client was closed.
-            ConnectionFailed: The server does not answer.
+            ConnectionFailed: The server does not answer, or lets nobody in without a token.
+            CapacityReached: The server takes no more sessions, and says so before one is made.
             ProviderError: The server could not be started.
         """
         self._come_to_loop()
-        async with self._turn:
+        with await self._turn.wait():
             await self._connect()
         return self
+
+    async def new_session(self) -> Self:
+        """Return another client of this class, connected to the same server with the same settings.
+
+        It is closed when this one is, at the latest.
+
+        Raises:
+            CapacityReached: The server takes no more sessions.
+            ConnectionFailed: The server does not answer.
+        """
+        self._come_to_loop()
+        with await self._turn.wait():
+            base_url = await self._located()
+        taken = inspect.signature(type(self)).parameters
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        settings: dict[str, Any] = {
+            name: value for name, value in self._for_new_sessions.items() if anything or name in taken
+        }
+        other = type(self)(base_url=base_url, **settings)
+        self._others.append(other)
+        try:
+            return await other.connect()
+        except BaseException:
+            self._others.remove(other)
+            await other.close()
+            raise
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode.
@@ -105,7 +160,8 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
 
         Raises:
             ServerError: The server refused, or the environment raised; the subclass tells which.
-            RequestTimeout: No reply came in time; the session is closed.
+            RequestTimeout: No reply came in time. The session and its episode live on, and the late reply
+                is dropped; a further request waits until the environment is done with this one.
             ConnectionLost: The connection broke before the reply.
             ConnectionFailed: There was no connection, and none could be made.
         """
@@ -118,7 +174,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         Raises:
             TypeError: The action is of another type.
             ServerError: The server refused, or the environment raised; the subclass tells which.
-            RequestTimeout: No reply came in time; the session is closed.
+            RequestTimeout: No reply came in time; see `reset`. The step may still happen.
             ConnectionLost: The connection broke, now or earlier; `reset` opens a new session.
         """
         data = await self._request(encode_request("step", self._step_payload(action)), "observation")
@@ -129,7 +185,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
 
         Raises:
             ServerError: The environment raised.
-            RequestTimeout: No reply came in time; the session is closed.
+            RequestTimeout: No reply came in time; see `reset`.
             ConnectionLost: The connection broke, now or earlier.
         """
         return self._parse_state(await self._request(encode_request("state"), "state"))
@@ -137,18 +193,23 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
     async def disconnect(self) -> None:
         """End the session. A later request opens a new one."""
         self._come_to_loop()
-        async with self._turn:
+        with await self._turn.wait():
             await self._hang_up(polite=True)
             self._lost = None
 
     async def close(self) -> None:
-        """End the session and stop the server if this client's provider started it. Idempotent."""
+        """End the session, those that `new_session` made, and the server if this client's provider runs it.
+
+        Idempotent.
+        """
         self._closed = True
         try:
             self._come_to_loop()
-            if self._turn.locked() and self._socket is not None:
-                self._socket.abort()  # whoever waits for a reply gets ConnectionLost
-            async with self._turn:
+            if self._turn.taken and self._carrier is not None:
+                self._carrier.abort()  # whoever waits for a reply gets ConnectionLost
+            others, self._others = self._others, []
+            await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
+            with await self._turn.wait():
                 await self._hang_up(polite=True)
         finally:
             if self._provider is not None:
@@ -208,24 +269,29 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
     async def _request(self, frame: bytes, expected: str, *, fresh: bool = False) -> dict[str, Any]:
         """Send a frame and return the data of its reply."""
         self._come_to_loop()
-        async with self._turn:
-            socket = self._socket
-            if socket is None:
+        turn = self._turn
+        with turn if turn.take() else await turn.wait():
+            carrier = self._carrier
+            if carrier is None:
                 if self._lost is not None and not fresh:
                     raise ConnectionLost(self._lost)
-                socket = await self._connect()
+                carrier = await self._connect()
             watchdog = self._watchdog
             assert watchdog is not None
+            self._overdue = False
             watchdog.start()
             try:
-                reply = await self._exchange(socket, frame)
+                reply = await self._exchange(carrier, frame)
+            except Overdue:
+                raise RequestTimeout(
+                    f"expected a reply within {self._message_timeout_s:g} s, got none yet; the session lives on and "
+                    "drops the reply when it comes. Ask again, or raise message_timeout_s"
+                ) from None
             except ConnectionLost as error:
                 self._forget(str(error))
-                if watchdog.expired:
-                    raise RequestTimeout(
-                        f"expected a reply within {self._message_timeout_s:g} s, got none; the session was "
-                        "closed. Call reset() to start a new one, or raise message_timeout_s"
-                    ) from None
+                raise await self._explained(error) from None
+            except (ConnectionFailed, ServerError, ProtocolError) as error:
+                self._forget(str(error))
                 raise
             finally:
                 watchdog.stop()
@@ -236,23 +302,35 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
                 self._lost = str(error)
                 raise
 
-    async def _exchange(self, socket: Socket, frame: bytes) -> bytes:
+    async def _exchange(self, carrier: Carrier, frame: bytes) -> bytes:
+        """Send a frame and return what answers it, dropping replies that nobody waits for any more."""
+        dropped: bytes | None = None
         try:
-            await socket.send(frame)
+            # A server that refuses a session says why before it closes: what it said is read first.
+            if carrier.full:
+                await carrier.room()
+            carrier.send(frame)
         except ConnectionLost:
-            pass  # a server that refuses a session says why before it closes: read that first
-        except BaseException:
-            self._forget(
-                "expected to send a request, but sending was cancelled; call reset() to start a new session"
-            )
-            socket.abort()
-            raise
+            pass
         self._stale += 1
         while True:
-            reply = await socket.recv()  # cancelled here, the reply stays counted as stale
+            try:
+                reply = await carrier.recv()  # cancelled here, the reply stays counted as stale
+            except ConnectionLost:
+                if dropped is not None:
+                    _raise_if_ended(dropped)
+                raise
             self._stale -= 1
             if not self._stale:
                 return reply
+            dropped = reply
+            if self._overdue:
+                raise Overdue
+
+    def _expire(self) -> None:
+        self._overdue = True
+        if self._carrier is not None:
+            self._carrier.interrupt()
 
     def _come_to_loop(self) -> None:
         """Make the running event loop the client's; with an earlier loop that has closed, its socket is gone.
@@ -269,65 +347,87 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
                     "expected every call of a client on one event loop, got a second loop; "
                     "make a client for each, or use sync() where there is no loop"
                 )
-            self._turn = asyncio.Lock()  # one of the old loop may be bound to it
-            if self._socket is not None:
+            self._turn = Turn()  # some of the old loop may wait for it
+            if self._carrier is not None:
                 self._forget(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
         self._loop = loop
 
-    async def _connect(self) -> Socket:
-        if self._closed:
-            raise ClientClosed("expected an open client, got a closed one; make a new client")
-        if self._socket is not None:
-            return self._socket
-        if self._ws_url is None:
-            assert self._provider is not None
-            self._base_url = await asyncio.to_thread(self._provider.start)
-            self._ws_url = websocket_url(self._base_url)
-        socket = await open_socket(self._ws_url, self._options)
-        self._socket = socket
-        self._watchdog = Watchdog(self._message_timeout_s, socket.abort)
+    async def _connect(self) -> Carrier:
+        if self._carrier is not None:
+            return self._carrier
+        base_url = await self._located()
+        try:
+            carrier = await self._open(base_url)
+        except ConnectionFailed as error:
+            raise await self._explained(error) from error.__cause__
+        self._carrier = carrier
+        self._watchdog = Watchdog(self._message_timeout_s, self._expire)
         self._stale = 0
         self._lost = None
-        return socket
+        return carrier
+
+    async def _open(self, base_url: str) -> Carrier:
+        if self._transport == "websocket":
+            return await open_socket(websocket_url(base_url, self._session_id), self._options)
+        from openenv_core.client.http import open_http  # httpx is not needed by those who use the socket
+
+        return await open_http(http_url(base_url), self._session_id, self._options)
+
+    async def _located(self) -> str:
+        """Return where the server is, starting it first if that is this client's to do."""
+        if self._closed:
+            raise ClientClosed("expected an open client, got a closed one; make a new client")
+        if self._base_url is None:
+            assert self._provider is not None
+            self._base_url = _checked_url(await asyncio.to_thread(self._provider.start))
+        return self._base_url
+
+    async def _explained(self, error: ClientError) -> ClientError:
+        """Add what became of the server's process, where the provider can tell."""
+        if self._provider is None or type(error) not in (ConnectionFailed, ConnectionLost):
+            return error
+        words = await asyncio.to_thread(last_words, self._provider)
+        return type(error)(f"{error}{words}") if words else error
 
     def _forget(self, reason: str) -> None:
-        """Drop a socket that is of no more use."""
-        self._socket = None
+        """Drop a carrier that is of no more use."""
+        self._carrier = None
         self._lost = reason
         if self._watchdog is not None:
             self._watchdog.close()
 
     async def _hang_up(self, *, polite: bool) -> None:
-        """Close the socket, if any; politely means to say so first."""
-        socket = self._socket
-        if socket is None:
+        """Close the carrier, if any; politely means to say so first, where the session is this client's."""
+        carrier = self._carrier
+        if carrier is None:
             return
         self._forget("the session was closed")
         try:
-            if polite:
-                await socket.send(encode_request("close"))
-            await socket.close()
-        except ConnectionLost:
-            pass
+            if polite and self._session_id is None:
+                async with asyncio.timeout(self._options.connect_timeout_s):
+                    await carrier.room()
+                carrier.send(encode_request("close"))
+            await carrier.close()
+        except (ConnectionLost, TimeoutError):
+            carrier.abort()
         except BaseException:
-            socket.abort()
+            carrier.abort()
             raise
 
 
-def websocket_url(base_url: str) -> str:
-    """Return the address of the session socket for a server's URL.
+def _checked_url(base_url: str) -> str:
+    websocket_url(base_url)  # raises if it is none
+    return base_url.rstrip("/")
 
-    Raises:
-        ConfigurationError: The URL is of another scheme, or names no host.
-    """
-    parts = urlsplit(base_url)
-    scheme = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(parts.scheme)
-    if scheme is None or not parts.netloc:
-        raise ConfigurationError(
-            f"expected a URL that starts with http://, https://, ws:// or wss://, got {base_url!r}"
-        )
-    path = parts.path.rstrip("/")
-    return urlunsplit((scheme, parts.netloc, path if path.endswith("/ws") else f"{path}/ws", parts.query, ""))
+
+def _raise_if_ended(frame: bytes) -> None:
+    """Raise what a frame says, if that is why the session is over."""
+    try:
+        decode_reply(frame, "")
+    except _SESSION_ENDED:
+        raise
+    except ClientError:
+        pass

@@ -1,114 +1,348 @@
-"""The seam between a client and the library that carries its frames.
+"""A session's frames over a WebSocket, by the `picows` library.
 
-A client asks for four things: connect, send, receive, close. Another library is another file like this.
+picows is compiled and hands frames to a callback. Of the libraries measured (docs/client.md) it is the one that
+makes a step cost less than half of what it costs the released client. What it leaves to its user is here:
+messages in several frames, a limit on the whole message, a queue that stops reading when nobody takes from
+it, keepalive, deadlines, proxies of the environment, and what a refusal means.
 """
 
+import asyncio
+import base64
+import logging
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
-from urllib.parse import urlsplit
+from contextlib import suppress
+from typing import Final
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+import picows
+from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
-from openenv_core.errors import ConnectionFailed, ConnectionLost
+from openenv_core.client.carrier import CarrierOptions, Inbox
+from openenv_core.client.proxies import proxy_for
+from openenv_core.client.refusals import refusal
+from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
 
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+MAX_UNREAD: Final = 4
+"""Messages that may wait to be read before the socket is no longer read from. The wire has one at a time."""
 
+MAX_REDIRECTS: Final = 5
 
-@dataclass(frozen=True, slots=True)
-class SocketOptions:
-    """How a socket is opened and kept.
+_TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
+_CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
+_LEAVING = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
+_REDIRECTS = (301, 302, 303, 307, 308)
 
-    Attributes:
-        connect_timeout_s: Seconds until an attempt to connect is given up.
-        max_message_bytes: The longest message that is received.
-        ping_interval_s: Seconds between keepalive pings; None sends none.
-        ping_timeout_s: Seconds until a missing pong breaks the connection; None waits for ever.
-        headers: Further headers of the opening request.
-    """
-
-    connect_timeout_s: float
-    max_message_bytes: int
-    ping_interval_s: float | None
-    ping_timeout_s: float | None
-    headers: Mapping[str, str] = field(default_factory=dict)
+# What picows logs is told by our errors too; without a handler it would be printed to stderr.
+_logger = logging.getLogger("openenv_core.client.socket")
+_logger.addHandler(logging.NullHandler())
 
 
-class Socket(Protocol):
-    """Carries text frames. Each method but `abort` raises ConnectionLost once the connection has broken."""
+class WebSocketCarrier(Inbox, picows.WSListener):
+    """One WebSocket. No compression: frames are small and latency counts."""
 
-    async def send(self, frame: bytes) -> None:
+    def __init__(self, options: CarrierOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._transport: WSTransport | None = None
+        self._gone = self._loop.create_future()
+        self._parts: bytearray | None = None
+        self._heard = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    # What a session asks for
+
+    def send(self, frame: bytes) -> None:
         """Send one text frame, given as UTF-8."""
-
-    async def recv(self) -> bytes:
-        """Return the next frame. Cancelling the wait loses nothing."""
+        if self._lost is not None:
+            raise self._lost
+        assert self._transport is not None
+        self._transport.send(_TEXT, frame)
 
     async def close(self) -> None:
         """Close in order, within the time that was allowed for connecting."""
+        transport = self._transport
+        assert transport is not None
+        if self._gone.done():
+            return
+        self._lose(ConnectionLost("the connection was closed by this client"))
+        try:
+            self._resume()  # the answer comes behind what nobody wants to read any more
+            transport.send_close(WSCloseCode.OK)
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            pass
+        finally:
+            self.abort()
 
     def abort(self) -> None:
         """Break the connection at once."""
+        self._lose(ConnectionLost("the connection was broken off by this client"))
+        if self._transport is not None and not self._transport.is_disconnected:
+            self._transport.disconnect(graceful=False)
+
+    # What picows tells
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        """Take the connection over."""
+        self._transport = transport
+        self._rest()
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        """Take a frame, which lives until this returns."""
+        self._heard = True
+        kind = frame.msg_type
+        if kind is _TEXT or kind is _BINARY:
+            if self._parts is not None:
+                raise _violation("a new message inside of another")
+            if frame.fin:
+                self._deliver(frame.get_payload_as_bytes())
+            else:
+                self._parts = bytearray(frame.get_payload_as_memoryview())
+        elif kind is _CONTINUATION:
+            if self._parts is None:
+                raise _violation("the continuation of nothing")
+            if len(self._parts) + frame.payload_size > self._options.max_message_bytes:
+                raise picows.WSProtocolError(
+                    WSCloseCode.MESSAGE_TOO_BIG,
+                    f"message of more than {self._options.max_message_bytes} bytes",
+                )
+            self._parts += frame.get_payload_as_memoryview()
+            if frame.fin:
+                parts, self._parts = self._parts, None
+                self._deliver(bytes(parts))
+        elif kind is _CLOSE:
+            self._lose(ConnectionLost(_closed(transport)))
+            transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
+            transport.disconnect()
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        """Note the end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._lose(ConnectionLost(_closed(transport)))
+        if not self._gone.done():
+            self._gone.set_result(None)
+        # A violation of the protocol is kept by picows as an exception that somebody has to look at.
+        handshake = transport.close_handshake
+        if handshake is not None and handshake.sent is not None and handshake.sent.code != WSCloseCode.OK:
+            self._seen = self._loop.create_task(_look_at_the_end(transport))
+
+    def pause_writing(self) -> None:
+        """Take no more frames: the server does not read."""
+        self.full = True
+
+    def resume_writing(self) -> None:
+        """Take frames again."""
+        self.full = False
+        self._wake()
+
+    # What they need
+
+    def _deliver(self, message: bytes) -> None:
+        self._put(message)
+        if len(self._frames) >= MAX_UNREAD and not self._paused:
+            assert self._transport is not None
+            self._paused = True
+            self._transport.underlying_transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and not self._transport.is_disconnected:
+            self._paused = False
+            self._transport.underlying_transport.resume_reading()
+
+    def _rest(self) -> None:
+        """Look again in a while whether anything was heard of the server."""
+        self._heard = False
+        interval = self._options.ping_interval_s
+        if interval is not None and self._lost is None:
+            self._timer = self._loop.call_later(interval, self._ask)
+
+    def _ask(self) -> None:
+        if self._heard or self._paused:
+            self._rest()
+            return
+        assert self._transport is not None
+        self._transport.send_ping()
+        timeout = self._options.ping_timeout_s
+        if timeout is None:
+            self._rest()
+        else:
+            self._timer = self._loop.call_later(timeout, self._judge)
+
+    def _judge(self) -> None:
+        if self._heard:
+            self._rest()
+            return
+        timeout = self._options.ping_timeout_s
+        self._lose(
+            ConnectionLost(
+                f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
+                "off; call reset() to start a new session"
+            )
+        )
+        self.abort()
 
 
-class WebSocketsSocket:
-    """A socket over the `websockets` library, without compression: frames are small and latency counts."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
-
-    async def send(self, frame: bytes) -> None:
-        """Send one text frame, given as UTF-8."""
-        try:
-            await self._connection.send(frame, text=True)
-        except ConnectionClosed as error:
-            raise ConnectionLost(_lost(error)) from None
-
-    async def recv(self) -> bytes:
-        """Return the next frame. Cancelling the wait loses nothing."""
-        try:
-            return await self._connection.recv(decode=False)
-        except ConnectionClosed as error:
-            raise ConnectionLost(_lost(error)) from None
-
-    async def close(self) -> None:
-        """Close in order."""
-        await self._connection.close()
-
-    def abort(self) -> None:
-        """Break the connection at once."""
-        self._connection.transport.abort()
-
-
-async def open_socket(url: str, options: SocketOptions) -> Socket:
+async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
     """Connect to a ws:// or wss:// URL.
 
     Raises:
+        AuthenticationFailed: The server asks for a token, or for another one.
+        AccessRefused: The server refuses the host name or the origin.
+        CapacityReached: The server takes no more sessions.
         ConnectionFailed: Nothing answered there in time, or not as a WebSocket server does.
     """
-    proxy = {"proxy": None} if (urlsplit(url).hostname or "") in _LOOPBACK else {}
+    target = url
     try:
-        connection = await connect(
+        async with asyncio.timeout(options.connect_timeout_s):
+            for _ in range(MAX_REDIRECTS):
+                try:
+                    return await _connect(target, options)
+                except picows.WSInvalidStatusError as error:
+                    target = _redirected(target, error)
+            raise ConnectionFailed(f"expected a server at {url}, got more than {MAX_REDIRECTS} redirects")
+    except TimeoutError:
+        reason: object = f"no answer within {options.connect_timeout_s:g} s"
+    except ClientError:
+        raise
+    except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
+        reason = str(error) or type(error).__name__
+    raise ConnectionFailed(
+        f"expected an OpenEnv server at {url}, got: {reason}; check that it runs and that the URL is right"
+    )
+
+
+async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
+    url, headers = _without_credentials(url, options.headers)
+    proxy = proxy_for(url)
+    opened: list[socket.socket] = []
+
+    async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
+        opened.append(await _dial(address.host, address.port))
+        return opened[0]
+
+    try:
+        _, carrier = await picows.ws_connect(
+            lambda: WebSocketCarrier(options),
             url,
-            compression=None,
-            open_timeout=options.connect_timeout_s,
-            close_timeout=options.connect_timeout_s,
-            max_size=options.max_message_bytes,
-            ping_interval=options.ping_interval_s,
-            ping_timeout=options.ping_timeout_s,
-            additional_headers=options.headers,
-            **proxy,  # type: ignore[arg-type]
+            logger_name=_logger,
+            websocket_handshake_timeout=None,  # the caller's deadline counts
+            enable_auto_ping=False,  # it wants the time-out shorter than the interval, and both to be given
+            max_frame_size=options.max_message_bytes,
+            extra_headers=headers,
+            max_redirects=0,
+            proxy=proxy,
+            socket_factory=None if proxy else open_tcp,
+            use_aiofastnet=False,
         )
-    except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
-        reason = str(error) or f"no answer within {options.connect_timeout_s:g} s"
+    except BaseException:
+        # picows leaves a connection open whose handshake was cancelled. The end of the stream closes it.
+        for raw in opened:
+            with suppress(OSError):
+                raw.shutdown(socket.SHUT_RDWR)
+        if opened:
+            await asyncio.sleep(0)
+        raise
+    if not isinstance(carrier, WebSocketCarrier):
+        raise ConnectionError("the connection was closed before it was answered")
+    return carrier
+
+
+async def _dial(host: str, port: int) -> socket.socket:
+    """Return a connected socket: to the first address of the host that answers."""
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        raw = socket.socket(family, kind, protocol)
+        try:
+            raw.setblocking(False)
+            await loop.sock_connect(raw, address)
+        except OSError as error:
+            raw.close()
+            failure = error
+        except BaseException:
+            raw.close()
+            raise
+        else:
+            return raw
+    raise failure or OSError(f"no address of {host!r}")
+
+
+def _without_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Move a user and password of the URL into the header for them."""
+    parts = urlsplit(url)
+    merged = dict(headers)
+    if parts.username is None:
+        return url, merged
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    if not any(name.lower() == "authorization" for name in merged):
+        merged["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), merged
+
+
+def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
+    """Return where a redirect leads, if that is the same host; anybody else must not get the headers.
+
+    Raises:
+        ClientError: It is no redirect, or leads elsewhere.
+    """
+    response = error.response
+    assert response is not None
+    status = int(response.status)
+    location = response.headers.get("Location")
+    if status not in _REDIRECTS or location is None:
+        detail = (error.raw_body or b"").decode(errors="replace").strip()
+        raise refusal(url, status, _lower(response.headers), detail, socket=True) from None
+    parts = urlsplit(urljoin(url, location))
+    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    here = urlsplit(url)
+    if parts.hostname != here.hostname or (here.scheme, scheme) == ("wss", "ws"):
         raise ConnectionFailed(
-            f"expected an OpenEnv server at {url}, got: {reason}; "
-            "check that it runs and that the URL is right"
-        ) from error
-    return WebSocketsSocket(connection)
+            f"expected an OpenEnv server at {url}, got a redirect to {location}; use that URL if you trust it"
+        ) from None
+    return urlunsplit(parts._replace(scheme=scheme))
 
 
-def _lost(error: ConnectionClosed) -> str:
-    return f"expected a reply, but the connection is closed ({error}); call reset() to start a new session"
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _violation(what: str) -> picows.WSProtocolError:
+    return picows.WSProtocolError(WSCloseCode.PROTOCOL_ERROR, f"expected whole messages, got {what}")
+
+
+def _number(code: WSCloseCode) -> int:
+    return int(code.value)  # an IntEnum, whatever the stubs say; unknown codes become members too
+
+
+def _closed(transport: WSTransport) -> str:
+    """Say how a connection ended."""
+    handshake = transport.close_handshake
+    sent, came = (None, None) if handshake is None else (handshake.sent, handshake.recv)
+    if came is not None:
+        words = f"close code {_number(came.code)}{f': {came.reason}' if came.reason else ''}"
+        if came.code in _LEAVING:
+            return (
+                f"expected a reply, but the server is going away ({words}); call reset() to start a new session, "
+                "on another server or when this one is back"
+            )
+        return (
+            f"expected a reply, but the server closed the connection ({words}); "
+            "call reset() to start a new session"
+        )
+    if sent is not None and sent.code != WSCloseCode.OK:
+        return (
+            f"expected a reply, but what came broke the rules of WebSockets ({sent.reason}); "
+            "the session is over, call reset() to start a new one"
+        )
+    return (
+        "expected a reply, but the connection is closed (it broke without a word); "
+        "call reset() to start a new session"
+    )
+
+
+async def _look_at_the_end(transport: WSTransport) -> None:
+    with suppress(Exception):
+        await transport.wait_disconnected()

@@ -28,6 +28,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._client = client
         self._thread: LoopThread | None = None
         self._closed = False
+        self._borrowed = False  # the thread is another client's
 
     @property
     def base_url(self) -> str:
@@ -76,8 +77,15 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         try:
             self._run(self._client.close())
         finally:
-            if self._thread is not None:
+            if self._thread is not None and not self._borrowed:
                 self._thread.stop()
+
+    def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        """Return another client on the same server; see `EnvClient.new_session`. They share a thread."""
+        other = SyncEnvClient(self._run(self._client.new_session()))
+        other._thread = self._thread
+        other._borrowed = True
+        return other
 
     def sync(self) -> Self:
         """Return this client, which is sync already."""

@@ -75,11 +75,22 @@ class LocalProcessProvider:
         self._lock = threading.Lock()
         self._url: str | None = None
         self._running: weakref.finalize[..., LocalProcessProvider] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._tail: _Tail | None = None
 
     @property
     def url(self) -> str | None:
         """Where the server is; None while there is none."""
         return self._url
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's process runs; False before the start, and once it has ended by itself."""
+        return self._guard is not None and self._guard.poll() is None
+
+    def output(self) -> str:
+        """Return the last of what the server printed, standard error included; empty before the start."""
+        return "" if self._tail is None else self._tail.text()
 
     def start(self) -> str:
         """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
@@ -95,6 +106,7 @@ class LocalProcessProvider:
                 port = int(listener.getsockname()[1])
                 guard = self._spawn(listener.fileno())
             output = _Tail(guard)
+            self._guard, self._tail = guard, output
             self._running = weakref.finalize(
                 self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S, os.getpid()
             )

@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from openenv_core import (
     OpenEnvError,
     ProtocolError,
     RequestTimeout,
+    SessionFailed,
     StepResult,
     ValidationFailed,
 )
@@ -39,6 +41,17 @@ class CounterEnv(EnvClient[Add, Count, CountState]):
     observation_type = Count
     state_type = CountState
     default_app = "counter:app"
+
+
+class Dawdling(Counter):
+    """Its first step waits until it is told to go on."""
+
+    BLOCKING = True
+    proceed = threading.Event()
+
+    def step(self, action: Add) -> Count:
+        self.proceed.wait(60)
+        return super().step(action)
 
 
 def frame(total: int) -> str:
@@ -126,18 +139,58 @@ async def test_a_released_subclass_brings_its_own_hooks() -> None:
         assert await env.state() == "e"
 
 
-async def test_a_timeout_closes_the_session_and_shifts_nothing() -> None:
-    env_class = SlowAsync.fresh()
-    app = create_app(env_class, Add, Count)
-    async with serving(app) as address, CounterEnv(f"http://{address}", message_timeout_s=0.2) as env:
+async def test_a_timeout_keeps_the_session_and_shifts_nothing() -> None:
+    proceed = asyncio.Event()
+
+    async def handler(ws: ServerConnection) -> None:
+        number = 0
+        async for _ in ws:
+            number += 1
+            if number == 2:
+                await proceed.wait()
+            await ws.send(frame(number))
+
+    async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
+        await env.reset()
+        with pytest.raises(RequestTimeout, match=r"within 0.2 s.*lives on"):
+            await env.step(Add(amount=1))
+        with pytest.raises(RequestTimeout):  # it waits for the one before
+            await env.step(Add(amount=1))
+        assert env.connected
+        proceed.set()
+        assert (await env.step(Add(amount=1))).observation.total == 4
+        assert (await env.reset()).observation.total == 5
+
+
+async def test_an_episode_outlives_a_timeout() -> None:
+    async with (
+        serving(create_app(Dawdling, Add, Count)) as address,
+        CounterEnv(f"http://{address}", message_timeout_s=0.2) as env,
+    ):
         await env.reset(seed=1)
-        with pytest.raises(RequestTimeout, match=r"within 0.2 s"):
+        with pytest.raises(RequestTimeout):
+            await env.step(Add(amount=2))
+        Dawdling.proceed.set()
+        state = await env.state()
+        assert (state.total, state.step_count) == (3, 1)  # the step was made, and its reply dropped
+        assert (await env.step(Add(amount=1))).observation.total == 4
+
+
+async def test_what_a_session_said_last_is_told_after_a_timeout() -> None:
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        await proceed.wait()
+        data = {"message": "took too long", "code": "SESSION_ERROR"}
+        await ws.send(json.dumps({"type": "error", "data": data}))
+
+    proceed = asyncio.Event()
+    async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
+        with pytest.raises(RequestTimeout):
+            await env.reset()
+        proceed.set()
+        with pytest.raises(SessionFailed, match="took too long"):
             await env.step(Add(amount=1))
-        with pytest.raises(ConnectionLost):
-            await env.step(Add(amount=1))
-        await eventually(lambda: app.state.sessions.active == 0)
-        assert (await env.reset(seed=4)).observation.total == 4
-        assert (await env.state()).total == 4
+        assert not env.connected
 
 
 async def test_a_late_timer_spares_the_next_request() -> None:

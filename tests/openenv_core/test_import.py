@@ -25,12 +25,12 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_package_is_light() -> None:
     loaded = loaded_by("import openenv_core")
-    assert not loaded & {*HEAVY, "websockets"}
+    assert not loaded & {*HEAVY, "picows"}
 
 
 def test_so_are_the_client_and_the_provider() -> None:
     loaded = loaded_by("from openenv_core import EnvClient, GenericEnvClient, LocalProcessProvider")
-    assert "websockets" in loaded
+    assert "picows" in loaded
     assert not loaded & set(HEAVY)
 
 

@@ -129,8 +129,8 @@ def test_the_death_of_the_background_thread_is_noticed(url: str, monkeypatch: py
 
     async def end_the_loop() -> None:
         assert thread._end is not None
-        assert env._client._socket is not None
-        env._client._socket.abort()
+        assert env._client._carrier is not None
+        env._client._carrier.abort()
         await asyncio.sleep(0.05)
         thread._end.set()
         await asyncio.sleep(3600)

@@ -1,0 +1,152 @@
+"""The seam between a session and whatever carries its frames.
+
+A session asks for five things: send, receive, interrupt, close, abort. `socket.py` carries frames over a
+WebSocket, `http.py` over plain HTTP; another way is another file like these.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from openenv_core.errors import ClientError
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierOptions:
+    """How a connection is made and kept.
+
+    Attributes:
+        connect_timeout_s: Seconds until an attempt to connect, or to close in order, is given up.
+        max_message_bytes: The longest message that is received.
+        ping_interval_s: Seconds of silence until the server is asked whether it lives; None never asks.
+        ping_timeout_s: Seconds until a missing answer breaks the connection; None waits for ever.
+        headers: Further headers of every HTTP request, the opening one of a WebSocket included.
+    """
+
+    connect_timeout_s: float
+    max_message_bytes: int
+    ping_interval_s: float | None
+    ping_timeout_s: float | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Overdue(Exception):  # noqa: N818 - a signal between a session and its carrier, not an error to catch
+    """The session has stopped waiting; nothing is lost, and what was sent is still on its way."""
+
+
+class Carrier(Protocol):
+    """Carries text frames for one task at a time."""
+
+    @property
+    def full(self) -> bool:
+        """Whether a frame has to wait for `room`: what was sent before has not left yet."""
+
+    async def room(self) -> None:
+        """Wait until a frame can be sent.
+
+        Raises:
+            ConnectionLost: The connection has broken.
+            Overdue: `interrupt` was called.
+        """
+
+    def send(self, frame: bytes) -> None:
+        """Send one text frame, given as UTF-8.
+
+        Raises:
+            ConnectionLost: The connection has broken.
+        """
+
+    async def recv(self) -> bytes:
+        """Return the next frame. Cancelling or interrupting the wait loses nothing.
+
+        Raises:
+            ConnectionLost: The connection has broken, and every frame that came before was read.
+            Overdue: `interrupt` was called.
+        """
+
+    def interrupt(self) -> None:
+        """Make whoever waits in `send` or `recv` raise Overdue. Does nothing where nobody waits."""
+
+    async def close(self) -> None:
+        """Close in order, within the time that was allowed for connecting. Idempotent."""
+
+    def abort(self) -> None:
+        """Break the connection at once. Idempotent."""
+
+
+class Inbox:
+    """Frames that have come and wait to be read; the part that carriers have in common.
+
+    One task at a time waits in it. It is woken by a frame, by the end of the connection, by room to write,
+    or by an interruption, and looks for itself which it was.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._frames: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._interrupted = False
+        self._lost: ClientError | None = None
+        self._paused = False
+        self.full = False
+
+    async def room(self) -> None:
+        """Wait until a frame can be sent."""
+        while self._lost is None and self.full:
+            await self._wait()
+        if self._lost is not None:
+            raise self._lost
+
+    async def recv(self) -> bytes:
+        """Return the next frame. Cancelling or interrupting the wait loses nothing."""
+        while not self._frames:
+            if self._lost is not None:
+                raise self._lost
+            # As `_wait`, but written out: each coroutine between a step and its reply costs both ways.
+            self._waiter = waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+            if self._interrupted:
+                self._interrupted = False
+                raise Overdue
+        frame = self._frames.popleft()
+        if self._paused:
+            self._resume()
+        return frame
+
+    def interrupt(self) -> None:
+        """Make whoever waits raise Overdue."""
+        if self._waiter is not None and not self._waiter.done():
+            self._interrupted = True
+            self._waiter.set_result(None)
+
+    def _put(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self._wake()
+
+    def _lose(self, error: ClientError) -> None:
+        """Note why no more frames will come; the first reason counts."""
+        if self._lost is None:
+            self._lost = error
+        self._wake()
+
+    def _resume(self) -> None:
+        """Read on after a pause."""
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+        if self._interrupted:
+            self._interrupted = False
+            raise Overdue

@@ -1,0 +1,245 @@
+"""A session's frames over plain HTTP, by the `httpx` library.
+
+For servers that have no WebSocket (0.1), and for networks that let none through. The server is asked for one
+session by an id that this client chooses; servers of 0.1 have one session for everybody and ignore it.
+"""
+
+import asyncio
+import socket
+import ssl
+import sys
+from functools import cache
+from typing import Final
+from uuid import uuid4
+
+import httpx
+
+from openenv_core.client.carrier import CarrierOptions, Inbox
+from openenv_core.client.proxies import proxy_for
+from openenv_core.client.refusals import refusal, retry_after
+from openenv_core.errors import (
+    ClientError,
+    ConfigurationError,
+    ConnectionFailed,
+    ConnectionLost,
+    ProtocolError,
+)
+from openenv_core.protocol.http import (
+    SESSION_HEADER,
+    HttpRequest,
+    detail_text,
+    error_frame,
+    http_request,
+    reply_frame,
+)
+
+PROBES: Final = 3
+"""Questions of TCP keepalive that may stay unanswered."""
+
+_REACHED: Final = (404, 405, 501)
+"""Statuses of /health that tell of a server without one."""
+
+
+class HttpCarrier(Inbox):
+    """One session over HTTP: requests one after another, each answered by a frame in the inbox."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, base_url: str, session_id: str, options: CarrierOptions
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._base_url = base_url
+        self._session_id = session_id
+        self._options = options
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last: asyncio.Task[None] | None = None
+        self._stateful: bool | None = None
+        self._ended = False
+
+    def send(self, frame: bytes) -> None:
+        """Send one frame, when the answer to the one before is there."""
+        if self._lost is not None:
+            raise self._lost
+        request = http_request(frame, self._session_id)
+        work = self._give_back(request) if request.kind == "close" else self._answer(request, self._last)
+        self._last = self._loop.create_task(work)
+        self._tasks.add(self._last)
+        self._last.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Let what was sent last finish, and give the connection back."""
+        if self._ended:
+            return
+        try:
+            if self._last is not None:
+                await asyncio.wait({self._last}, timeout=self._options.connect_timeout_s)
+        finally:
+            self.abort()
+        await asyncio.wait(set(self._tasks))
+
+    def abort(self) -> None:
+        """Break off what is under way."""
+        self._lose(ConnectionLost("the connection was closed by this client"))
+        if self._ended:
+            return
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        closing = self._loop.create_task(self._client.aclose())
+        self._tasks.add(closing)
+        closing.add_done_callback(self._tasks.discard)
+
+    async def probe(self) -> None:
+        """Find out whether a server is there that lets this client in.
+
+        Raises:
+            ClientError: There is none, or it does not.
+        """
+        status, headers, body = await self._ask(HttpRequest("health", "GET", "/health"))
+        if status >= 300 and status not in _REACHED:
+            raise refusal(self._base_url, status, headers, detail_text(body), socket=False)
+
+    async def _answer(self, request: HttpRequest, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        if self._lost is not None:
+            return
+        try:
+            self._put(await self._exchange(request))
+        except ClientError as error:
+            self._lose(error)
+
+    async def _exchange(self, request: HttpRequest) -> bytes:
+        status, headers, body = await self._ask(request)
+        if status == 200:
+            if self._stateful is None and request.kind in ("reset", "step"):
+                await self._require_state(SESSION_HEADER.lower() in headers)
+            return reply_frame(request, body)
+        if not (status == 404 and request.kind == "reset"):  # no route at all, where a session would be made
+            frame = error_frame(status, body, retry_after(headers.get("retry-after")))
+            if frame is not None:
+                return frame
+        raise refusal(self._base_url + request.path, status, headers, detail_text(body), socket=False)
+
+    async def _require_state(self, named: bool) -> None:
+        """Make sure that the next request meets the same environment.
+
+        Our servers name the session. Those of 0.1 have one environment; the releases after it make one for each
+        request and throw it away, which would look like an episode and be none. Only they have /schema.
+        """
+        if not named:
+            status, _, _ = await self._ask(HttpRequest("schema", "GET", "/schema"))
+            if status == 200:
+                raise ProtocolError(
+                    f"expected {self._base_url} to keep a session over plain HTTP, got a server that makes a new "
+                    'environment for each request; use transport="websocket"'
+                )
+        self._stateful = True
+
+    async def _give_back(self, request: HttpRequest) -> None:
+        """End the session at once, whatever is under way in it; servers without a way to do so need none."""
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+        try:
+            await self._ask(request)
+        except ClientError:
+            return
+
+    async def _ask(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
+        headers = {SESSION_HEADER: self._session_id}
+        if request.body is not None:
+            headers["Content-Type"] = "application/json"
+        limit = self._options.max_message_bytes
+        body = bytearray()
+        try:
+            async with self._client.stream(
+                request.method, self._base_url + request.path, content=request.body, headers=headers
+            ) as response:
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > limit:
+                        raise ProtocolError(
+                            f"expected a reply of at most {limit} bytes, got more; raise max_message_size_mb"
+                        )
+        except httpx.ConnectError as error:
+            raise ConnectionFailed(_nobody(self._base_url, error)) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if isinstance(error, httpx.ConnectTimeout):
+                raise ConnectionFailed(_nobody(self._base_url, error)) from None
+            raise ConnectionLost(
+                f"expected a reply, but the connection is closed ({error or type(error).__name__}); "
+                "call reset() to start a new session"
+            ) from None
+        return response.status_code, response.headers, bytes(body)
+
+
+async def open_http(base_url: str, session_id: str | None, options: CarrierOptions) -> HttpCarrier:
+    """Return a carrier to a server that has answered.
+
+    Args:
+        base_url: http:// or https://, without a slash at its end.
+        session_id: A standing session; None for one of this carrier's own.
+        options: How the connection is made and kept.
+
+    Raises:
+        AuthenticationFailed: The server asks for a token, or for another one.
+        AccessRefused: The server refuses the host name or the origin.
+        CapacityReached: The server takes nobody for now.
+        ConnectionFailed: Nothing answered there in time.
+    """
+    carrier = HttpCarrier(_client(base_url, options), base_url, session_id or str(uuid4()), options)
+    try:
+        async with asyncio.timeout(options.connect_timeout_s):
+            await carrier.probe()
+    except TimeoutError as error:
+        await carrier.close()
+        raise ConnectionFailed(
+            _nobody(base_url, f"no answer within {options.connect_timeout_s:g} s")
+        ) from error
+    except BaseException:
+        await carrier.close()
+        raise
+    return carrier
+
+
+def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
+    try:
+        transport = httpx.AsyncHTTPTransport(
+            verify=_trust(), proxy=proxy_for(base_url), socket_options=_keepalive(options)
+        )
+    except ImportError as error:
+        raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
+    return httpx.AsyncClient(
+        transport=transport,
+        headers=dict(options.headers),
+        # A step may take as long as it takes: the session has a deadline of its own for each request.
+        timeout=httpx.Timeout(None, connect=options.connect_timeout_s),
+        follow_redirects=False,  # a redirect may lead to somebody who must not get the token
+    )
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+def _keepalive(options: CarrierOptions) -> list[tuple[int, int, int]]:
+    """Let the kernel do what pings do on a WebSocket: find out that a silent server is gone."""
+    if options.ping_interval_s is None:
+        return []
+    chosen = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    if sys.platform == "linux":
+        patience = options.ping_timeout_s or options.ping_interval_s
+        chosen += [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(options.ping_interval_s))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(patience / PROBES))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES),
+        ]
+    return chosen
+
+
+def _nobody(base_url: str, reason: object) -> str:
+    return (
+        f"expected an OpenEnv server at {base_url}, got: {reason}; "
+        "check that it runs and that the URL is right"
+    )

@@ -1,0 +1,115 @@
+"""Plain HTTP: a frame as a request of method, path and body, and the answer to it as a frame.
+
+The bodies are those of the frames without their envelopes, so that everything behind a carrier of frames (the
+order of replies, their types, the errors) holds for plain HTTP as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+from openenv_core.protocol import codes
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import encode_error
+
+SESSION_HEADER: Final = "X-OpenEnv-Session"
+"""Names the session of a request; in a reply, the session that the server keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What is asked for.
+
+    Attributes:
+        kind: The frame's type.
+        method: Of HTTP.
+        path: Behind the server's address.
+        body: As JSON; None where there is none.
+    """
+
+    kind: str
+    method: str
+    path: str
+    body: bytes | None = None
+
+
+def http_request(frame: bytes, session_id: str) -> HttpRequest:
+    """Return the request that says the same as a frame."""
+    message: dict[str, Any] = from_json(frame)
+    kind, data = message["type"], message.get("data")
+    match kind:
+        case "reset":
+            return HttpRequest(kind, "POST", "/reset", dumps(data or {}))
+        case "step":
+            return HttpRequest(kind, "POST", "/step", dumps({"action": data}))
+        case "state":
+            return HttpRequest(kind, "GET", "/state")
+        case "close":
+            params = {"session_id": session_id}
+            call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/close", "params": params}
+            return HttpRequest(kind, "POST", "/mcp", dumps(call))
+    raise ValueError(f"expected a reset, step, state or close frame, got {kind!r}")
+
+
+def reply_frame(request: HttpRequest, body: bytes) -> bytes:
+    """Return the frame for an answer of status 200."""
+    kind = b"state" if request.kind == "state" else b"observation"
+    return b'{"type":"%b","data":%b}' % (kind, body or b"null")
+
+
+def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes | None:
+    """Return the error frame for an answer that is none of success; None where the status means no error of those.
+
+    Args:
+        status: The HTTP status.
+        body: FastAPI's `{"detail": ...}`, or anything.
+        retry_after_s: What the answer's Retry-After says.
+    """
+    detail = _detail(body)
+    extra: dict[str, Any] = {}
+    match status:
+        case 400 | 413 | 422:
+            code = codes.VALIDATION_ERROR
+            if isinstance(detail, list):
+                extra["errors"] = [_inside(error) for error in detail]
+                detail = "Invalid message"
+        case 404:
+            code = codes.SESSION_ERROR
+        case 429 | 503:
+            code = codes.CAPACITY_REACHED
+            if retry_after_s is not None:
+                extra["retry_after_s"] = retry_after_s
+        case 500:
+            code = codes.EXECUTION_ERROR
+        case 504:
+            code = codes.SESSION_ERROR
+        case _:
+            return None
+    text = detail if isinstance(detail, str) and detail else f"the server answered with HTTP {status}"
+    return encode_error(code, text, extra).encode()
+
+
+def detail_text(body: bytes) -> str:
+    """Return the words of an answer that is no success."""
+    detail = _detail(body)
+    return detail if isinstance(detail, str) else dumps(detail).decode()
+
+
+def _detail(body: bytes) -> Any:
+    try:
+        parsed = from_json(body)
+    except ValueError:
+        return body.decode(errors="replace").strip()[:500]
+    return parsed.get("detail", parsed) if isinstance(parsed, dict) else parsed
+
+
+def _inside(error: Any) -> Any:
+    """Return one fault with its place as frames give it: inside the data, not the body of a request."""
+    if not isinstance(error, Mapping) or not isinstance(error.get("loc"), list):
+        return error
+    place = error["loc"]
+    while place[:1] in (["body"], ["action"]) and len(place) > 1:
+        place = place[1:]
+    return {**error, "loc": place}

@@ -1,0 +1,89 @@
+"""Providers of the released packages, taken for ours."""
+
+import inspect
+import time
+from typing import Any, Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.providers.base import AnyProvider, Provider, Watched
+
+DEATH_S: Final = 0.5
+"""How long, in seconds, the end of a process may take to show after its connections broke."""
+
+LOOK_S: Final = 0.02
+
+
+def adapted(provider: AnyProvider) -> Provider:
+    """Return the provider as a client uses it.
+
+    Raises:
+        ConfigurationError: It is none, or wants to be told what to start.
+    """
+    for start, stop in (("start_container", "stop_container"), ("start", "stop")):
+        if callable(getattr(provider, start, None)) and callable(getattr(provider, stop, None)):
+            _require_no_arguments(provider, start)
+            if start == "start" and not hasattr(provider, "wait_for_ready"):
+                return provider
+            return _Released(provider, start, stop)
+    raise ConfigurationError(
+        "expected a provider with start() and stop(), or start_container() and stop_container(), "
+        f"got {type(provider).__name__}"
+    )
+
+
+def last_words(provider: Provider) -> str:
+    """Return what to add to an error if the provider's server has died: that, and its last output."""
+    if not isinstance(provider, Watched):
+        return ""
+    deadline = time.monotonic() + DEATH_S
+    while provider.alive:
+        if time.monotonic() > deadline:
+            return ""
+        time.sleep(LOOK_S)
+    output = provider.output().rstrip()
+    return "; the server's process has ended" + (
+        f"\n--- the server's last output ---\n{output}" if output else ", and printed nothing"
+    )
+
+
+class _Released:
+    """A provider that waits in a second call, and that may have been stopped before."""
+
+    def __init__(self, provider: Any, start: str, stop: str) -> None:
+        self._provider = provider
+        self._names = start, stop
+        self._url: str | None = None
+
+    def start(self) -> str:
+        """Start the server and wait until it is ready."""
+        if self._url is None:
+            url = str(getattr(self._provider, self._names[0])())
+            try:
+                if self._names[0] == "start_container":
+                    self._provider.wait_for_ready(url)
+                else:
+                    self._provider.wait_for_ready()
+            except BaseException:
+                self.stop()
+                raise
+            self._url = url
+        return self._url
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._url = None
+        getattr(self._provider, self._names[1])()
+
+
+def _require_no_arguments(provider: Any, start: str) -> None:
+    wanted = [
+        name
+        for name, parameter in inspect.signature(getattr(provider, start)).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if wanted:
+        raise ConfigurationError(
+            f"expected {type(provider).__name__}.{start}() to need no arguments, got {', '.join(wanted)}; "
+            "start it yourself and pass the URL as base_url beside the provider"
+        )
