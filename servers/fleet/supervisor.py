@@ -19,7 +19,7 @@ from servers.fleet.worker import FAILED
 
 logger = logging.getLogger("servers")
 
-MAX_STILLBORN: Final = 5
+MAX_STILLBORN: Final = 3
 """How often in a row a worker may die before it is healthy."""
 
 FIRST_PAUSE_S: Final = 0.1

@@ -34,27 +34,44 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        kind = scope["type"]
-        if kind not in ("http", "websocket"):
+        if scope["type"] == "http":
+            body_from = await self._let_in(scope, receive, send)
+            if body_from is not None:
+                await self._app(scope, body_from, send)
+        elif scope["type"] != "websocket":
             await self._app(scope, receive, send)
-            return
+        elif (turned := self._turned(scope)) is None:
+            # Nothing of the checks is kept for as long as the socket lives.
+            await self._app(scope, receive, send)
+        else:
+            await turn_away(turned, scope, send)
+
+    def _turned(self, scope: Scope) -> Turned | None:
+        try:
+            self._admit(scope, _headers(scope))
+        except Turned as turned:
+            return turned
+        return None
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+        """Return what gives the body of a request, or None where the request has been dealt with."""
         headers = _headers(scope)
         try:
-            scope[PRINCIPAL] = self._admit(scope, headers)
-            if kind == "http" and self._bodies.announced(headers):
-                receive = replay(await self._bodies.read(receive), receive)
+            self._admit(scope, headers)
+            if not self._bodies.announced(headers):
+                return receive
+            return replay(await self._bodies.read(receive), receive)
         except Turned as turned:
             await _refuse(turned, scope, headers, receive, send)
         except ClientLeft:
             pass
-        else:
-            await self._app(scope, receive, send)
+        return None
 
-    def _admit(self, scope: Scope, headers: Mapping[bytes, Sequence[bytes]]) -> str:
+    def _admit(self, scope: Scope, headers: Mapping[bytes, Sequence[bytes]]) -> None:
         local = (scope.get("server") or (None,))[0]
         host = self._hosts.check(headers.get(b"host", ()), local)
         self._origins.check(headers.get(b"origin", ()), host)
-        return self._tokens.principal(headers.get(b"authorization", ()))
+        scope[PRINCIPAL] = self._tokens.principal(headers.get(b"authorization", ()))
 
 
 async def _refuse(
@@ -63,7 +80,7 @@ async def _refuse(
     body_comes = b"transfer-encoding" in headers or any(
         value.strip() != b"0" for value in headers.get(b"content-length", ())
     )
-    if scope["type"] == "http" and body_comes:
+    if body_comes:
         # The response is whole for the caller, who knows its length; the connection closes after a moment.
         await turn_away(turned, scope, send, closing=True)
         await discard(receive)
