@@ -6,6 +6,7 @@ compressed frames, and pays for them as it does with a real client.
 """
 
 import os
+import random
 import select
 import socket
 import time
@@ -28,7 +29,8 @@ PENDING: Final = 100
 """Connections that are being opened at once; the queue of a listening socket is short."""
 
 PER_ADDRESS: Final = 8_000
-"""Connections from one source address; ports of one address are some 28,000, and linger after use."""
+"""Connections from one source address. It has some 28,000 ports, which linger after use, so that every load takes
+its addresses anew out of the sixteen million of the loopback."""
 
 
 class DriverError(Exception):
@@ -98,6 +100,7 @@ class Load:
     ) -> None:
         self._port = port
         self._compress = compress
+        self._source = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"
         self._poll = select.epoll()
         self._sessions: dict[int, _Session] = {}
         self.asked = sessions
@@ -249,7 +252,7 @@ class Load:
     def _connect(self, number: int) -> None:
         sock = socket.socket()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.bind((f"127.0.0.{1 + number // PER_ADDRESS}", 0))
+        sock.bind((f"{self._source}.{1 + number // PER_ADDRESS}", 0))
         sock.connect(("127.0.0.1", self._port))
         sock.setblocking(False)
         sock.send(

@@ -144,10 +144,13 @@ def _wait_one(plan: Plan, figures: Figures, contestant: Contestant, server: Serv
     with Load(server.port, sessions, partial=True) as load:
         figures.add("kB a connection", who, under, (server.memory_kb() - before_kb) / max(1, load.open))
         for name, spread_s in (("", plan.spread_s), (" at once", 0.0)):
+            before = server.cpu_ns()
             seen = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
+            cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, seen.steps)
             figures.add(f"% succeed{name}", who, under, 100 * seen.steps / (sessions * plan.waits))
             figures.add(f"p50 s{name}", who, under, seen.quantile(0.5))
             figures.add(f"p99 s{name}", who, under, seen.quantile(0.99))
+            figures.add(f"server µs a waiting step{name}", who, under, cpu_us)
 
 
 def _steppers(plan: Plan) -> Iterator[Contestant]:

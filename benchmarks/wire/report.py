@@ -19,6 +19,7 @@ _TABLES: Sequence[tuple[str, Sequence[str]]] = (
             "% succeed at once",
             "p50 s at once",
             "p99 s at once",
+            "server µs a waiting step",
             "kB a connection",
         ),
     ),
