@@ -1,0 +1,226 @@
+"""Whose a session is, how many one caller may have, and when one that nobody uses ends."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, SlowBlocking
+from serving import ask, eventually, opened, request, rpc, serving, socket_to
+
+from openenv_core import ConfigurationError
+from openenv_core.protocol.codes import Refusal
+from openenv_core.types import ConcurrencyConfig
+from servers import create_app
+from servers.app import EnvironmentApp
+from servers.sessions import LocalSlots, reaper
+from servers.settings import ServerSettings
+
+HEADER = "X-OpenEnv-Session"
+STEP = {"type": "step", "data": {"amount": 2}}
+TOKENS = ("a" * 32, "b" * 32)
+A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
+
+
+def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
+    app = create_app(env, Add, Count, max_concurrent_envs=cap)
+    app.configure(ServerSettings(**settings))
+    return app
+
+
+# Owners
+
+
+async def test_another_callers_session_is_as_good_as_none() -> None:
+    app = app_of(Counter, tokens=TOKENS)
+    async with serving(app) as address:
+        session = await opened(address, **A)
+        for name in (session, "no-such"):
+            reply = await rpc(address, "openenv/session/close", {"session_id": name}, **B)
+            assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
+            reply = await rpc(address, "tools/list", {"session_id": name}, **B)
+            assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
+            for method, path in (("POST", "/step"), ("GET", "/state")):
+                body = {"action": {"amount": 1}} if path == "/step" else None
+                reply = await request(address, method, path, body, {**B, HEADER: name})
+                assert reply.status_code == 404
+            async with socket_to(address, f"?session_id={name}", additional_headers=B) as ws:
+                assert f"Unknown session_id: {name}" in str(await ws.recv())
+        async with socket_to(address, f"?session_id={session}", additional_headers=A) as ws:
+            assert (await ask(ws, STEP))["type"] == "observation"
+
+
+async def test_two_callers_may_choose_the_same_id() -> None:
+    app = app_of(Counter, tokens=TOKENS)
+    async with serving(app) as address:
+        for headers, seed in ((A, 1), (B, 5)):
+            reply = await request(address, "POST", "/reset", {"seed": seed}, {**headers, HEADER: "same"})
+            assert reply.status_code == 200
+        for headers, total in ((A, 1), (B, 5)):
+            reply = await request(address, "GET", "/state", headers={**headers, HEADER: "same"})
+            assert reply.json()["total"] == total
+        assert app.sessions.active == 2
+
+
+async def test_the_cap_of_one_token() -> None:
+    app = app_of(Counter, cap=3, tokens=TOKENS, max_sessions_per_token=2)
+    async with serving(app) as address:
+        first, _ = await opened(address, **A), await opened(address, **A)
+        reply = await rpc(address, "openenv/session/create", **A)
+        assert reply["error"]["data"] == {"active_sessions": 2, "max_sessions": 2}
+        assert (await request(address, "POST", "/reset", None, A)).status_code == 503
+        await opened(address, **B)
+        reply = await rpc(address, "openenv/session/create", **B)
+        assert reply["error"]["data"] == {"active_sessions": 3, "max_sessions": 3}
+        await rpc(address, "openenv/session/close", {"session_id": first}, **A)
+        await opened(address, **A)
+
+
+def test_slots_add_up() -> None:
+    slots = LocalSlots(3, per_owner=2)
+    for owner in ("a", "a", "b"):
+        slots.take(owner)
+    for owner, word in (("a", "3 of 3"), ("c", "3 of 3")):
+        with pytest.raises(Refusal, match=word):
+            slots.take(owner)
+    slots.give("b")
+    with pytest.raises(Refusal, match="2 of 2"):
+        slots.take("a")
+    assert (slots.active, slots.cap) == (2, 3)
+    slots.give("a")
+    slots.give("a")
+    assert slots.active == 0
+    assert not slots._taken
+
+
+# The reaper
+
+
+async def test_sessions_that_nobody_uses_are_ended() -> None:
+    class Closing(BlockingCounter):
+        closed = 0
+
+        def close(self) -> None:
+            Closing.closed += 1
+
+    app = app_of(Closing, idle_timeout_s=0.2)
+    async with serving(app) as address:
+        session = await opened(address)
+        await request(address, "POST", "/reset", None, {HEADER: "a"})
+        await eventually(lambda: app.sessions.active == 0)
+        assert Closing.closed == 2
+        assert not app.sessions._sessions
+        assert (await request(address, "GET", "/state", headers={HEADER: "a"})).status_code == 404
+        assert (await rpc(address, "tools/list", {"session_id": session}))["error"]["code"] == -32602
+        await opened(address)  # the reaper has ended with its last session, and begins again
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_a_session_with_a_socket_or_a_call_is_left_alone() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env, idle_timeout_s=0.1)
+    async with serving(app) as address:
+        attached, lonely = await opened(address), await opened(address)
+        async with socket_to(address, f"?session_id={attached}"), socket_to(address) as bound:
+            await request(address, "POST", "/reset", None, {HEADER: "busy"})
+            call = asyncio.create_task(
+                request(address, "POST", "/step", {"action": {"amount": 1}}, {HEADER: "busy"})
+            )
+            await eventually(env.entered.is_set)
+            await eventually(lambda: ("", lonely) not in app.sessions._sessions)
+            await asyncio.sleep(0.5)  # several times the limit; that nothing happens has no event to wait for
+            assert app.sessions.active == 3
+            env.release.set()
+            assert (await call).status_code == 200
+            assert (await ask(bound, {"type": "reset"}))["type"] == "observation"
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_what_was_never_used_goes_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "UNUSED_S", 0.1)
+    app = app_of(Counter, idle_timeout_s=600)
+    async with serving(app) as address:
+        await opened(address)
+        await request(address, "POST", "/reset", None, {HEADER: "used"})
+        await eventually(lambda: app.sessions.active == 1)
+        assert (await request(address, "GET", "/state", headers={HEADER: "used"})).status_code == 200
+
+
+async def test_sessions_opened_and_left_do_not_fill_a_server_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reaper, "UNUSED_S", 0.1)
+    app = app_of(Counter, cap=2)
+    async with serving(app) as address:
+        await opened(address)
+        await opened(address)
+        assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
+        await eventually(lambda: app.sessions.active == 0)
+        await opened(address)
+
+
+async def test_a_reaper_that_dies_says_so_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    app = app_of(Counter, idle_timeout_s=0.1)
+    kept = app.sessions._reaper._drop
+
+    def broken(_: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    async with serving(app) as address:
+        app.sessions._reaper._drop = broken
+        with caplog.at_level(logging.ERROR, "servers"):
+            await opened(address)
+            await eventually(lambda: "the reaper of idle sessions has died" in caplog.text)
+        app.sessions._reaper._drop = kept
+        await opened(address)
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_stopping_the_server_closes_what_stands() -> None:
+    class Closing(AsyncCounter):
+        closed = 0
+
+        async def close(self) -> None:
+            Closing.closed += 1
+
+    app = app_of(Closing)
+    async with serving(app) as address:
+        await opened(address)
+    assert (Closing.closed, app.sessions.active) == (1, 0)
+    async with serving(app) as address:
+        await opened(address)
+    assert Closing.closed == 2
+
+
+# Settings
+
+
+def test_the_cap_and_the_idle_time_come_from_where_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ConcurrencyConfig(max_concurrent_envs=3, session_timeout=12.5)
+    app = create_app(Counter, Add, Count, concurrency_config=config)
+    assert (app.sessions.slots.cap, app.settings.idle_timeout_s) == (3, 12.5)
+    with pytest.raises(ConfigurationError, match="got both"):
+        create_app(Counter, Add, Count, max_concurrent_envs=3, concurrency_config=config)
+    monkeypatch.setenv("ROPEWALK_MAX_SESSIONS", "5")
+    app = create_app(Counter, Add, Count, max_concurrent_envs=2)
+    assert app.sessions.slots.cap == 5
+    app.configure(ServerSettings(max_sessions=7))
+    assert app.sessions.slots.cap == 7
+
+    class Solitary(Counter):
+        SUPPORTS_CONCURRENT_SESSIONS = False
+
+    with pytest.raises(ConfigurationError, match="SUPPORTS_CONCURRENT_SESSIONS = True"):
+        create_app(Solitary, Add, Count)
+
+
+async def test_slots_and_ids_of_ones_own() -> None:
+    app = app_of(Counter)
+    slots = LocalSlots(1)
+    app.configure(app.settings, slots=slots, new_id=lambda: "drawn")
+    async with serving(app) as address:
+        with pytest.raises(ConfigurationError, match="while it runs"):
+            app.configure(app.settings)
+        assert await opened(address) == "drawn"
+        assert slots.active == 1
+        assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
