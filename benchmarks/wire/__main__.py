@@ -8,12 +8,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
 from benchmarks.wire import measures
 from benchmarks.wire.bars import bars
-from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON, missing
+from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON
 from benchmarks.wire.driver import DriverError
 from benchmarks.wire.figures import Figures
 from benchmarks.wire.plan import SECTIONS, Plan
@@ -33,7 +34,7 @@ examples:
   python -m benchmarks.wire --only step --rounds 3         servers alone
   python -m benchmarks.wire --only clients,imports         what callers pay
   python -m benchmarks.wire --only concurrency --no-released
-  python -m benchmarks.wire --below-asgi --json out.json   with a server below ASGI; every round into a file
+  python -m benchmarks.wire --json out.json                every round's figures into a file
 
 sections:
   step         steps/s, latency, server CPU a step, memory, start-up
@@ -92,9 +93,6 @@ def _parser() -> argparse.ArgumentParser:
         help="interpreter of an installation of the released package (.venvs/released-0.10.0/bin/python)",
     )
     parser.add_argument("--no-released", action="store_true", help="go without the released package")
-    parser.add_argument(
-        "--below-asgi", action="store_true", help="add a WebSocket server below ASGI, for orientation"
-    )
     return parser
 
 
@@ -114,27 +112,21 @@ def _sections(text: str) -> tuple[str, ...]:
 
 def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
     """Return what to measure here, and note what cannot be."""
-    floor, below_asgi, released = True, arguments.below_asgi, arguments.released_python.absolute()
-    if absent := missing(["orjson"]):
-        floor = False
-        figures.notes.append(f"the floor: needs {', '.join(absent)}; pip install 'ropewalk[bench]'")
-    if below_asgi and (absent := missing(["orjson", "picows"])):
-        below_asgi = False
-        figures.notes.append(
-            f"the server below ASGI: needs {', '.join(absent)}; pip install 'ropewalk[bench]'"
-        )
+    released = arguments.released_python.absolute()
+    echoes = find_spec("orjson") is not None
+    if not echoes:
+        figures.notes.append("the floor: expected orjson, got none; pip install 'ropewalk[bench]'")
     if not released.exists() and not arguments.no_released:
         figures.notes.append(
             f"the released package: expected an interpreter at {released}, got none; make one with "
-            "python -m venv and pip install openenv==0.10.0, or name another with --released-python"
+            "python scripts/bootstrap.py released-0.10.0, or name another with --released-python"
         )
     for note in figures.notes:
         print(f"benchmarks.wire: going on without {note}", file=sys.stderr)
     plan = Plan(
         sections=arguments.only or SECTIONS,
         released=released if released.exists() and not arguments.no_released else None,
-        floor=floor,
-        below_asgi=below_asgi,
+        echoes=echoes,
     )
     if arguments.quick:
         plan = plan.quick()

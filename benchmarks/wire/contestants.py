@@ -1,8 +1,6 @@
 """Who is measured: how each server is started, and each client run."""
 
-import importlib.util
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -66,8 +64,3 @@ def below_asgi() -> Contestant:
     """Return the echo on a WebSocket stack below ASGI."""
     command = (sys.executable, "-m", "benchmarks.wire.apps.below_asgi", "{port}")
     return Contestant("below ASGI", command, health=False)
-
-
-def missing(modules: Sequence[str]) -> list[str]:
-    """Return those of the modules that are not installed here."""
-    return [name for name in modules if importlib.util.find_spec(name) is None]

@@ -120,7 +120,7 @@ def _import_s(who: str, python: Path) -> float:
 def concurrency(plan: Plan, figures: Figures, progress: Progress) -> None:
     """Many sessions whose step waits for a second, on one server that shares its cores with the driver."""
     asked: list[tuple[Contestant, tuple[int, ...]]] = [(contestants.ours("waiting"), plan.concurrency)]
-    if plan.floor:
+    if plan.echoes:
         asked.insert(0, (contestants.floor("waiting"), plan.concurrency))
     if plan.released:
         asked.append((contestants.released(plan.released, "waiting"), plan.concurrency_released))
@@ -154,7 +154,7 @@ def _wait_one(plan: Plan, figures: Figures, contestant: Contestant, server: Serv
 
 
 def _steppers(plan: Plan) -> Iterator[Contestant]:
-    if plan.floor:
+    if plan.echoes:
         yield contestants.floor()
     yield contestants.ours("inline")
     yield contestants.ours("asynchronous")
@@ -162,7 +162,7 @@ def _steppers(plan: Plan) -> Iterator[Contestant]:
     if plan.released:
         yield contestants.released(plan.released, "sync")
         yield contestants.released(plan.released, "asynchronous")
-    if plan.below_asgi:
+    if plan.echoes:
         yield contestants.below_asgi()
 
 

@@ -30,8 +30,7 @@ class Plan:
         waits: Steps that each of those sessions takes.
         spread_s: Over which time their first steps are spread.
         released: The interpreter of the installation that has the released package; None without.
-        floor: Whether the floor can run.
-        below_asgi: Whether the stack below ASGI is measured for orientation.
+        echoes: Whether the floor can run, and the echo below ASGI.
     """
 
     sections: tuple[str, ...] = SECTIONS
@@ -48,8 +47,7 @@ class Plan:
     waits: int = 4
     spread_s: float = 1.0
     released: Path | None = None
-    floor: bool = True
-    below_asgi: bool = False
+    echoes: bool = True
 
     def with_rounds(self, rounds: int) -> "Plan":
         """Return the same with another number of rounds, everywhere."""
