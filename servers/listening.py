@@ -37,6 +37,9 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
 def listen_often(host: str, port: int, times: int) -> list[socket.socket]:
     """Return several sockets that listen on one address; the system deals connections out among them.
 
+    Of 64 connections to two processes one got 27 to 37 in this way, in a burst or one after another. Where both
+    accept from one socket, a burst of 64 goes to whichever wakes first (0 to 64), with small accept batches too.
+
     Raises:
         ConfigurationError: The address cannot be had.
     """

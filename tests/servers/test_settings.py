@@ -1,0 +1,155 @@
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openenv_core import ConfigurationError
+from openenv_core.protocol.codes import Refusal
+from servers.fleet.plan import WorkerPlan
+from servers.fleet.slots import SharedSlots, SlotTable
+from servers.settings import ServerSettings
+
+TOKEN = "correct-horse-battery-staple"
+
+
+def test_everything_can_be_set_by_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# comment\n\n  {TOKEN}  \n")
+    environ = {
+        "ROPEWALK_TOKENS": "first-token-of-good-length,second-token-of-good-length",
+        "ROPEWALK_TOKEN_FILE": str(file),
+        "ROPEWALK_ALLOWED_HOSTS": "a.example.org, *.example.com",
+        "ROPEWALK_ALLOWED_ORIGINS": "https://example.org",
+        "ROPEWALK_MAX_BODY_BYTES": "1000",
+        "ROPEWALK_MAX_SESSIONS": "3",
+        "ROPEWALK_MAX_SESSIONS_PER_TOKEN": "2",
+        "ROPEWALK_STEP_TIMEOUT": "0",
+        "ROPEWALK_IDLE_TIMEOUT": "5.5",
+        "ROPEWALK_DRAIN": "1",
+        "OPENENV_MODE": "Production",
+    }
+    assert ServerSettings.from_environment(environ) == ServerSettings(
+        tokens=("first-token-of-good-length", "second-token-of-good-length", TOKEN),
+        allowed_hosts=("a.example.org", "*.example.com"),
+        allowed_origins=("https://example.org",),
+        max_body_bytes=1000,
+        max_sessions=3,
+        max_sessions_per_token=2,
+        step_timeout_s=None,
+        idle_timeout_s=5.5,
+        drain_s=1.0,
+        mode="production",
+    )
+
+
+def test_what_is_empty_is_not_set() -> None:
+    assert (
+        ServerSettings.from_environment({"ROPEWALK_MAX_SESSIONS": " ", "OPENENV_MODE": ""})
+        == ServerSettings()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ROPEWALK_TOKENS", "short"),
+        ("ROPEWALK_TOKENS", "not-ascii-but-l\u00f6ng-enough"),
+        ("ROPEWALK_TOKEN_FILE", "/no/such/file"),
+        ("ROPEWALK_MAX_BODY_BYTES", "-1"),
+        ("ROPEWALK_MAX_SESSIONS", "many"),
+        ("ROPEWALK_STEP_TIMEOUT", "nan"),
+        ("ROPEWALK_IDLE_TIMEOUT", "-1"),
+        ("ROPEWALK_DRAIN", "inf"),
+        ("OPENENV_MODE", "test"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        ServerSettings.from_environment({name: value})
+    assert "expected" in str(refused.value)
+    assert "short" not in str(refused.value)
+
+
+def plan(**changes: object) -> WorkerPlan:
+    given = WorkerPlan(
+        app="counter:app",
+        index=1,
+        workers=3,
+        listener=4,
+        slots=5,
+        ready=6,
+        folder="/tmp/here",
+        options=("--mode",),
+        log_level="info",
+        settings=ServerSettings(tokens=(TOKEN,), allowed_hosts=("a", "b"), step_timeout_s=None),
+    )
+    return dataclasses.replace(given, **changes)  # type: ignore[arg-type]
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    assert WorkerPlan.read(plan().line()) == plan()
+    assert TOKEN not in repr(plan())
+
+
+def seen_by(fd: int, worker: int, local: int = 9) -> SharedSlots:
+    table = SlotTable(os.dup(fd), 2, 2)
+    return SharedSlots(table, worker=worker, workers=2, owners=("a", "b"), total=4, local=local, per_owner=3)
+
+
+def test_slots_are_counted_over_all_workers() -> None:
+    fd = SlotTable.create(2, 2)
+    one, other = seen_by(fd, 0), seen_by(fd, 1)
+    one.take("a")
+    other.take("a")
+    one.take("a")
+    with pytest.raises(Refusal, match="of this token, got 3 of 3"):
+        other.take("a")
+    other.take("b")
+    with pytest.raises(Refusal, match="free session, got 4 of 4"):
+        one.take("b")
+    assert one.active == other.active == 4
+    other.give("b")
+    one.take("b")
+    SlotTable(fd, 2, 2).clear(0)
+    assert other.active == 1
+
+
+def test_a_full_worker_knows_one_that_has_room() -> None:
+    fd = SlotTable.create(2, 2)
+    one, other = seen_by(fd, 0, local=1), seen_by(fd, 1, local=1)
+    assert (one.cap, one.elsewhere()) == (1, None)
+    one.take("a")
+    assert (one.elsewhere(), other.elsewhere()) == (1, None)
+    other.take("a")
+    assert (one.elsewhere(), other.elsewhere()) == (None, None)
+    with pytest.raises(Refusal, match="in this worker process"):
+        one.take("a")
+    os.close(fd)
+
+
+def test_many_processes_never_take_more_than_there_is() -> None:
+    """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""
+    fd = SlotTable.create(4, 1)
+    program = (
+        "import sys; from servers.fleet.slots import *; from openenv_core.protocol.codes import Refusal\n"
+        "fd, worker = map(int, sys.argv[1:])\n"
+        "table = SlotTable(fd, 4, 1)\n"
+        "slots = SharedSlots(table, worker=worker, workers=4, owners=('',), total=2, local=2,"
+        " per_owner=None)\n"
+        "taken = 0\n"
+        "while taken < 1000:\n"
+        "    try: slots.take('')\n"
+        "    except Refusal: continue\n"
+        "    with table.locked(): assert table.total() <= 2\n"
+        "    taken += 1\n"
+        "    slots.give('')\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(fd), str(worker)], pass_fds=(fd,))
+        for worker in range(4)
+    ]
+    assert [process.wait(60) for process in processes] == [0] * 4
+    assert SlotTable(fd, 4, 1).total() == 0
