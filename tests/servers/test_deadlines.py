@@ -1,0 +1,294 @@
+"""An environment that hangs, and a client that does not read, cost their session and nothing else."""
+
+import asyncio
+import json
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from counter import (
+    Add,
+    AsyncCounter,
+    BlockingCounter,
+    Count,
+    Counter,
+    Slow,
+    SlowAsync,
+    SlowBlocking,
+    SlowConstructor,
+    SlowSolitary,
+)
+from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from websockets.exceptions import ConnectionClosed
+
+from servers import create_app
+from servers.app import EnvironmentApp
+from servers.settings import ServerSettings
+
+STEP = {"type": "step", "data": {"amount": 2}}
+HEADER = "X-OpenEnv-Session"
+
+
+class Deaf(SlowAsync):
+    """Does not heed its cancellation."""
+
+    async def step(self, action: Add) -> Count:
+        self.entered.set()
+        while not self.release.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                type(self).stepping += 1
+        return Count()
+
+
+class SlowReset(SlowBlocking):
+    def reset(self, **options: Any) -> Count:  # type: ignore[override]
+        self.entered.set()
+        self.release.wait(60)
+        return Count()
+
+
+class SlowState(SlowBlocking):
+    @property
+    def state(self) -> Any:
+        self.entered.set()
+        self.release.wait(60)
+        return Counter().state
+
+
+class SolitaryConstructor(SlowConstructor):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+
+class SingleThread(SlowBlocking):
+    REQUIRES_SINGLE_THREAD_EXECUTOR = True
+
+
+def app_of(env: Any, cap: int = 1, **settings: Any) -> EnvironmentApp:
+    app = create_app(env, Add, Count, max_concurrent_envs=cap)
+    app.configure(ServerSettings(**{"step_timeout_s": 0.2, **settings}))
+    return app
+
+
+HANGING: list[tuple[type[Slow], dict[str, Any] | None]] = [
+    (SlowBlocking, STEP),
+    (SlowSolitary, STEP),
+    (SingleThread, STEP),
+    (SlowAsync, STEP),
+    (Deaf, STEP),
+    (SlowReset, {"type": "reset"}),
+    (SlowState, {"type": "state"}),
+    (SlowConstructor, None),
+    (SolitaryConstructor, None),
+]
+EVERY_HANG = pytest.mark.parametrize(("kind", "frame"), HANGING, ids=lambda v: getattr(v, "__name__", ""))
+
+
+@EVERY_HANG
+async def test_a_socket_is_told_and_its_slot_is_free_at_once(kind: type[Slow], frame: Any) -> None:
+    env = kind.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        try:
+            async with socket_to(address) as ws:
+                if frame is not None:
+                    await ws.send(json.dumps(frame))
+                data = json.loads(await ws.recv())["data"]
+                assert data["code"] == "SESSION_ERROR"
+                assert "within 0.2 s" in data["message"]
+                # The environment hangs still, and its place is free.
+                assert app.sessions.active == 0
+                assert await closing_of(ws) == 1000
+            assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
+        finally:
+            env.release.set()
+        await eventually(lambda: app.sessions.executor.abandoned == 0)
+        await eventually(lambda: env.closed == 1)
+
+
+@EVERY_HANG
+async def test_plain_http_gets_504(kind: type[Slow], frame: Any) -> None:
+    env = kind.fresh()
+    app = app_of(env)
+    what = {"step": ("POST", "/step", {"action": {"amount": 2}}), "state": ("GET", "/state", None)}
+    method, path, body = what.get((frame or {"type": "reset"})["type"], ("POST", "/reset", None))
+    async with serving(app) as address:
+        try:
+            reply = await request(address, method, path, body)
+            assert reply.status_code == 504
+            assert reply.json()["detail"]["code"] == "SESSION_ERROR"
+            assert app.sessions.active == 0
+        finally:
+            env.release.set()
+        await eventually(lambda: app.sessions.executor.abandoned == 0)
+        await eventually(lambda: env.closed == 1)
+
+
+@pytest.mark.parametrize("kind", [SlowBlocking, SlowSolitary, SlowAsync, Deaf], ids=lambda k: k.__name__)
+async def test_a_standing_session_ends_too(kind: type[Slow]) -> None:
+    env = kind.fresh()
+    app = app_of(env)
+    named = {HEADER: "a"}
+    async with serving(app) as address:
+        try:
+            assert (await request(address, "POST", "/reset", None, named)).status_code == 200
+            step = asyncio.create_task(request(address, "POST", "/step", {"action": {"amount": 2}}, named))
+            await eventually(env.entered.is_set)
+            waiting = asyncio.create_task(request(address, "GET", "/state", headers=named))
+            assert (await step).status_code == 504
+            assert app.sessions.active == 0
+            assert (await waiting).status_code == 404
+            assert (await request(address, "GET", "/state", headers=named)).status_code == 404
+            assert (await rpc(address, "tools/list", {"session_id": "a"}))["error"]["code"] == -32602
+        finally:
+            env.release.set()
+        await eventually(lambda: env.closed == 1)
+
+
+async def test_an_attached_socket_is_told() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        session = await opened(address)
+        async with socket_to(address, f"?session_id={session}") as ws:
+            data = (await ask(ws, STEP))["data"]
+            assert (data["code"], "within 0.2 s" in data["message"]) == ("SESSION_ERROR", True)
+            assert await closing_of(ws) == 1000
+        assert app.sessions.active == 0
+        env.release.set()
+        await eventually(lambda: env.closed == 1)
+
+
+async def test_a_hang_of_one_caller_ends_the_others_socket_with_its_next_request() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        session = await opened(address)
+        async with socket_to(address, f"?session_id={session}") as ws:
+            step = {"action": {"amount": 2}}
+            assert (await request(address, "POST", "/step", step, {HEADER: session})).status_code == 504
+            assert (await ask(ws, {"type": "state"}))["data"]["code"] == "SESSION_ERROR"
+            assert await closing_of(ws) == 1000
+        env.release.set()
+        await eventually(lambda: env.closed == 1)
+
+
+async def test_quick_steps_do_not_add_up() -> None:
+    class Unhurried(AsyncCounter):
+        async def step(self, action: Add) -> Count:
+            await asyncio.sleep(0.02)
+            return Count()
+
+    app = app_of(Unhurried, step_timeout_s=0.2)
+    async with serving(app) as address, socket_to(address) as ws:
+        for _ in range(20):
+            assert (await ask(ws, STEP))["type"] == "observation"
+
+
+async def test_hung_threads_are_replaced_up_to_a_bound() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env, cap=8)
+    executor = app.sessions.executor
+    executor.limit = 2 * executor.pool.size  # fewer than 64 make the same point in less time
+    refused = None
+    async with serving(app) as address:
+        for _ in range(executor.limit + 8):
+            async with socket_to(address) as ws:
+                with suppress(ConnectionClosed):  # refused at connect; the frame that says so lies there
+                    await ws.send(json.dumps(STEP))
+                data = json.loads(await ws.recv())["data"]
+                if data["code"] == "CAPACITY_REACHED":
+                    refused = data
+                    break
+                assert data["code"] == "SESSION_ERROR"
+        assert refused is not None
+        assert executor.abandoned == env.stepping == executor.limit > executor.pool.size
+        health = await request(address, "GET", "/health")
+        assert (health.status_code, health.json()) == (503, {"status": "unhealthy"})
+        assert (await request(address, "POST", "/reset")).status_code == 503
+        env.release.set()
+        await eventually(lambda: executor.abandoned == 0)
+        assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
+        assert (await request(address, "POST", "/reset")).status_code == 200
+        await eventually(lambda: env.closed == env.stepping + executor.limit + 1)
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("environment")]
+    assert len(names) <= executor.pool.size + 1
+
+
+async def test_a_class_that_must_be_alone_frees_its_slot_when_its_client_left_for_good() -> None:
+    env = SlowSolitary.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            await ws.send(json.dumps(STEP))
+            await eventually(env.entered.is_set)
+            ws.transport.abort()
+        await eventually(lambda: app.sessions.active == 0)
+        assert (env.stepping, env.closed) == (1, 0)
+        async with socket_to(address) as ws:
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+        env.release.set()
+        await eventually(lambda: env.closed == 2)
+        assert app.sessions.active == 0
+
+
+class Talkative(Counter):
+    def step(self, action: Add) -> Count:
+        return Count(extra="x" * 1_000_000)
+
+
+class TalkativeAsync(Talkative):
+    async def step(self, action: Add) -> Count:  # type: ignore[override]
+        return Count(extra="x" * 1_000_000)
+
+
+@pytest.mark.parametrize("env", [Talkative, TalkativeAsync], ids=lambda e: e.__name__)
+@pytest.mark.parametrize("attached", [False, True])
+async def test_a_client_that_does_not_read_is_dropped(env: type[Counter], attached: bool) -> None:
+    app = app_of(env, send_timeout_s=0.2)
+    async with serving(app) as address:
+        query = f"?session_id={await opened(address)}" if attached else ""
+        async with socket_to(address, query) as ws:
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+            ws.transport.pause_reading()
+            for _ in range(16):
+                await ws.send(json.dumps(STEP))
+            if attached:
+                await eventually(lambda: not app.sessions.standing[0].attached)
+            else:
+                await eventually(lambda: app.sessions.active == 0)
+            await eventually(lambda: not app._sockets._connections)
+            ws.transport.abort()
+
+
+async def test_a_client_that_reads_late_but_reads_is_kept() -> None:
+    app = app_of(Talkative, send_timeout_s=20)
+    async with serving(app) as address, socket_to(address) as ws:
+        for _ in range(16):
+            await ws.send(json.dumps(STEP))
+        ws.transport.pause_reading()
+        await asyncio.sleep(0.3)
+        ws.transport.resume_reading()
+        for _ in range(16):
+            assert json.loads(await ws.recv())["type"] == "observation"
+
+
+async def test_no_deadline_where_there_is_none() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env, step_timeout_s=None)
+    async with serving(app) as address, socket_to(address) as ws:
+        await ws.send(json.dumps(STEP))
+        await eventually(env.entered.is_set)
+        await asyncio.sleep(0.3)
+        env.release.set()
+        assert json.loads(await ws.recv())["type"] == "observation"
+
+
+async def test_a_blocking_environment_that_is_quick_is_not_written_off() -> None:
+    app = app_of(BlockingCounter, cap=4)
+    async with serving(app) as address, socket_to(address) as ws:
+        for _ in range(50):
+            await ask(ws, {"type": "reset"})
+        assert app.sessions.executor.abandoned == 0
