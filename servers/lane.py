@@ -2,14 +2,13 @@
 
 Nearly every frame of the OpenEnv wire is one unfragmented text frame that arrives in one piece while the
 application waits for it. The general way takes such a frame through a generator-based parser, two events, a queue
-and, before and after, a system call that stops and starts reading; and where the environment answers at once,
-through a task that wakes up for it. The lane reads such a frame where it lies, and may hand it to a function that
-answers on the spot. Whatever is not that simple goes the general way, as if there were no lane.
+and, before and after, a system call that stops and starts reading. The lane reads it where it lies. Whatever is not
+that simple goes the general way, as if there were no lane.
 """
 
+import asyncio
 import struct
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
@@ -20,13 +19,6 @@ try:
 except ImportError:  # a build without compiled parts
     from websockets.utils import apply_mask
 
-AnswerNow: TypeAlias = Callable[[str], str | None]
-"""Takes the text of a frame and returns the reply; None, without any effect, where it cannot tell at once."""
-
-LANE: Final = "ropewalk.lane"
-"""The extension in a WebSocket's scope that holds a callable: it takes an AnswerNow, or None to end its use. It is
-asked while the application waits in `receive` for its next frame, and never otherwise."""
-
 _WHOLE_TEXT: Final = 0x81
 """First byte of a frame: the last of its message, no extension, text."""
 _MASKED: Final = 0x80
@@ -34,34 +26,56 @@ _SHORT: Final = 126
 _MASK_BYTES: Final = 4
 
 
+class Events:
+    """What the application has yet to receive: a few hundred bytes where asyncio's queue takes some thousand."""
+
+    __slots__ = ("_events", "_waiter")
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put_nowait(self, event: Any) -> None:
+        """Add an event. How many there can be is bounded by the protocol, which stops reading."""
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Any:
+        """Wait for the next event; for one caller at a time."""
+        while not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.pop(0)
+
+    def empty(self) -> bool:
+        """Whether there is none."""
+        return not self._events
+
+
 class FastLane(WebSocketsSansIOProtocol):
     """uvicorn's sans-I/O WebSocket protocol with the lane."""
 
-    _answer_now: AnswerNow | None = None
     _listening: bool = False
     _plain: bool = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.queue = Events()  # type: ignore[assignment]
 
     def handle_connect(self, event: Request) -> None:
         """Start the application on a handshake."""
         super().handle_connect(event)
-        if self.response.status_code == 101:
-            self._plain = not self.conn.extensions  # compression is not for the lane
-            extensions: Any = self.scope["extensions"]  # the task that was made has not run yet
-            extensions[LANE] = self._use
+        self._plain = self.response.status_code == 101 and not self.conn.extensions
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""
         text = self._whole(data) if self._listening and self._plain else None
         if text is None:
             super().data_received(data)
-            return
-        if self._answer_now is not None and self.writable.is_set():
-            reply = self._answer_now(text)
-            if reply is not None:
-                self.transport.write(_frame(reply))
-                return
-        # The application waits for it, so reading goes on.
-        self.queue.put_nowait({"type": "websocket.receive", "text": text})
+        else:
+            # The application waits for it, so reading goes on.
+            self.queue.put_nowait({"type": "websocket.receive", "text": text})
 
     async def receive(self) -> Any:
         """Wait for the next event."""
@@ -86,9 +100,6 @@ class FastLane(WebSocketsSansIOProtocol):
             self.transport.write(_frame(text))
             return
         await super().send(message)
-
-    def _use(self, answer_now: AnswerNow | None) -> None:
-        self._answer_now = answer_now
 
     def _whole(self, data: bytes) -> str | None:
         """Return the text of a frame that is all there is; None for everything else."""

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, eventually, serving
+from serving import PATIENCE_S, serving
 from websockets.utils import apply_mask
-
-from servers.lane import LANE
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -23,11 +21,10 @@ TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
 
 
 class Echo:
-    """Says what it hears: at once where it is asked to, else through its task."""
+    """Says what it hears."""
 
-    def __init__(self, now: Callable[[str], str | None] | None) -> None:
-        self.now = now
-        self.heard: list[tuple[str, Any]] = []
+    def __init__(self) -> None:
+        self.heard: list[str | None] = []
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -38,21 +35,12 @@ class Echo:
                     return
         await receive()
         await send({"type": "websocket.accept"})
-        if self.now is not None:
-            scope["extensions"][LANE](self._answer)
         while (message := await receive())["type"] == "websocket.receive":
-            self.heard.append(("task", message.get("text")))
+            self.heard.append(message.get("text"))
             if message.get("text") is not None:
                 await send({"type": "websocket.send", "text": message["text"]})
             else:
                 await send({"type": "websocket.send", "bytes": message["bytes"]})
-
-    def _answer(self, text: str) -> str | None:
-        assert self.now is not None
-        reply = self.now(text)
-        if reply is not None:
-            self.heard.append(("lane", text))
-        return reply
 
 
 def frame(opcode: int, payload: bytes, *, fin: bool = True, mask: bytes = b"\x01\x02\x03\x04") -> bytes:
@@ -94,35 +82,17 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         return first & 0xF, await reader.readexactly(size)
 
 
-def app(now: Callable[[str], str | None] | None) -> Any:
-    return Echo(now)
+def app() -> Any:
+    return Echo()
 
 
-def same(text: str) -> str:
-    return text
-
-
-def odd_lengths(text: str) -> str | None:
-    return text if len(text) % 2 else None
-
-
-@pytest.mark.parametrize("now", [None, same, odd_lengths])
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 300_001])
-async def test_any_size_is_echoed(now: Callable[[str], str | None] | None, size: int) -> None:
+async def test_any_size_is_echoed(size: int) -> None:
     text = ("é" * size)[:size]
-    async with serving(app(now)) as address, opened(address) as (reader, writer):
+    async with serving(app()) as address, opened(address) as (reader, writer):
         for _ in range(2):
             writer.write(frame(TEXT, text.encode()))
             assert await read_frame(reader) == (TEXT, text.encode())
-
-
-async def test_a_whole_frame_is_answered_in_the_lane_and_a_declined_one_by_the_task() -> None:
-    echo = app(odd_lengths)
-    async with serving(echo) as address, opened(address) as (reader, writer):
-        for text in (b"one", b"four", b"three"):
-            writer.write(frame(TEXT, text))
-            assert (await read_frame(reader))[1] == text
-    assert echo.heard == [("lane", "one"), ("task", "four"), ("lane", "three")]
 
 
 MESSAGES = st.lists(
@@ -148,7 +118,6 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
         yield frame({"text": TEXT, "binary": BINARY, "ping": PING}[kind], payload[:120], mask=os.urandom(4))
 
 
-@pytest.mark.parametrize("now", [None, same, odd_lengths])
 @settings(
     max_examples=15,
     deadline=None,
@@ -159,16 +128,14 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
     messages=MESSAGES, cuts=st.lists(st.integers(min_value=1, max_value=60), max_size=30), gap=st.booleans()
 )
 def test_whatever_the_pieces_every_message_is_answered_in_order(
-    now: Callable[[str], str | None] | None,
     messages: list[tuple[str, bytes, int]],
     cuts: list[int],
     gap: bool,
 ) -> None:
-    asyncio.run(_conversation(now, messages, cuts, gap))
+    asyncio.run(_conversation(messages, cuts, gap))
 
 
 async def _conversation(
-    now: Callable[[str], str | None] | None,
     messages: list[tuple[str, bytes, int]],
     cuts: list[int],
     gap: bool,
@@ -180,7 +147,7 @@ async def _conversation(
         elif kind != "ping":
             expected.append((TEXT if kind == "text" else BINARY, payload[:120]))
     data = b"".join(piece for message in messages for piece in wire(*message))
-    async with serving(app(now)) as address, opened(address) as (reader, writer):
+    async with serving(app()) as address, opened(address) as (reader, writer):
         for cut in cuts:
             writer.write(data[:cut])
             data = data[cut:]
@@ -196,9 +163,8 @@ async def _conversation(
         assert got == expected
 
 
-@pytest.mark.parametrize("now", [None, same])
-async def test_text_that_is_no_text_ends_the_connection(now: Callable[[str], str | None] | None) -> None:
-    async with serving(app(now)) as address, opened(address) as (reader, writer):
+async def test_text_that_is_no_text_ends_the_connection() -> None:
+    async with serving(app()) as address, opened(address) as (reader, writer):
         writer.write(frame(TEXT, b"before"))
         assert await read_frame(reader) == (TEXT, b"before")
         writer.write(frame(TEXT, b"\xff\xfe"))
@@ -206,20 +172,16 @@ async def test_text_that_is_no_text_ends_the_connection(now: Callable[[str], str
         assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1007))
 
 
-@pytest.mark.parametrize("now", [None, same])
-async def test_unmasked_frames_and_reserved_bits_end_the_connection(
-    now: Callable[[str], str | None] | None,
-) -> None:
+async def test_unmasked_frames_and_reserved_bits_end_the_connection() -> None:
     for wrong in (b"\x81\x02hi" + b"\0" * 8, b"\xc1" + frame(TEXT, b"hi")[1:]):
-        async with serving(app(now)) as address, opened(address) as (reader, writer):
+        async with serving(app()) as address, opened(address) as (reader, writer):
             writer.write(wrong)
             opcode, payload = await read_frame(reader)
             assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
 
 
-@pytest.mark.parametrize("now", [None, same])
-async def test_nothing_is_answered_after_a_close(now: Callable[[str], str | None] | None) -> None:
-    echo = app(now)
+async def test_nothing_is_answered_after_a_close() -> None:
+    echo = app()
     async with serving(echo) as address, opened(address) as (reader, writer):
         writer.write(frame(CLOSE, struct.pack("!H", 1000)) + frame(TEXT, b"late"))
         await writer.drain()
@@ -234,12 +196,11 @@ PAUSE_S = 0.1
 """Long enough for the server, which runs in this very loop, to have taken what was sent so far."""
 
 
-@pytest.mark.parametrize("now", [None, same])
-async def test_what_only_looks_like_a_frame_is_part_of_one(now: Callable[[str], str | None] | None) -> None:
+async def test_what_only_looks_like_a_frame_is_part_of_one() -> None:
     looks = frame(TEXT, b"inner")
     inner = b"ab" + looks
     outer = frame(BINARY, inner, mask=b"\0\0\0\0")
-    async with serving(app(now)) as address, opened(address) as (reader, writer):
+    async with serving(app()) as address, opened(address) as (reader, writer):
         for _ in range(2):
             writer.write(outer[: -len(looks)])
             await asyncio.sleep(PAUSE_S)
@@ -247,12 +208,9 @@ async def test_what_only_looks_like_a_frame_is_part_of_one(now: Callable[[str], 
             assert await read_frame(reader) == (BINARY, inner)
 
 
-@pytest.mark.parametrize("now", [None, same])
 @pytest.mark.parametrize("begun", [[(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]])
-async def test_a_message_within_an_unfinished_one_ends_the_connection(
-    now: Callable[[str], str | None] | None, begun: list[tuple[int, bytes]]
-) -> None:
-    echo = app(now)
+async def test_a_message_within_an_unfinished_one_ends_the_connection(begun: list[tuple[int, bytes]]) -> None:
+    echo = app()
     async with serving(echo) as address, opened(address) as (reader, writer):
         for opcode, payload in begun:
             writer.write(frame(opcode, payload, fin=False))
@@ -263,16 +221,21 @@ async def test_a_message_within_an_unfinished_one_ends_the_connection(
     assert echo.heard == []
 
 
-async def test_a_client_that_does_not_read_is_not_answered_in_the_lane() -> None:
-    """What it has not read is bounded: the lane is left, and the task's send waits."""
-    echo = app(lambda text: text * 100)
+async def test_a_client_that_does_not_read_is_not_answered_for_ever() -> None:
+    """What it has not read is bounded: the application's send waits, and with it the reading."""
+    echo = app()
     async with serving(echo) as address, opened(address) as (reader, writer):
-        payload = frame(TEXT, b"x" * 60_000)
-        for _ in range(40):
-            writer.write(payload)
-            await asyncio.sleep(0.005)
-        await eventually(lambda: any(how == "task" for how, _ in echo.heard))
-        in_lane = sum(how == "lane" for how, _ in echo.heard)
-        assert 1 <= in_lane < 40
-        for _ in range(in_lane):
-            assert len((await read_frame(reader))[1]) == 6_000_000
+        payload = b"x" * 1_000_000
+        sending = asyncio.create_task(_send(writer, frame(TEXT, payload), times=64))
+        await asyncio.sleep(PAUSE_S * 5)
+        assert not sending.done()
+        assert len(echo.heard) < 32
+        for _ in range(64):
+            assert await read_frame(reader) == (TEXT, payload)
+        await sending
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes, times: int) -> None:
+    for _ in range(times):
+        writer.write(data)
+        await writer.drain()
