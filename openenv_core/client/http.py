@@ -36,6 +36,9 @@ from openenv_core.protocol.http import (
 PROBES: Final = 3
 """Questions of TCP keepalive that may stay unanswered."""
 
+KEPT_S: Final = 2.0
+"""Seconds that an idle connection is used again. Servers close them after 5, and a request must not cross that."""
+
 _REACHED: Final = (404, 405, 501)
 """Statuses of /health that tell of a server without one."""
 
@@ -43,11 +46,9 @@ _REACHED: Final = (404, 405, 501)
 class HttpCarrier(Inbox):
     """One session over HTTP: requests one after another, each answered by a frame in the inbox."""
 
-    def __init__(
-        self, client: httpx.AsyncClient, base_url: str, session_id: str, options: CarrierOptions
-    ) -> None:
+    def __init__(self, base_url: str, session_id: str, options: CarrierOptions) -> None:
         super().__init__()
-        self._client = client
+        self._client = _client(base_url, options)
         self._base_url = base_url
         self._session_id = session_id
         self._options = options
@@ -170,6 +171,10 @@ class HttpCarrier(Inbox):
                 f"expected a reply, but the connection is closed ({error or type(error).__name__}); "
                 "call reset() to start a new session"
             ) from None
+        if response.status_code >= 500:
+            # Many servers close the connection after a failure; the next request must not meet that.
+            spent, self._client = self._client, _client(self._base_url, self._options)
+            await spent.aclose()
         return response.status_code, response.headers, bytes(body)
 
 
@@ -187,7 +192,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
         CapacityReached: The server takes nobody for now.
         ConnectionFailed: Nothing answered there in time.
     """
-    carrier = HttpCarrier(_client(base_url, options), base_url, session_id or str(uuid4()), options)
+    carrier = HttpCarrier(base_url, session_id or str(uuid4()), options)
     try:
         async with asyncio.timeout(options.connect_timeout_s):
             await carrier.probe()
@@ -205,7 +210,10 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
 def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
     try:
         transport = httpx.AsyncHTTPTransport(
-            verify=_trust(), proxy=proxy_for(base_url), socket_options=_keepalive(options)
+            verify=_trust(),
+            proxy=proxy_for(base_url),
+            socket_options=_keepalive(options),
+            limits=httpx.Limits(keepalive_expiry=KEPT_S),
         )
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error

@@ -289,9 +289,11 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
                 ) from None
             except ConnectionLost as error:
                 self._forget(str(error))
+                carrier.abort()
                 raise await self._explained(error) from None
             except (ConnectionFailed, ServerError, ProtocolError) as error:
                 self._forget(str(error))
+                carrier.abort()
                 raise
             finally:
                 watchdog.stop()

@@ -60,11 +60,11 @@ def reply_frame(request: HttpRequest, body: bytes) -> bytes:
 
 
 def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes | None:
-    """Return the error frame for an answer that is none of success; None where the status means no error of those.
+    """Return the error frame for an answer that is no success; None where its status is that of no frame.
 
     Args:
         status: The HTTP status.
-        body: FastAPI's `{"detail": ...}`, or anything.
+        body: `{"detail": ...}` with a text, a list of faults, or the data of an error frame; or anything.
         retry_after_s: What the answer's Retry-After says.
     """
     detail = _detail(body)
@@ -87,6 +87,10 @@ def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes 
             code = codes.SESSION_ERROR
         case _:
             return None
+    if isinstance(detail, Mapping):
+        said = {str(name): value for name, value in detail.items()}
+        code, detail = str(said.pop("code", code)), said.pop("message", None)
+        extra = {**said, **extra}
     text = detail if isinstance(detail, str) and detail else f"the server answered with HTTP {status}"
     return encode_error(code, text, extra).encode()
 
@@ -94,6 +98,8 @@ def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes 
 def detail_text(body: bytes) -> str:
     """Return the words of an answer that is no success."""
     detail = _detail(body)
+    if isinstance(detail, Mapping):
+        detail = detail.get("message", detail)
     return detail if isinstance(detail, str) else dumps(detail).decode()
 
 

@@ -1,0 +1,296 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from counter import Add, Awkward, Count, Counter, CountState, SlowAsync
+from serving import eventually, serving
+
+from openenv_core import (
+    AccessRefused,
+    AuthenticationFailed,
+    CapacityReached,
+    ClientError,
+    ConnectionFailed,
+    ConnectionLost,
+    EnvClient,
+    ExecutionFailed,
+    GenericEnvClient,
+    ProtocolError,
+    RequestTimeout,
+    SessionFailed,
+    ValidationFailed,
+)
+from openenv_core.client.refusals import retry_after
+from servers import create_app
+
+
+class CounterEnv(EnvClient[Add, Count, CountState]):
+    action_type = Add
+    observation_type = Count
+    state_type = CountState
+
+
+Answer = tuple[int, dict[str, str], Any]
+
+
+@asynccontextmanager
+async def answering(handler: Callable[[str, str, bytes], Awaitable[Answer]]) -> AsyncIterator[str]:
+    """A server that answers plain HTTP as a test says: (method, path, body) to (status, headers, body)."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                method, path, _ = line.decode().split(" ")
+                length = 0
+                while (field := await reader.readline()).strip():
+                    name, _, value = field.decode().partition(":")
+                    if name.lower() == "content-length":
+                        length = int(value)
+                status, headers, answer = await handler(method, path, await reader.readexactly(length))
+                body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                head = {**headers, "Content-Length": str(len(body))}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+                writer.write(f"HTTP/1.1 {status} So\r\n{lines}\r\n".encode() + body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def result(total: int) -> dict[str, Any]:
+    return {"observation": {"total": total}, "reward": 1.0, "done": False}
+
+
+async def test_an_episode_over_plain_http() -> None:
+    app = create_app(Counter, Add, Count, max_concurrent_envs=4)
+    async with serving(app) as address:
+        async with (
+            CounterEnv(f"http://{address}", transport="http") as one,
+            CounterEnv(f"ws://{address}/ws", transport="http") as two,
+        ):
+            assert (await one.reset(seed=3, episode_id="e")).observation.total == 3
+            assert (await two.reset(seed=1)).observation.total == 1
+            assert (await one.step(Add(amount=4))).observation == Count(total=7, reward=1, done=False)
+            assert (await one.state()).episode_id == "e"
+            with pytest.raises(ValidationFailed, match="amount: Input should be"):
+                await one.step({"amount": "x"})  # type: ignore[arg-type]
+            with pytest.raises(ValidationFailed, match="seed: Input should be"):
+                await one.reset(seed=-1)
+            assert (await one.step(Add(amount=3))).done
+            with pytest.raises(ExecutionFailed, match=r"call reset\(\)"):
+                await one.step(Add(amount=1))
+            assert (await one.reset()).observation.total == 0
+            assert app.sessions.active == 2
+        await eventually(lambda: app.sessions.active == 0)  # closing gave the sessions back
+
+
+def test_the_same_without_asyncio() -> None:
+    with GenericEnvClient.from_process("counter:app", cwd=_support(), transport="http") as env:
+        assert env.reset(seed=2).observation["total"] == 2
+        assert env.step({"amount": 1}).reward == 1
+        with env.new_session() as other:
+            assert other.reset(seed=5).observation["total"] == 5
+        assert env.state()["total"] == 3
+
+
+def _support() -> str:
+    from pathlib import Path
+
+    return str(Path(__file__).parents[1] / "support")
+
+
+async def test_a_cap_and_an_unknown_session() -> None:
+    async with serving(create_app(Counter, Add, Count)) as address:
+        url = f"http://{address}"
+        async with CounterEnv(url, transport="http") as one, CounterEnv(url, transport="http") as two:
+            with pytest.raises(SessionFailed, match="Unknown session"):
+                await two.step(Add(amount=1))
+            await one.reset()
+            with pytest.raises(CapacityReached) as refused:
+                await two.reset()
+            assert refused.value.retry_after_s is not None
+
+
+async def test_a_timeout_over_http_keeps_the_order() -> None:
+    proceed = asyncio.Event()
+    number = 0
+
+    async def handler(method: str, path: str, body: bytes) -> Answer:
+        nonlocal number
+        if path == "/step":
+            number += 1
+            if number == 1:
+                await proceed.wait()
+            return 200, {}, result(number)
+        return (404 if path == "/schema" else 200), {}, result(0)
+
+    async with answering(handler) as url, CounterEnv(url, transport="http", message_timeout_s=0.2) as env:
+        await env.reset()
+        with pytest.raises(RequestTimeout):
+            await env.step(Add(amount=1))
+        with pytest.raises(RequestTimeout):
+            await env.step(Add(amount=1))
+        proceed.set()
+        assert (await env.step(Add(amount=1))).observation.total == 3
+
+
+async def test_closing_ends_a_request_that_waits() -> None:
+    env_class = SlowAsync.fresh()
+    app = create_app(env_class, Add, Count)
+    async with serving(app) as address:
+        env = CounterEnv(f"http://{address}", transport="http", message_timeout_s=None)
+        await env.reset()
+        request = asyncio.create_task(env.step(Add(amount=1)))
+        await eventually(env_class.entered.is_set)
+        await env.close()
+        with pytest.raises(ConnectionLost):
+            await request
+        await env.close()
+
+
+async def test_a_timed_out_session_is_given_back_at_the_end() -> None:
+    env_class = SlowAsync.fresh()
+    app = create_app(env_class, Add, Count)
+    async with serving(app) as address:
+        async with CounterEnv(f"http://{address}", transport="http", message_timeout_s=0.2) as env:
+            await env.reset()
+            with pytest.raises(RequestTimeout):
+                await env.step(Add(amount=1))
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_one_environment_for_everybody_as_in_0_1() -> None:
+    seen: list[tuple[str, str, bytes]] = []
+
+    async def handler(method: str, path: str, body: bytes) -> Answer:
+        seen.append((method, path, body))
+        match path:
+            case "/reset" | "/step":
+                return 200, {}, result(len(seen))
+            case "/state":
+                return 200, {}, {"episode_id": "shared", "step_count": 1}
+            case "/health":
+                return 200, {}, {"status": "healthy"}
+        return 404, {}, {"detail": "Not Found"}
+
+    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
+        await env.reset(seed=1)
+        await env.step(Add(amount=2))
+        assert (await env.state()).episode_id == "shared"
+    assert [path for _, path, _ in seen] == ["/health", "/reset", "/schema", "/step", "/state", "/mcp"]
+    assert json.loads(seen[1][2]) == {"seed": 1}
+    assert json.loads(seen[3][2]) == {"action": {"metadata": {}, "amount": 2}}
+
+
+async def test_a_server_that_keeps_nothing_is_no_episode() -> None:
+    async def handler(method: str, path: str, body: bytes) -> Answer:
+        return 200, {}, result(0)
+
+    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
+        with pytest.raises(ProtocolError, match="a new environment for each request"):
+            await env.reset()
+        assert not env.connected
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (401, AuthenticationFailed, "pass token="),
+        (403, AccessRefused, "HTTP 403"),
+        (421, AccessRefused, "HTTP 421"),
+        (307, ConnectionFailed, "HTTP 307"),
+        (404, ConnectionFailed, "HTTP 404"),
+        (422, ValidationFailed, "why"),
+        (500, ExecutionFailed, "why"),
+        (503, CapacityReached, "why"),
+        (504, SessionFailed, "why"),
+        (599, ConnectionFailed, "HTTP 599"),
+    ],
+)
+async def test_what_a_status_means(status: int, error: type[ClientError], words: str) -> None:
+    async def handler(method: str, path: str, body: bytes) -> Answer:
+        return (200 if path == "/health" else status), {"Retry-After": "7"}, {"detail": "why"}
+
+    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
+        with pytest.raises(error, match=words) as raised:
+            await env.reset()
+        assert type(raised.value) is error
+        if isinstance(raised.value, CapacityReached):
+            assert raised.value.retry_after_s == 7
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"3", b'{"no":1}', b"", b"\xff"])
+async def test_answers_that_are_not_the_wire(body: bytes) -> None:
+    async def handler(method: str, path: str, _: bytes) -> Answer:
+        return (404 if path == "/schema" else 200), {}, body
+
+    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
+        with pytest.raises(ProtocolError, match="expected"):
+            await env.reset()
+
+
+async def test_an_answer_that_is_too_long() -> None:
+    async def handler(method: str, path: str, _: bytes) -> Answer:
+        return 200, {}, b"x" * (100 if path == "/health" else 200_000)
+
+    async with (
+        answering(handler) as url,
+        CounterEnv(url, transport="http", max_message_size_mb=0.1) as env,
+    ):
+        with pytest.raises(ProtocolError, match="max_message_size_mb"):
+            await env.reset()
+
+
+async def test_nobody_there_or_nobody_who_answers() -> None:
+    with pytest.raises(ConnectionFailed, match="check that it runs"):
+        await CounterEnv("http://127.0.0.1:9", transport="http").reset()
+
+    async def handler(method: str, path: str, body: bytes) -> Answer:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async with answering(handler) as url:
+        with pytest.raises(ConnectionFailed, match=r"no answer within 0.2 s"):
+            await CounterEnv(url, transport="http", connect_timeout_s=0.2).connect()
+
+
+async def test_a_connection_that_breaks() -> None:
+    async def handler(method: str, path: str, body: bytes) -> Answer:
+        if path == "/step":
+            raise ConnectionError
+        return (404 if path == "/schema" else 200), {}, result(0)
+
+    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
+        await env.reset()
+        with pytest.raises(ConnectionLost, match="new session"):
+            await env.step(Add(amount=1))
+        with pytest.raises(ConnectionLost):
+            await env.state()
+        await env.reset()
+
+
+async def test_a_failing_environment_lives_on() -> None:
+    async with (
+        serving(create_app(Awkward, Add, Count)) as address,
+        CounterEnv(f"http://{address}", transport="http") as env,
+    ):
+        await env.reset()
+        for _ in range(3):
+            with pytest.raises(ExecutionFailed):
+                await env.step(Add(amount=6))
+        assert (await env.step(Add(amount=8))).metadata == {"why": "because"}
+
+
+def test_when_to_come_again() -> None:
+    assert retry_after(None) is None
+    assert retry_after("2.5") == 2.5
+    assert retry_after("-1") == 0
+    assert retry_after("soon") is None
+    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
