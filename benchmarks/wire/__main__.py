@@ -44,23 +44,19 @@ sections:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print, and return the exit status."""
+    """Measure, print what there is, and return the exit status."""
     arguments = _parser().parse_args(words)
     figures = Figures()
     plan = _plan(arguments, figures)
     _raise_descriptor_limit()
     signal.signal(signal.SIGTERM, _interrupt)
     progress = _Progress()
+    status = 0
     try:
-        for section in plan.sections:
-            try:
-                getattr(measures, section)(plan, figures, progress)
-            except (StartError, DriverError) as error:
-                figures.notes.append(f"the rest of {section}: {error}")
+        _measure(plan, figures, progress)
     except KeyboardInterrupt:
-        progress.clear()
-        print("benchmarks.wire: interrupted; every server that was started is stopped", file=sys.stderr)
-        return INTERRUPTED
+        status = INTERRUPTED
+        figures.notes.append("the rest: interrupted; every server that was started is stopped")
     progress.clear()
     held = bars(figures)
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, medians of rounds\n")
@@ -71,7 +67,15 @@ def main(words: Sequence[str] | None = None) -> int:
             "bars": [{"what": b.what, "value": b.value, "met": b.met} for b in held],
         }
         arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return 0
+    return status
+
+
+def _measure(plan: Plan, figures: Figures, progress: "_Progress") -> None:
+    for section in plan.sections:
+        try:
+            getattr(measures, section)(plan, figures, progress)
+        except (StartError, DriverError) as error:
+            figures.notes.append(f"the rest of {section}: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
