@@ -9,10 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import SESSION_ERROR
+from servers.fleet.exchange import ExchangeFailed, Exchanges
 from servers.security.refusal import Turned, turn_away
 
 if TYPE_CHECKING:
-    import httpcore
     from websockets.asyncio.client import ClientConnection
 
 logger = logging.getLogger("servers")
@@ -55,7 +55,7 @@ class UnixPeers:
     def __init__(self, path: Callable[[int], str], reply_s: float | None) -> None:
         self._path = path
         self._reply_s = None if reply_s is None else reply_s + MARGIN_S
-        self._pools: dict[int, httpcore.AsyncConnectionPool] = {}
+        self._known: dict[int, Exchanges] = {}
 
     async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Pass on a request, and its response back; a caller that leaves takes its request along."""
@@ -92,62 +92,37 @@ class UnixPeers:
 
     async def close(self) -> None:
         """Let go of all connections."""
-        pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            await pool.aclose()
+        for exchanges in self._known.values():
+            exchanges.close()
 
     async def _request(self, worker: int, scope: Scope, body: bytes, send: Send) -> None:
-        import httpcore
-
-        timeout = {"connect": CONNECT_S, "read": self._reply_s, "write": CONNECT_S, "pool": None}
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_BY_HOP]
         headers.append((b"content-length", str(len(body)).encode()))
         query = scope.get("query_string", b"")
-        target = scope.get("raw_path", scope["path"].encode()) + (b"?" + query if query else b"")
-        request = httpcore.Request(
-            scope["method"],
-            httpcore.URL(scheme=b"http", host=b"localhost", port=None, target=target),
-            headers=headers,
-            content=body,
-            extensions={"timeout": timeout},
-        )
+        target = scope["raw_path"] + (b"?" + query if query else b"")
         try:
-            response = await self._pool(worker).handle_async_request(request)
-            try:
-                content = await response.aread()
-            finally:
-                await response.aclose()
-        except (OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            logger.warning("worker %d did not answer: %s", worker, type(error).__name__)
-            detail = f"expected worker {worker}, which holds this session, to answer, got none; "
-            await turn_away(Turned(502, detail + "if it died, its sessions are gone: reset"), scope, send)
+            answer = await self._exchanges(worker).exchange(scope["method"], target, headers, body)
+        except ExchangeFailed as failed:
+            logger.warning("worker %d did not answer: %s", worker, failed)
+            text = f"expected worker {worker}, which holds this session, to answer, got: {failed}; "
+            await turn_away(Turned(502, text + "if it died, its sessions are gone: reset"), scope, send)
             return
-        kept = [(name, value) for name, value in response.headers if name.lower() not in _HOP_BY_HOP]
-        kept.append((b"content-length", str(len(content)).encode()))
-        await send({"type": "http.response.start", "status": response.status, "headers": kept})
-        await send({"type": "http.response.body", "body": content})
+        kept = [(name, value) for name, value in answer.headers if name.lower() not in _HOP_BY_HOP]
+        kept.append((b"content-length", str(len(answer.body)).encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+        await send({"type": "http.response.body", "body": answer.body})
 
-    def _pool(self, worker: int) -> "httpcore.AsyncConnectionPool":
-        import httpcore  # needed by those alone whose requests come in at the wrong worker
-
-        if worker not in self._pools:
-            # As many connections as there are callers, who are bounded; each is a descriptor on both sides.
-            self._pools[worker] = httpcore.AsyncConnectionPool(
-                uds=self._path(worker),
-                max_connections=None,
-                max_keepalive_connections=64,
-                keepalive_expiry=30,
-            )
-        return self._pools[worker]
+    def _exchanges(self, worker: int) -> Exchanges:
+        if worker not in self._known:
+            self._known[worker] = Exchanges(self._path(worker), CONNECT_S, self._reply_s)
+        return self._known[worker]
 
     async def _connect(self, worker: int, scope: Scope) -> "ClientConnection":
         from websockets.asyncio.client import unix_connect
 
         host = next(value for name, value in scope["headers"] if name.lower() == b"host").decode("latin-1")
         query = scope.get("query_string", b"").decode("latin-1")
-        target = scope.get("raw_path", scope["path"].encode()).decode("latin-1") + (
-            f"?{query}" if query else ""
-        )
+        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in scope["headers"]

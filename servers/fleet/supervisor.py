@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from openenv_core.errors import ConfigurationError
 from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SlotTable
-from servers.fleet.worker import FAILED
+from servers.fleet.worker import FAILED, READY
 
 logger = logging.getLogger("servers")
 
@@ -35,6 +36,15 @@ AFTER_DRAIN_S: Final = 5.0
 class _Worker:
     plan: WorkerPlan
     process: asyncio.subprocess.Process | None = None
+    said: bytes = b""
+
+    def listen(self, fd: int) -> None:
+        """Take what the worker says of its start."""
+        with suppress(BlockingIOError):
+            part = os.read(fd, 65_536)
+            self.said += part
+            if not part:
+                asyncio.get_running_loop().remove_reader(fd)
 
     def signal(self, number: signal.Signals) -> None:
         if self.process is not None:
@@ -60,7 +70,11 @@ class Supervisor:
         self._interrupts = 0
 
     async def run(self) -> int:
-        """Run the fleet until a signal says to stop; return the exit status."""
+        """Run the fleet until a signal says to stop; return the exit status.
+
+        Raises:
+            ConfigurationError: The workers cannot start, and say why.
+        """
         plan = self._plan
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -84,8 +98,9 @@ class Supervisor:
             )
             self._stopping.set()
             await self._end(workers, keepers)
-            for keeper in keepers:
-                keeper.result()
+            errors = [error for keeper in keepers if (error := keeper.exception()) is not None]
+            if errors:
+                raise errors[0]
         finally:
             table.close()
             shutil.rmtree(folder, ignore_errors=True)
@@ -107,22 +122,24 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
-            healthy = await self._live(worker)
+            await self._live(worker)
+            healthy = worker.said == READY
             table.clear(worker.plan.index)
             assert worker.process is not None
             status = worker.process.returncode
             if self._stopping.is_set():
                 return
             stillborn = 0 if healthy else stillborn + 1
-            if not healthy and (status == FAILED or stillborn == MAX_STILLBORN):
-                self._status = FAILED if status == FAILED else 1
-                if status != FAILED:
-                    logger.error(
-                        "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
-                        worker.plan.index,
-                        status,
-                        stillborn,
-                    )
+            if status == FAILED and not healthy:
+                raise ConfigurationError(worker.said.decode(errors="replace") or "a worker could not start")
+            if stillborn == MAX_STILLBORN:
+                self._status = 1
+                logger.error(
+                    "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
+                    worker.plan.index,
+                    status,
+                    stillborn,
+                )
                 return
             if healthy and loop.time() - started > STEADY_S:
                 pause_s = FIRST_PAUSE_S
@@ -131,8 +148,9 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _live(self, worker: _Worker) -> bool:
-        """Run one worker to its end; return whether it was ever healthy."""
+    async def _live(self, worker: _Worker) -> None:
+        """Run one worker to its end."""
+        worker.said = b""
         ready, write = os.pipe()
         plan = replace(worker.plan, ready=write)
         try:
@@ -146,8 +164,8 @@ class Supervisor:
         finally:
             os.close(write)
         loop = asyncio.get_running_loop()
-        healthy = asyncio.Event()
-        loop.add_reader(ready, _read_ready, ready, healthy, loop)
+        os.set_blocking(ready, False)
+        loop.add_reader(ready, worker.listen, ready)
         assert process.stdin is not None
         try:
             # The pipe stays open: its end tells the worker that this process is gone.
@@ -155,11 +173,11 @@ class Supervisor:
             if self._stopping.is_set():  # since the worker was begun
                 worker.signal(signal.SIGTERM)
             await process.wait()
+            worker.listen(ready)
         finally:
             loop.remove_reader(ready)
             os.close(ready)
             process.stdin.close()
-        return healthy.is_set()
 
     async def _end(self, workers: Sequence[_Worker], keepers: "Sequence[asyncio.Task[None]]") -> None:
         """End all workers: in order, and after a deadline in any case."""
@@ -177,9 +195,3 @@ class Supervisor:
 
 async def _all(tasks: "Sequence[asyncio.Task[None]]") -> None:
     await asyncio.wait(tasks)
-
-
-def _read_ready(fd: int, healthy: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    if os.read(fd, 1):
-        healthy.set()
-    loop.remove_reader(fd)

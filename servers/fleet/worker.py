@@ -7,6 +7,7 @@ whatever cause, and the pipe with it; the worker ends then too.
 import os
 import socket
 import sys
+from contextlib import suppress
 
 from openenv_core.errors import OpenEnvError
 from servers.fleet.plan import WorkerPlan
@@ -14,15 +15,22 @@ from servers.fleet.plan import WorkerPlan
 FAILED = 2
 """The exit status of a worker that could not start whatever is tried again."""
 
+READY = b"\x01"
+"""What a worker says once it accepts connections; one that cannot start says why instead."""
+
 
 def main() -> int:
     """Run the worker."""
     plan, lifeline = _take_plan()
+    for fd in (plan.listener, plan.slots, plan.ready):
+        os.set_inheritable(fd, False)
     try:
         return _serve(plan, lifeline)
     except OpenEnvError as error:
-        if plan.index == 0:  # it is the same for all
-            print(f"ropewalk: {error}", file=sys.stderr)  # noqa: T201
+        with suppress(OSError):  # it was healthy before, and the pipe is closed
+            os.write(
+                plan.ready, str(error).encode()
+            )  # the same for all, so that the supervisor says it, once
         return FAILED
     except KeyboardInterrupt:
         return 0  # while it started; the supervisor got it too
@@ -48,8 +56,6 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
     from servers.logs import configure_logging
     from servers.target import load_app
 
-    for fd in (plan.listener, plan.slots, plan.ready):
-        os.set_inheritable(fd, False)
     configure_logging(plan.log_level, plan.settings.tokens)
     served = assemble_worker(load_app(plan.app), plan)
     path = plan.private_socket(plan.index)
@@ -60,7 +66,7 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
         private.listen()
 
         def ready() -> None:
-            os.write(plan.ready, b"1")
+            os.write(plan.ready, READY)
             os.close(plan.ready)
 
         return host(
