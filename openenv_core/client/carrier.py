@@ -29,7 +29,7 @@ class CarrierOptions:
     max_message_bytes: int
     ping_interval_s: float | None
     ping_timeout_s: float | None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be in it
 
 
 class Overdue(Exception):  # noqa: N818 - a signal between a session and its carrier, not an error to catch

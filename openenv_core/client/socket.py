@@ -93,21 +93,25 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         """Take a frame, which lives until this returns."""
         self._heard = True
         kind = frame.msg_type
+        if self._lost is not None and kind is not _CLOSE:
+            return  # nobody reads on behind a message that was cut short
         if kind is _TEXT or kind is _BINARY:
+            if frame.payload_size > self._options.max_message_bytes:
+                # picows has refused it, and hands it out all the same if it is whole before the hang-up.
+                self._lose(ConnectionLost(_closed(transport)))
+                return
             if self._parts is not None:
-                raise _violation("a new message inside of another")
+                raise self._broken(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
             if frame.fin:
                 self._deliver(frame.get_payload_as_bytes())
             else:
                 self._parts = bytearray(frame.get_payload_as_memoryview())
         elif kind is _CONTINUATION:
             if self._parts is None:
-                raise _violation("the continuation of nothing")
+                raise self._broken(WSCloseCode.PROTOCOL_ERROR, "the continuation of nothing")
             if len(self._parts) + frame.payload_size > self._options.max_message_bytes:
-                raise picows.WSProtocolError(
-                    WSCloseCode.MESSAGE_TOO_BIG,
-                    f"message of more than {self._options.max_message_bytes} bytes",
-                )
+                limit = self._options.max_message_bytes
+                raise self._broken(WSCloseCode.MESSAGE_TOO_BIG, f"a message of more than {limit} bytes")
             self._parts += frame.get_payload_as_memoryview()
             if frame.fin:
                 parts, self._parts = self._parts, None
@@ -146,6 +150,11 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             assert self._transport is not None
             self._paused = True
             self._transport.underlying_transport.pause_reading()
+
+    def _broken(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
+        """Give the connection up; what is returned makes picows tell the server."""
+        self._lose(ConnectionLost(_against_the_rules(what)))
+        return picows.WSProtocolError(code, what)
 
     def _resume(self) -> None:
         if self._paused and self._transport is not None and not self._transport.is_disconnected:
@@ -309,10 +318,6 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def _violation(what: str) -> picows.WSProtocolError:
-    return picows.WSProtocolError(WSCloseCode.PROTOCOL_ERROR, f"expected whole messages, got {what}")
-
-
 def _number(code: WSCloseCode) -> int:
     return int(code.value)  # an IntEnum, whatever the stubs say; unknown codes become members too
 
@@ -321,6 +326,8 @@ def _closed(transport: WSTransport) -> str:
     """Say how a connection ended."""
     handshake = transport.close_handshake
     sent, came = (None, None) if handshake is None else (handshake.sent, handshake.recv)
+    if handshake is not None and sent is not None and not handshake.recv_then_sent:
+        return _against_the_rules(sent.reason)
     if came is not None:
         words = f"close code {_number(came.code)}{f': {came.reason}' if came.reason else ''}"
         if came.code in _LEAVING:
@@ -332,14 +339,16 @@ def _closed(transport: WSTransport) -> str:
             f"expected a reply, but the server closed the connection ({words}); "
             "call reset() to start a new session"
         )
-    if sent is not None and sent.code != WSCloseCode.OK:
-        return (
-            f"expected a reply, but what came broke the rules of WebSockets ({sent.reason}); "
-            "the session is over, call reset() to start a new one"
-        )
     return (
         "expected a reply, but the connection is closed (it broke without a word); "
         "call reset() to start a new session"
+    )
+
+
+def _against_the_rules(what: str) -> str:
+    return (
+        f"expected messages by the rules of WebSockets and within max_message_size_mb, got {what}; "
+        "the session is over, call reset() to start a new one"
     )
 
 
