@@ -8,15 +8,15 @@ app = create_app(BlackjackEnvironment, BlackjackAction, BlackjackObservation, ma
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from servers.app import create_app
+    from servers.app import create_app, create_fastapi_app
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "create_fastapi_app"]
 
 
 def __getattr__(name: str) -> Any:
     # The web framework loads when it is needed: `ropewalk --help` loads this package too.
-    if name == "create_app":
-        from servers.app import create_app
+    if name in __all__:
+        from servers import app
 
-        return create_app
+        return getattr(app, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -273,9 +273,12 @@ def create_app(
         if mode not in MODES:
             raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
         settings = replace(settings, mode=mode)
-    models = {"action": action_cls, "observation": observation_cls, "state": state_cls or State}
-    if reset_observation_cls is not None:
-        models["reset_observation"] = reset_observation_cls
+    models = {
+        "action": action_cls,
+        "observation": observation_cls,
+        "state": state_cls or State,
+        "reset_observation": reset_observation_cls or observation_cls,
+    }
     cap = 1 if max_concurrent_envs is None else max_concurrent_envs
     served = Served(factory=env, action=action_cls, models=models, name=env_name, cap=cap)
     return EnvironmentApp(served, settings)

@@ -28,11 +28,6 @@ class Schemas(BaseModel):
     action: dict[str, Any]
     observation: dict[str, Any]
     state: dict[str, Any]
-
-
-class SchemasOfTwo(Schemas):
-    """The same where a reset returns an observation of another kind."""
-
     reset_observation: dict[str, Any]
 
 
@@ -60,9 +55,9 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
         """Tell of the environment."""
         return await metadata()
 
-    @router.get("/schema", response_model=SchemasOfTwo if "reset_observation" in models else Schemas)
+    @router.get("/schema", response_model=Schemas)
     async def schema() -> dict[str, Any]:
-        """Return the JSON schemas of the action, the observation and the state."""
+        """Return the JSON schemas of the action, the state, and the observations of steps and of resets."""
         return schemas
 
     return router

@@ -22,9 +22,10 @@ def session_named_by(request: Request) -> str | None:
     Raises:
         Refusal: VALIDATION_ERROR: it is no id.
     """
+    named: str | None = None
     for place, name, value in (
-        ("header", SESSION_HEADER, request.headers.get(SESSION_HEADER)),
         ("cookie", SESSION_COOKIE, request.cookies.get(SESSION_COOKIE)),
+        ("header", SESSION_HEADER, request.headers.get(SESSION_HEADER)),
     ):
         if value is None:
             continue
@@ -37,8 +38,8 @@ def session_named_by(request: Request) -> str | None:
                 "input": value,
             }
             raise Refusal(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
-        return value
-    return None
+        named = value
+    return named
 
 
 def naming(session_id: str, keep: bool = False) -> dict[str, str]:

@@ -16,6 +16,7 @@ from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, Runner
 from servers.routes.answers import json_answer, refused, text_of, while_connected
+from servers.routes.bodies import StrictRoute
 from servers.routes.description import answer, problem
 from servers.security.guard import PRINCIPAL
 from servers.sessions import SessionTable
@@ -72,7 +73,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
         sessions: Where instances come from.
         env_name: What the environment is called in the paths.
     """
-    router = APIRouter()
+    router = APIRouter(route_class=StrictRoute)
     tasks = _Tasks(sessions, env_name)
 
     @router.get("/list_environments")

@@ -150,7 +150,8 @@ async def test_what_a_server_tells_of_itself() -> None:
             "documentation_url": None,
         }
         schema = (await call(address, "GET", "/schema")).json()
-        assert set(schema) == {"action", "observation", "state"}
+        assert set(schema) == {"action", "observation", "state", "reset_observation"}
+        assert schema["reset_observation"] == schema["observation"]
         assert schema["action"]["required"] == ["amount"]
         assert "thread" in schema["state"]["properties"]
         assert (await call(address, "GET", "/openapi.json")).json()["info"]["version"].startswith("1.")

@@ -154,7 +154,6 @@ async def test_sessions_opened_and_left_do_not_fill_a_server_for_ever(
     async with serving(app) as address:
         await opened(address)
         await opened(address)
-        assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
         await eventually(lambda: app.sessions.active == 0)
         await opened(address)
 
