@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openenv_core import EnvClient
-from openenv_core.errors import CapacityReached, ClientError, ExecutionFailed, ServerError
+from openenv_core.errors import (
+    AccessRefused,
+    AuthenticationFailed,
+    CapacityReached,
+    ClientError,
+    ExecutionFailed,
+    ServerError,
+)
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.episode import EpisodeSettings, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
@@ -132,6 +139,8 @@ class RolloutWorkers:
             try:
                 client = await self._client(slot)
                 return await play_episode(client, self._policy, self._task, seed=seed, settings=settings)
+            except (AuthenticationFailed, AccessRefused):
+                raise  # trying again cannot help
             except ClientError as error:
                 if isinstance(error, ServerError) and not isinstance(
                     error, (ExecutionFailed, CapacityReached)
@@ -139,6 +148,8 @@ class RolloutWorkers:
                     raise  # the server refuses what we send: trying again cannot help
                 failure = self.last_failure = error
                 self.retried += 1
+                # Also after a time-out, which leaves the session standing: its episode is behind by a step that
+                # nobody knows the outcome of.
                 await self._discard(slot)
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         if isinstance(failure, CapacityReached):
