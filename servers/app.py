@@ -272,7 +272,8 @@ def create_app(
     if mode is not None:
         if mode not in MODES:
             raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
-        settings = replace(settings, mode=mode)
+        # By its plain value: folders written for the released package give a member of an enum of strings.
+        settings = replace(settings, mode="production" if mode == "production" else "simulation")
     models = {
         "action": action_cls,
         "observation": observation_cls,
@@ -284,5 +285,27 @@ def create_app(
     return EnvironmentApp(served, settings)
 
 
-create_fastapi_app = create_app
-"""The same: the released package's other function differs in the web page alone."""
+def create_fastapi_app(
+    env: Factory,
+    action_cls: Any,
+    observation_cls: Any,
+    max_concurrent_envs: int | None = None,
+    concurrency_config: ConcurrencyConfig | None = None,
+    env_name: str | None = None,
+    state_cls: type[State] | None = None,
+    *,
+    mode: Mode | None = None,
+    reset_observation_cls: Any = None,
+) -> EnvironmentApp:
+    """Build the same server under the name, and with the order of parameters, of one that has no web page."""
+    return create_app(
+        env,
+        action_cls,
+        observation_cls,
+        env_name,
+        max_concurrent_envs,
+        concurrency_config,
+        state_cls=state_cls,
+        mode=mode,
+        reset_observation_cls=reset_observation_cls,
+    )

@@ -23,7 +23,7 @@ from openenv_core.errors import ConfigurationError
 SERVER_NAMES: Final[compat.Extra] = {
     "openenv.core.env_server.http_server": {
         "create_app": "servers:create_app",
-        "create_fastapi_app": "servers:create_app",
+        "create_fastapi_app": "servers:create_fastapi_app",
     }
 }
 """What the released package's modules of the server's side hold here."""

@@ -246,9 +246,12 @@ class TalkativeAsync(Talkative):
 
 @pytest.mark.parametrize("env", [Talkative, TalkativeAsync], ids=lambda e: e.__name__)
 @pytest.mark.parametrize("attached", [False, True])
-async def test_a_client_that_does_not_read_is_dropped(env: type[Counter], attached: bool) -> None:
+@pytest.mark.parametrize("protocol", [{}, {"ws": "websockets-sansio"}], ids=["ours", "uvicorn's"])
+async def test_a_client_that_does_not_read_is_dropped(
+    env: type[Counter], attached: bool, protocol: dict[str, str]
+) -> None:
     app = app_of(env, send_timeout_s=0.2)
-    async with serving(app) as address:
+    async with serving(app, **protocol) as address:
         query = f"?session_id={await opened(address)}" if attached else ""
         async with socket_to(address, query) as ws:
             assert (await ask(ws, {"type": "reset"}))["type"] == "observation"

@@ -1,5 +1,6 @@
 """Production mode, what create_app takes, and what the OpenAPI document says."""
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -7,8 +8,7 @@ from counter import Add, AsyncCounter, Count, Counter, CountState
 from serving import ask, opened, request, serving, socket_to
 
 from openenv_core import ConfigurationError, Observation
-from servers import create_app
-from servers.app import create_fastapi_app
+from servers import create_app, create_fastapi_app
 from servers.settings import ServerSettings
 
 
@@ -55,7 +55,7 @@ async def test_the_mode_comes_from_where_it_should(monkeypatch: pytest.MonkeyPat
 
 
 async def test_what_create_app_is_told_of_a_page_is_taken() -> None:
-    app = create_fastapi_app(
+    app = create_app(
         Counter,
         Add,
         Count,
@@ -73,6 +73,15 @@ async def test_what_create_app_is_told_of_a_page_is_taken() -> None:
         schema = (await request(address, "GET", "/schema")).json()
         assert set(schema) == {"action", "observation", "state", "reset_observation"}
         assert "rules" in schema["reset_observation"]["properties"]
+
+
+async def test_the_other_name_has_another_order() -> None:
+    class Mode(str, Enum):  # noqa: UP042 - as folders written for the released package have it
+        PRODUCTION = "production"
+
+    app = create_fastapi_app(Counter, Add, Count, 3, None, "counter", CountState, mode=Mode.PRODUCTION)  # type: ignore[arg-type]
+    assert (app.sessions.slots.cap, app.title, app.settings.mode) == (3, "counter", "production")
+    assert type(app.settings.mode) is str
 
 
 async def test_settings_keep_what_was_added_to_the_app() -> None:
