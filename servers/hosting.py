@@ -130,14 +130,16 @@ class _Server(uvicorn.Server):
         self._drain = drain
         self._drain_s = drain_s
         self._on_started = on_started
-        if lifeline is not None:
-            threading.Thread(
-                target=self._watch, args=(lifeline,), name="ropewalk-lifeline", daemon=True
-            ).start()
+        self._lifeline = lifeline
         self._interrupts = 0
         self.end = End()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if (lifeline := self._lifeline) is not None:  # not before signals are heeded: it sends one
+            watch = threading.Thread(
+                target=self._watch, args=(lifeline,), name="ropewalk-lifeline", daemon=True
+            )
+            watch.start()
         await super().startup(sockets)
         if self.started and self._on_started is not None:
             self._on_started()

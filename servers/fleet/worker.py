@@ -21,19 +21,26 @@ READY = b"\x01"
 
 def main() -> int:
     """Run the worker."""
+    supervisor = os.getppid()
     plan, lifeline = _take_plan()
     for fd in (plan.listener, plan.slots, plan.ready):
         os.set_inheritable(fd, False)
     try:
         return _serve(plan, lifeline)
     except OpenEnvError as error:
+        # It is the same for all, so that the supervisor says it, once.
         with suppress(OSError):  # it was healthy before, and the pipe is closed
-            os.write(
-                plan.ready, str(error).encode()
-            )  # the same for all, so that the supervisor says it, once
+            os.write(plan.ready, str(error).encode())
         return FAILED
     except KeyboardInterrupt:
         return 0  # while it started; the supervisor got it too
+    finally:
+        if os.getppid() != supervisor:
+            # It was killed, so its folder is for the workers to remove: the last one can.
+            with suppress(OSError):
+                os.unlink(plan.private_socket(plan.index))
+            with suppress(OSError):
+                os.rmdir(plan.folder)
 
 
 def _take_plan() -> tuple[WorkerPlan, int]:

@@ -339,10 +339,11 @@ async def test_a_step_that_hangs_does_not_keep_the_fleet() -> None:
 
 def test_workers_end_when_their_supervisor_is_killed() -> None:
     with serve("--workers", "2", "--drain", "0.5") as server:
-        family = server.family
+        family, private = server.family, folder(server)
         server.process.kill()
         server.ended()
         eventually(lambda: all(gone(process) for process in family))
+        assert not private.exists()
 
 
 def test_ids_are_drawn_for_their_worker() -> None:
