@@ -105,13 +105,13 @@ class Inbox:
             if self._lost is not None:
                 raise self._lost
             # As `_wait`, but written out: each coroutine between a step and its reply costs both ways.
+            self._interrupted = False  # of a wait that was cancelled in the same moment
             self._waiter = waiter = self._loop.create_future()
             try:
                 await waiter
             finally:
                 self._waiter = None
             if self._interrupted:
-                self._interrupted = False
                 raise Overdue
         frame = self._frames.popleft()
         if self._paused:
@@ -142,11 +142,11 @@ class Inbox:
             self._waiter.set_result(None)
 
     async def _wait(self) -> None:
+        self._interrupted = False
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
         if self._interrupted:
-            self._interrupted = False
             raise Overdue

@@ -144,7 +144,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
             name: value for name, value in self._for_new_sessions.items() if anything or name in taken
         }
         other = type(self)(base_url=base_url, **settings)
-        self._others.append(other)
+        self._others = [*(known for known in self._others if not known._closed), other]
         try:
             return await other.connect()
         except BaseException:
