@@ -1,5 +1,6 @@
 """What all tests share: what is importable, who runs without the heavy stack, what its libraries may warn of."""
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -14,6 +15,8 @@ _HERE = Path(__file__).parent
 # `tests/servers` and its neighbours must not be taken for the packages whose names they mirror, so the
 # repository comes first; `support` holds the environments that tests serve.
 sys.path[:0] = [str(_HERE.parent), str(_HERE / "support")]
+
+released = importlib.import_module("released")
 
 # A shell starts background jobs with Ctrl-C ignored, and every descendant inherits that; tests that interrupt
 # what they start, or themselves, must not depend on how they were started.
@@ -46,15 +49,16 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("heavy") is None:
+    message = None
+    if item.get_closest_marker("heavy") is not None and (absent := missing_stack()):
+        message = (
+            f"needs {', '.join(absent)}, which the quick suite does without; "
+            "get them with ./scripts/test --all, or install ropewalk[rl-cpu]"
+        )
+    if item.get_closest_marker("interop") is not None and (absent := released.missing()):
+        message = f"needs the virtual environments {', '.join(absent)}; {released.HOW_TO}"
+    if message is None:
         return
-    missing = missing_stack()
-    if not missing:
-        return
-    message = (
-        f"needs {', '.join(missing)}, which the quick suite does without; "
-        "get them with ./scripts/test --all, or install ropewalk[rl-cpu]"
-    )
     if os.environ.get("CI"):
         pytest.fail(message, pytrace=False)
     pytest.skip(message)

@@ -84,6 +84,13 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.sync_client": Module(names={"SyncEnvClient": "openenv_core:SyncEnvClient"}),
     "openenv.core.mcp_client": Module(later=_later(_MCP, "MCPClientBase", "MCPToolClient")),
+    "openenv.core.http_env_client": Module(
+        later=_later(
+            "release 0.1, whose clients and folders are not run here; `openenv init` of a later one makes them anew, "
+            "and EnvClient(base_url, transport='http') talks to its servers",
+            "HTTPEnvClient",
+        )
+    ),
     "openenv.core.env_server": Module(
         also=(
             "openenv.core.env_server.interfaces",
@@ -256,7 +263,7 @@ MODULES: Final[Mapping[str, Module]] = {
     "openenv.cli": Module(rest="the released package's own command line; `ropewalk --help` names ours"),
 }
 
-FORMER_ROOTS: Final = ("env_server", "client_types", "env_client", "containers")
+FORMER_ROOTS: Final = ("env_server", "client_types", "env_client", "http_env_client", "containers")
 """Which modules of `openenv.core` are found below `openenv_core` too; no module of ours has one of these names."""
 
 

@@ -1,0 +1,63 @@
+"""Servers and folders that several tests share: starting a released server takes seconds."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from released import our_server, released_server, scaffold
+
+FOLDERS = Path(__file__).parent / "folders"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            item.add_marker(
+                pytest.mark.timeout(600)
+            )  # a whole chain of processes, each with a deadline of its own
+
+
+@pytest.fixture(scope="session")
+def scaffolds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder that a release's own `init` makes."""
+    made: dict[str, Path] = {}
+
+    def of(version: str) -> Path:
+        if version not in made:
+            made[version] = scaffold(version, tmp_path_factory.mktemp(f"scaffold-{version}"))
+        return made[version]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def released_url(scaffolds: Callable[[str], Path]) -> Iterator[Callable[[str], str]]:
+    """Return where a release serves its scaffold."""
+    urls: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def of(version: str) -> str:
+            if version not in urls:
+                folder = scaffolds(version)
+                # The scaffold of 0.1 is served from inside, the later ones as packages.
+                inside = version == "0.1.1"
+                app = "server.app:app" if inside else f"{folder.name}.server.app:app"
+                cwd = folder if inside else folder.parent
+                urls[version] = stack.enter_context(released_server(version, app, cwd))
+            return urls[version]
+
+        yield of
+
+
+@pytest.fixture(scope="session")
+def blackjack_url() -> Iterator[str]:
+    with our_server("blackjack") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def counter_url() -> Iterator[str]:
+    with our_server("counter:app") as url:
+        yield url

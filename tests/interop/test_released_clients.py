@@ -1,0 +1,115 @@
+"""Released clients against our servers."""
+
+import itertools
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from released import OVER_SOCKETS, PATIENCE_S, drive, environment, our_server, python
+
+from envs.blackjack_env import BlackjackObservation
+from envs.blackjack_env.models import BlackjackState
+
+FACES = ("async", "sync")
+EVERY_CLIENT = list(itertools.product(OVER_SOCKETS, FACES))
+
+
+@pytest.mark.parametrize(("version", "face"), EVERY_CLIENT)
+def test_whole_episodes_of_blackjack(version: str, face: str, blackjack_url: str) -> None:
+    hand: list[dict[str, Any]] = [{"reset": {"seed": 7}}, {"play": {"action": "hit"}}, {"state": {}}]
+    stand: list[dict[str, Any]] = [
+        {"reset": {"seed": 11, "episode_id": "mine"}},
+        {"play": {"action": "stand"}},
+    ]
+    (first, second) = drive(
+        version, "episodes", blackjack_url, face, plan=[hand + hand, [*stand, {"state": {}}]]
+    )
+    half = len(first) // 2
+    assert first[: half - 1] == first[half:-1]  # one seed, one hand
+    assert len(first) >= 6
+    for outcome in first[: half - 1]:
+        BlackjackObservation.model_validate(outcome["observation"])
+    assert first[half - 2]["done"] is True
+    assert first[half - 2]["reward"] in {-1.0, 0.0, 1.0}
+    state = BlackjackState.model_validate(second[-1])
+    assert (state.episode_id, state.seed, state.step_count) == ("mine", 11, 1)
+    assert second[-2]["done"] is True
+
+
+@pytest.mark.parametrize(("version", "face"), EVERY_CLIENT)
+def test_whole_episodes_of_the_counter_and_its_errors(version: str, face: str, counter_url: str) -> None:
+    plan = [
+        {"reset": {"seed": 7}},
+        {"play": {"amount": 1}},
+        {"step": {"amount": 1}},
+        {"step": {"nonsense": 1}},
+        {"step": {"amount": 13}},
+        {"state": {}},
+        {"reset": {"start": 9}},
+        {"step": {"amount": 1}},
+    ]
+    (outcomes,) = drive(version, "episodes", counter_url, face, plan=[plan])
+    begun, one, two, three, over, wrong, thirteen, state, again, last = outcomes
+    assert [o["observation"]["total"] for o in (begun, one, two, three)] == [7, 8, 9, 10]
+    assert [o["reward"] for o in (begun, one, three)] == [None, 1, 1]
+    assert [o["done"] for o in (one, three)] == [False, True]
+    assert "call reset() to start a new one (code: EXECUTION_ERROR)" in over["text"]
+    assert "(code: VALIDATION_ERROR)" in wrong["text"]
+    assert "(code: VALIDATION_ERROR)" in thirteen["text"]  # the released server loses this session
+    assert (state["total"], state["step_count"]) == (10, 3)
+    assert (again["observation"]["total"], last["done"]) == (9, True)
+
+
+@pytest.mark.parametrize(("version", "face"), EVERY_CLIENT)
+def test_the_client_that_is_one_too_many_reads_why(version: str, face: str) -> None:
+    with our_server("counter:solo_app") as url:
+        (first, second) = drive(version, "episodes", url, face, plan=[[{"reset": {}}], [{"reset": {}}]])
+        assert first[0]["observation"]["total"] == 0
+        # Clients before 0.10 send before they read, and may find the socket closed; so they do with their own server.
+        assert "CAPACITY_REACHED" in second[0]["text"] or (
+            version != "0.10.0" and second[0]["error"] == "ConnectionClosedOK"
+        )
+        (third,) = drive(version, "episodes", url, face, plan=[[{"reset": {"seed": 3}}]])
+        assert third[0]["observation"]["total"] == 3
+
+
+def test_the_first_release_plays_whole_episodes_in_a_session_of_its_own(
+    blackjack_url: str, counter_url: str
+) -> None:
+    one, two = (
+        drive("0.1.1", "plain_http", counter_url, session, plan=["reset", *[{"amount": 5}] * 2, "state"])
+        for session in ("one", "two")
+    )
+    for begun, first, last, state in (one, two):
+        assert [o["observation"]["total"] for o in (begun, first, last)] == [0, 5, 10]
+        assert (last["reward"], last["done"], state["step_count"]) == (1.0, True, 2)
+    assert one[-1]["episode_id"] != two[-1]["episode_id"]
+    hand = drive("0.1.1", "plain_http", blackjack_url, "hand", plan=["reset", {"action": "stand"}, "state"])
+    BlackjackObservation.model_validate(hand[0]["observation"])
+    assert hand[1]["done"] is True
+    assert hand[2]["step_count"] == 1
+
+
+def test_the_first_release_without_a_session_gets_an_instance_a_call(counter_url: str) -> None:
+    outcomes = drive(
+        "0.1.1", "plain_http", counter_url, "", plan=["reset", {"amount": 5}, {"amount": 5}, "state"]
+    )
+    assert [o.get("observation", {}).get("total") for o in outcomes] == [0, 5, 5, None]
+    assert outcomes[-1]["step_count"] == 0
+
+
+@pytest.mark.parametrize("target", ["blackjack", "counter:app"])
+def test_the_released_validator_passes_our_servers(target: str) -> None:
+    with our_server(target) as url:
+        command = [str(python("0.10.0").parent / "openenv"), "validate", "--url", url, "--json"]
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, report
+    assert report["passed"] is True, report
+    assert report["criteria"], report
+    assert all(criterion["passed"] for criterion in report["criteria"] if criterion.get("required", True)), (
+        report
+    )

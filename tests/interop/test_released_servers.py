@@ -1,0 +1,157 @@
+"""Our clients, in every face, against released servers."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from released import OVER_SOCKETS, drive, released_server
+
+from openenv_core import (
+    CapacityReached,
+    EnvClient,
+    ExecutionFailed,
+    GenericEnvClient,
+    Observation,
+    OpenEnvError,
+    ProtocolError,
+    State,
+    StepResult,
+    ValidationFailed,
+)
+
+MOODY = Path(__file__).parent / "folders"
+
+
+class Echo(Observation):
+    echoed_message: str
+    message_length: int
+
+
+class EchoClient(EnvClient[dict[str, Any], Echo, State]):
+    """As subclasses for the released package are written."""
+
+    def _step_payload(self, action: dict[str, Any]) -> dict[str, Any]:
+        return action
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Echo]:
+        seen = Echo(**{k: v for k, v in payload["observation"].items() if k in Echo.model_fields})
+        return StepResult(observation=seen, reward=payload.get("reward"), done=payload.get("done", False))
+
+    def _parse_state(self, payload: dict[str, Any]) -> State:
+        return State(**payload)
+
+
+async def settled(connect: Callable[[], Any]) -> Any:
+    """Connect; the released server gives a slot back a moment after its client has left."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await connect()
+            except CapacityReached:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("version", OVER_SOCKETS)
+async def test_the_async_client(version: str, released_url: Callable[[str], str]) -> None:
+    async def begin() -> Any:
+        client = GenericEnvClient(base_url=url)
+        try:
+            return client, await client.reset(seed=3, episode_id="mine")
+        except BaseException:
+            await client.close()
+            raise
+
+    url = released_url(version)
+    client, begun = await settled(begin)
+    async with client:
+        assert begun.done is False
+        assert begun.observation["echoed_message"]
+        step = await client.step({"message": "hello"})
+        assert (step.observation["echoed_message"], step.done) == ("hello", False)
+        assert step.reward == pytest.approx(0.5)
+        with pytest.raises(ValidationFailed) as wrong:
+            await client.step({"wrong": 1})
+        assert {error["type"] for error in wrong.value.errors} == {"missing", "extra_forbidden"}
+        assert (await client.state())["step_count"] == 1
+        with pytest.raises(CapacityReached) as full:
+            async with GenericEnvClient(base_url=url) as other:
+                await other.reset()
+        assert (full.value.active_sessions, full.value.max_sessions) == (1, 1)
+        assert (await client.step({"message": "still there"})).observation["message_length"] == 11
+
+
+@pytest.mark.parametrize("version", OVER_SOCKETS)
+def test_the_sync_client_of_a_subclass(version: str, released_url: Callable[[str], str]) -> None:
+    url = released_url(version)
+
+    async def begin() -> None:
+        async with GenericEnvClient(base_url=url) as client:
+            await client.reset()
+
+    asyncio.run(settled(begin))
+    with EchoClient(base_url=url).sync() as client:
+        for _ in range(100):
+            try:
+                begun = client.reset()
+                break
+            except CapacityReached:
+                continue
+        assert isinstance(begun.observation, Echo)
+        step = client.step({"message": "hello"})
+        assert step.observation.message_length == 5
+        assert client.state().step_count == 1
+
+
+async def test_the_first_release_over_plain_http(released_url: Callable[[str], str]) -> None:
+    """It keeps one instance that all share."""
+    async with GenericEnvClient(base_url=released_url("0.1.1"), transport="http") as client:
+        begun = await client.reset()
+        assert begun.done is False
+        for count in (1, 2):
+            step = await client.step({"message": "hello"})
+            assert step.observation["echoed_message"] == "hello"
+            assert (await client.state())["step_count"] == count
+        with pytest.raises(OpenEnvError):
+            await client.step({"wrong": 1})
+
+
+def test_the_first_release_over_plain_http_without_asyncio(released_url: Callable[[str], str]) -> None:
+    with EchoClient(base_url=released_url("0.1.1"), transport="http").sync() as client:
+        client.reset()
+        assert client.step({"message": "hello"}).observation.message_length == 5
+        assert client.state().step_count == 1
+
+
+@pytest.mark.parametrize("version", OVER_SOCKETS)
+async def test_later_releases_keep_nothing_over_plain_http_and_that_is_said(
+    version: str, released_url: Callable[[str], str]
+) -> None:
+    async with GenericEnvClient(base_url=released_url(version), transport="http") as client:
+        with pytest.raises(ProtocolError, match='use transport="websocket"'):
+            await client.reset()
+
+
+async def test_what_the_released_server_makes_of_moods() -> None:
+    with released_server("0.10.0", "moody_env.server.app:app", MOODY) as url:
+        async with GenericEnvClient(base_url=url) as client:
+            await client.reset()
+            assert (await client.step({"mood": "int"})).reward == 1
+            assert (await client.step({"mood": "true"})).reward is True
+            assert (await client.step({"mood": "nan"})).reward is None
+            assert (await client.step({"mood": "rubric"})).metadata == {"loud": True}
+            with pytest.raises(ExecutionFailed, match="in a bad mood"):
+                await client.step({"mood": "raise"})
+            over = await client.step({"mood": "done"})
+            assert (over.reward, over.done, over.metadata) == (-1.5, True, {"why": "over"})
+
+
+def test_the_first_releases_own_client_and_server_agree_with_what_we_expect_of_them(
+    released_url: Callable[[str], str],
+) -> None:
+    outcomes = drive(
+        "0.1.1", "plain_http", released_url("0.1.1"), "", plan=["reset", {"message": "hello"}, "state"]
+    )
+    assert outcomes[1]["observation"]["echoed_message"] == "hello"
+    assert outcomes[2]["step_count"] == 1

@@ -1,0 +1,157 @@
+"""The released packages, each in a virtual environment of its own, and servers in processes of their own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[2]
+DRIVERS = ROOT / "tests" / "interop" / "drivers"
+
+VERSIONS = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
+OVER_SOCKETS = ("0.10.0", "0.3.1", "0.2.3")
+"""Those that speak WebSocket; 0.1 knows plain HTTP alone."""
+
+NAME = "walk_env"
+"""What the scaffold is called."""
+
+# Importing a released package takes up to ten seconds on a free machine.
+PATIENCE_S = 100
+
+HOW_TO = "python3.11 scripts/bootstrap.py released-VERSION makes each of them, ./scripts/test --all makes all"
+
+
+def python(version: str) -> Path:
+    suffix = "" if sys.version_info[:2] == (3, 11) else f"-{sys.version_info.major}.{sys.version_info.minor}"
+    return ROOT / ".venvs" / f"released-{version}{suffix}" / "bin" / "python"
+
+
+def missing() -> list[str]:
+    return [f"released-{version}" for version in VERSIONS if not python(version).is_file()]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the variables of a child: none of this process's own Python, no proxy."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    kept = {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")}
+    return {**kept, "PYTHONWARNINGS": "ignore", "NO_PROXY": "*", **variables}
+
+
+def scaffold(version: str, folder: Path) -> Path:
+    """Make an environment by a release's own `init`, and return its folder."""
+    command = [str(python(version).parent / "openenv"), "init", NAME, "--output-dir", str(folder)]
+    done = subprocess.run(
+        command,
+        env=environment(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    found = [path.parent.parent for path in folder.rglob("server/app.py")]
+    assert len(found) == 1, done.stdout + done.stderr
+    return found[0]
+
+
+@contextmanager
+def released_server(version: str, app: str, cwd: Path, **variables: str) -> Iterator[str]:
+    """Serve an app as its release's own images do: uvicorn, one process."""
+    command = [str(python(version)), "-m", "uvicorn", app, "--log-level", "warning"]
+    with _serving(command, cwd, environment(**variables)) as url:
+        yield url
+
+
+@contextmanager
+def our_server(target: str, *options: str, cwd: Path = ROOT, **variables: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", target, "--log-level", "warning", *options]
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "support")))
+    with _serving(command, cwd, environment(PYTHONPATH=path, **variables)) as url:
+        yield url
+
+
+@contextmanager
+def _serving(command: Sequence[str], cwd: Path, variables: Mapping[str, str]) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [*command, "--fd", str(listener.fileno())],
+            cwd=cwd,
+            env=dict(variables),
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            listener.close()
+            _healthy(url, process, output)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
+                process.wait()
+
+
+def _healthy(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if exchange(url, "GET", "/health", patience_s=5)[0] == 200:
+                return
+        except OSError:
+            time.sleep(0.1)
+    output.seek(0)
+    raise AssertionError(f"no healthy server at {url}; it said: {output.read().decode()[-4000:]}")
+
+
+def exchange(
+    url: str, method: str, path: str, body: Any = None, *, patience_s: float = 30, **headers: str
+) -> tuple[int, Any]:
+    """Send one plain HTTP request and return the status and the body, parsed where it is JSON."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url + path, data, {"content-type": "application/json", **headers}, method=method
+    )
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            request, timeout=patience_s
+        ) as reply:
+            status, text = reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, text = error.code, error.read()
+    try:
+        return status, json.loads(text)
+    except ValueError:
+        return status, text.decode()
+
+
+def drive(version: str | None, driver: str, *arguments: str, plan: Any = None, cwd: Path = ROOT) -> Any:
+    """Run a driver with a release's Python, or ours, and return what it prints last, as JSON."""
+    interpreter = sys.executable if version is None else str(python(version))
+    variables = environment(**({"PYTHONPATH": str(ROOT)} if version is None else {}))
+    done = subprocess.run(
+        [interpreter, str(DRIVERS / f"{driver}.py"), *arguments],
+        input=json.dumps(plan),
+        env=variables,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{driver} with {version or 'our own client'}:\n{done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout.splitlines()[-1])
