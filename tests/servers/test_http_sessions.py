@@ -147,7 +147,7 @@ async def test_one_call_at_a_time_and_a_bounded_queue() -> None:
         await eventually(lambda: sum(call.done() for call in calls) == 7)
         refused = [call.result() for call in calls if call.done()]
         assert all((reply.status_code, reply.headers["retry-after"]) == (429, "1") for reply in refused)
-        assert env.stepping == 1
+        await eventually(lambda: env.stepping == 1)
         env.release.set()
         statuses = [(await call).status_code for call in calls]
         assert sorted(statuses) == [200] * (MAX_WAITING + 1) + [429] * 7
