@@ -139,9 +139,13 @@ def _app_key(manifest: Path) -> str | None:
 
 
 def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
-    own = folder.joinpath(*module.split("."))
-    if not own.with_suffix(".py").is_file() and not own.is_dir():
-        return _import(module, target)  # the manifest names it as others would import it
+    parts = module.split(".")
+    if not _holds(folder, parts):
+        # The manifest names it as others import it: below the folder's own name, or somewhere else altogether.
+        parts = parts[parts.index(folder.name) + 1 :] if folder.name in parts else []
+        if not _holds(folder, parts):
+            return _import(module, target)
+        module = ".".join(parts)
     if (folder / "__init__.py").is_file() and _is_module_name(folder.name):
         _package(folder)
         # Folders that try absolute imports where relative ones fail find them, last of all.
@@ -151,6 +155,11 @@ def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
     found = _import(module, target)
     _check_place(found, folder)
     return found
+
+
+def _holds(folder: Path, parts: list[str]) -> bool:
+    place = folder.joinpath(*parts)
+    return bool(parts) and (place.with_suffix(".py").is_file() or place.is_dir())
 
 
 def _from_file(file: Path, target: str) -> ModuleType:

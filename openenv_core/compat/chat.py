@@ -1,6 +1,8 @@
 """Two types that released chat environments name in their signatures."""
 
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
+
+from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
 
 class Message(TypedDict):

@@ -112,6 +112,15 @@ def test_the_paths_of_the_first_releases_are_there_beside_our_own() -> None:
     assert scope["EnvClient"] is openenv_core.EnvClient
 
 
+@pytest.mark.usefixtures("hook")
+def test_a_model_can_hold_messages() -> None:
+    scope: dict[str, object] = {}
+    exec("from openenv.core.env_server.interfaces import Action, Message", scope)
+    exec("class Chat(Action):\n    messages: list[Message]", scope)
+    exec("chat = Chat(messages=[{'role': 'user', 'content': 'hi'}])", scope)
+    assert scope["chat"].messages == [{"role": "user", "content": "hi"}]  # type: ignore[attr-defined]
+
+
 def test_no_module_of_ours_is_hidden() -> None:
     ours = {path.stem for path in (ROOT / "openenv_core").iterdir()}
     assert not ours & set(FORMER_ROOTS)

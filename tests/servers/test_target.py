@@ -148,6 +148,7 @@ def test_a_folder_that_is_no_package(name: str, tmp_path: Path) -> None:
         "app:   'main:the_other'  # where it is",
         'app: "main:the_other"',
         "app: walk_env.main:the_other",
+        "app: envs.walk_env.main:the_other",
     ],
 )
 def test_the_manifest_says_where_the_app_is(line: str, tmp_path: Path) -> None:
