@@ -1,7 +1,7 @@
 """A session's frames over a WebSocket, by the `picows` library.
 
 picows is compiled and hands frames to a callback. Of the libraries measured (docs/client.md) it is the one that
-makes a step cost less than half of what it costs the released client. What it leaves to its user is here:
+makes a step cheapest: about half of what it costs the released client. What it leaves to its user is here:
 messages in several frames, a limit on the whole message, a queue that stops reading when nobody takes from
 it, keepalive, deadlines, proxies of the environment, and what a refusal means.
 """
