@@ -8,6 +8,7 @@ whole and is read: timers run while a request's head is incomplete or a reply li
 import asyncio
 import functools
 import resource
+import socket
 from typing import Any, Final
 
 import h11
@@ -66,6 +67,16 @@ class _Unread:
         self._timer = asyncio.get_running_loop().call_later(patience_s, self._look, patience_s)
 
 
+def _send_at_once(transport: asyncio.Transport) -> None:
+    """Let no write wait for the acknowledgement of the one before: a response's head and body are two writes.
+
+    asyncio does so only for sockets that name TCP as their protocol, which those of a listener made elsewhere do not.
+    """
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 class HttpProtocol(H11Protocol):
     """HTTP/1.1 that does not wait for ever."""
 
@@ -87,6 +98,7 @@ class HttpProtocol(H11Protocol):
             return
         # Whatever lies unsent is told to pause_writing, however little it is.
         transport.set_write_buffer_limits(high=0)
+        _send_at_once(transport)
         super().connection_made(transport)
         self._await_head()
 

@@ -3,23 +3,24 @@
 import json
 import logging
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
-from typing import Final, Protocol
+from typing import Protocol
 from urllib.parse import parse_qs
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from openenv_core.protocol.codes import Refusal
 from servers.fleet.ids import worker_of
+from servers.routes.standing import NEW, session_named_by
 
 logger = logging.getLogger("servers")
-
-SESSION_HEADER: Final = b"x-openenv-session"
-SESSION_COOKIE: Final = "openenv_session"
-NEW: Final = "new"
 
 _STEPS = ("/reset", "/step", "/state")
 _MCP = "/mcp"
 _SOCKETS = ("/ws", "/mcp")
+_CREATE = "openenv/session/create"
+_MARKS = (b"session", b"\\")
+"""Without one of these in it a body names neither a session nor the method above, escaped or not."""
 
 
 class Peers(Protocol):
@@ -99,8 +100,8 @@ class Forwarder:
         elif path == _MCP and scope["method"] == "POST":
             body, receive = await _peek(receive)
             # A call that names no session works on nothing that a worker would have to itself.
-            session = _session_in(body)
-            worker = self._place(session) if session or b"session/create" in body else None
+            method, session = _asked_in(body)
+            worker = self._place(session) if session or method == _CREATE else None
         if worker is None:
             await self._app(scope, receive, send)
         else:
@@ -124,17 +125,11 @@ def _path(scope: Scope) -> str:
 
 
 def _named_session(scope: Scope) -> str | None:
-    cookie = None
-    for name, value in scope["headers"]:
-        if name == SESSION_HEADER:
-            return str(value.decode("latin-1").strip())
-        if name == b"cookie" and cookie is None:
-            try:
-                morsel = SimpleCookie(value.decode("latin-1")).get(SESSION_COOKIE)
-            except CookieError:
-                continue
-            cookie = morsel.value if morsel else None
-    return cookie
+    """Return what the application will take for the session that a request names."""
+    try:
+        return session_named_by(Request(scope))
+    except Refusal:
+        return None  # the application says what is wrong with it
 
 
 async def _peek(receive: Receive) -> tuple[bytes, Receive]:
@@ -152,11 +147,17 @@ async def _peek(receive: Receive) -> tuple[bytes, Receive]:
     return first.get("body", b""), again
 
 
-def _session_in(body: bytes) -> str | None:
-    if b"session_id" not in body:
-        return None
+def _asked_in(body: bytes) -> tuple[str | None, str | None]:
+    """Return the method of a JSON-RPC request, and the session that its parameters name."""
+    if not any(mark in body for mark in _MARKS):
+        return None, None
     try:
-        session = json.loads(body)["params"]["session_id"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None  # the application says what is wrong with it
-    return session if isinstance(session, str) else None
+        request = json.loads(body)
+        method, params = request.get("method"), request.get("params")
+        session = params.get("session_id") if isinstance(params, dict) else None
+    except (ValueError, AttributeError, RecursionError):
+        return None, None  # the application says what is wrong with it
+    return (
+        method if isinstance(method, str) else None,
+        session if isinstance(session, str) else None,
+    )

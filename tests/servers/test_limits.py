@@ -310,3 +310,19 @@ async def test_a_connection_too_many_is_told_to_come_back(monkeypatch: pytest.Mo
         async with asyncio.timeout(20):
             while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def test_a_response_does_not_wait_for_an_acknowledgement() -> None:
+    """Its head and body are two writes; with Nagle's algorithm the second waits some 40 ms for the client."""
+    options = []
+
+    class Recorded(HttpProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            connection = transport.get_extra_info("socket")
+            options.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async with serving(counter.app, http=Recorded) as address, httpx.AsyncClient() as client:
+        assert (await client.get(f"http://{address}/health")).json() == {"status": "healthy"}
+    assert options
+    assert all(options)

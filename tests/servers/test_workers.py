@@ -1,6 +1,7 @@
 """Several worker processes that act as one server. Real processes, really killed."""
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -67,8 +68,10 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
                 body = {"action": {"amount": 2}}
                 status, reply = fleet.request("POST", "/step", body, X_OpenEnv_Session=session)
                 assert (status, reply["observation"]["total"]) == (200, total)
-            status, state = fleet.get("/state", Cookie=f"other=1; openenv_session={session}")
-            assert (status, state["step_count"]) == (200, 2)
+            # Other sites of the same host leave cookies that a strict reader would not take.
+            for others in ("other=1", 'bad[name]=1; "odd', "{json}={}"):
+                status, state = fleet.get("/state", Cookie=f"{others}; openenv_session={session}")
+                assert (status, state["step_count"]) == (200, 2)
 
 
 async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) -> None:
@@ -87,6 +90,18 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
         assert closed["result"] == {"session_id": session, "closed": True}
         async with socket_to(fleet.address, f"?session_id={session}") as client:
             assert "Unknown session_id" in json.loads(await client.recv())["data"]["message"]
+
+
+async def test_a_session_is_found_however_its_name_is_escaped(fleet: ServeProcess) -> None:
+    for session in both("escaped"):
+        assert reset(fleet, session) == 200
+        text = json.dumps(rpc("openenv/session/close", session_id=session))
+        text = text.replace("/", "\\/").replace("session_id", "session\\u005fid")
+        for expected in ("result", "error"):
+            connection = http.client.HTTPConnection("127.0.0.1", fleet.port, timeout=30)
+            connection.request("POST", "/mcp", text, {"Content-Type": "application/json"})
+            assert expected in json.loads(connection.getresponse().read())
+            connection.close()
 
 
 def rpc(method: str, **params: Any) -> dict[str, Any]:
