@@ -1,0 +1,98 @@
+"""Requests made up from our own OpenAPI document, and answers held against it, by schemathesis.
+
+FUZZ_EXAMPLES says how many there are for each route; FUZZ_SEED which.
+"""
+
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from fuzzing import EXAMPLES, SEED
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events, from_schema
+from serve_process import serve
+
+ROUTES = {
+    "GET /health",
+    "GET /metadata",
+    "GET /schema",
+    "GET /state",
+    "POST /reset",
+    "POST /step",
+    "POST /mcp",
+    "GET /list_environments",
+    "GET /{env_name}/splits",
+    "POST /{env_name}/tasks",
+    "POST /{env_name}/num_tasks",
+    "POST /{env_name}/task",
+    "POST /{env_name}/task_range",
+}
+TOKEN = "a-token-of-many-characters"
+
+CHECKS = {
+    # Values are read as leniently as the released server reads them: false is the number 0 there.
+    "negative_data_rejection": {"enabled": False},
+    # 400 is an index that the split does not have.
+    "positive_data_acceptance": {"expected-statuses": ["2xx", 400, 404]},
+}
+
+
+def faults_of(url: str, document: dict[str, Any], **headers: str) -> tuple[set[str], list[str]]:
+    """Run every phase; return which routes were asked, and what was wrong."""
+    config = SchemathesisConfig.from_dict(
+        {
+            "seed": SEED,
+            "headers": headers,
+            "checks": CHECKS,
+            "generation": {"max-examples": EXAMPLES, "deterministic": True, "database": "none"},
+            "phases": {"coverage": {"unexpected-methods": ["delete"]}},
+            "request-timeout": 20,
+            "continue-on-failure": True,
+        }
+    )
+    config.projects.default.update(base_url=url)
+    asked: set[str] = set()
+    faults: list[str] = []
+    for event in from_schema(schemathesis.openapi.from_dict(document, config=config)).execute():
+        if isinstance(event, events.NonFatalError | events.FatalError):
+            faults.append(repr(event))
+        elif isinstance(event, events.ScenarioFinished):
+            asked.add(event.recorder.label)
+            found = [check.failure_info for checks in event.recorder.checks.values() for check in checks]
+            faults += [
+                f"{event.recorder.label}: {info.failure.title}\n{info.failure.message}\n{info.code_sample}"
+                for info in found
+                if info is not None
+            ]
+    return asked, faults
+
+
+def document_of(url: str, **headers: str) -> Any:
+    reply = httpx.get(f"{url}/openapi.json", headers=headers, trust_env=False)
+    assert reply.status_code == 200
+    return reply.json()
+
+
+@pytest.mark.parametrize("app", ["fuzz_app:app", "fuzz_app:in_threads"])
+def test_every_route_answers_as_the_document_says(app: str) -> None:
+    with serve("--max-sessions", "100000", "--idle-timeout", "1", app=app) as server:
+        url = f"http://{server.address}"
+        asked, faults = faults_of(url, document_of(url))
+        assert not faults, "\n\n".join(faults[:5])
+        assert asked >= ROUTES
+        assert server.get("/health") == (200, {"status": "healthy"})
+        assert "Traceback" not in server.output
+
+
+def test_nothing_is_answered_without_a_token() -> None:
+    with serve("--token", TOKEN, app="fuzz_app:app") as server:
+        url = f"http://{server.address}"
+        document = document_of(url, authorization=f"Bearer {TOKEN}")
+        for route in sorted(ROUTES):
+            method, path = route.split()
+            reply = httpx.request(method, url + path.format(env_name="echoes"), trust_env=False)
+            assert reply.status_code == 401
+            stated = document["paths"][path][method.lower()]["responses"]["401"]
+            assert "application/json" in stated["content"]
+            assert reply.headers["content-type"] == "application/json"
