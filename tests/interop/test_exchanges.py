@@ -94,6 +94,7 @@ HTTP: list[tuple[str, str, Any]] = [
     ("GET", "/nope/splits", None),
     ("POST", "/moody_env/tasks", {"split": "train"}),
     ("POST", "/moody_env/tasks", {}),
+    ("POST", "/moody_env/tasks", {"split": "nope"}),
     ("POST", "/moody_env/tasks", {"split": "train", "more": 1}),
     ("POST", "/nope/tasks", {"split": "train"}),
     ("POST", "/moody_env/num_tasks", {"split": "train"}),
@@ -199,6 +200,10 @@ ON_PURPOSE: dict[str, tuple[Any, str]] = {
     "POST /step {'mood': 'fine'}": (
         (200, {**answered("fine"), "metadata": None}),
         "clients of 0.1 may send the bare action",
+    ),
+    "POST /moody_env/tasks {'split': 'nope'}": (
+        (400, {"detail": "expected a split and bounds that the environment knows, got: 'nope'"}),
+        "the caller's mistake, not the server's",
     ),
     "an action that is no object": (
         [invalid("model_type", ["data"], "Input should be an object", [], class_name="MoodAction"), LIVES],

@@ -73,6 +73,8 @@ class MoodyEnvironment(Environment[MoodAction, MoodObservation, State]):
         return ["train", "odd", {"name": "t", "type": "test"}]
 
     def list_tasks(self, split: str) -> list[Any]:
+        if split == "nope":
+            raise KeyError(split)
         return [{"id": f"{split}-{i}"} for i in range(3)]
 
     async def num_tasks(self, split: str) -> int:
