@@ -118,7 +118,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             if inspect.iscoroutine(score):
                 score.close()
             raise TypeError(
-                f"expected a reward from the rubric, got an awaitable; "
+                "expected a reward from the rubric, got an awaitable; "
                 "make step() async and await self._apply_rubric_async(action, observation)"
             )
         return score

@@ -113,10 +113,14 @@ class ValidationFailed(ServerError):
             [dict(e) for e in errors if isinstance(e, Mapping)] if isinstance(errors, Sequence) else []
         )
         details = "; ".join(
-            f"{'.'.join(str(p) for p in e.get('loc', ())) or 'message'}: {e.get('msg', e.get('type', '?'))}"
-            for e in self.errors
+            f"{_place(e.get('loc'))}: {e.get('msg', e.get('type', '?'))}" for e in self.errors
         )
         super().__init__(f"{message} ({details})" if details else message, code, data)
+
+
+def _place(loc: object) -> str:
+    """Return where a fault is; a peer may send anything."""
+    return ".".join(str(part) for part in loc) if isinstance(loc, (list, tuple)) and loc else "message"
 
 
 class ExecutionFailed(ServerError):

@@ -10,6 +10,7 @@ import asyncio
 import struct
 from typing import Any, Final
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 from websockets.protocol import State
@@ -24,6 +25,7 @@ _WHOLE_TEXT: Final = 0x81
 _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
+_AFTER_ACCEPT: Final = ("websocket.send", "websocket.close")
 
 
 class Events:
@@ -99,6 +101,10 @@ class FastLane(WebSocketsSansIOProtocol):
         ):
             self.transport.write(_frame(text))
             return
+        if self.close_sent and self.handshake_complete and message["type"] in _AFTER_ACCEPT:
+            # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
+            # application cannot know; to uvicorn that is a fault of the application.
+            raise ClientDisconnected
         await super().send(message)
 
     def _whole(self, data: bytes) -> str | None:

@@ -22,7 +22,9 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         path.append(name)
 
 
-@pytest.mark.parametrize("errors_field", [None, "text", 3, [1], [{"loc": ["a", 0], "msg": "m"}]])
+@pytest.mark.parametrize(
+    "errors_field", [None, "text", 3, [1], [{"loc": ["a", 0], "msg": "m"}], [{"loc": 5}], [{"loc": None}]]
+)
 def test_whatever_a_server_puts_into_errors(errors_field: object) -> None:
     error = server_error({"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors_field})
     assert isinstance(error, ValidationFailed)

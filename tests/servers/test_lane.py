@@ -180,6 +180,18 @@ async def test_unmasked_frames_and_reserved_bits_end_the_connection() -> None:
             assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
 
 
+async def test_an_application_that_answers_into_a_broken_connection_is_not_at_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(app()) as address, opened(address) as (reader, writer):
+        writer.write(frame(TEXT, b"one") * 3 + frame(0x3, b"reserved"))
+        async with asyncio.timeout(PATIENCE_S):
+            while (await read_frame(reader))[0] != CLOSE:
+                pass
+            assert await reader.read() == b""
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_nothing_is_answered_after_a_close() -> None:
     echo = app()
     async with serving(echo) as address, opened(address) as (reader, writer):
