@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, serving
+from serving import PATIENCE_S, eventually, serving
 from websockets.utils import apply_mask
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -23,8 +23,9 @@ TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
 class Echo:
     """Says what it hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, thinks_s: float = 0) -> None:
         self.heard: list[str | None] = []
+        self._thinks_s = thinks_s
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -37,6 +38,7 @@ class Echo:
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
             self.heard.append(message.get("text"))
+            await asyncio.sleep(self._thinks_s)
             if message.get("text") is not None:
                 await send({"type": "websocket.send", "text": message["text"]})
             else:
@@ -82,8 +84,8 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         return first & 0xF, await reader.readexactly(size)
 
 
-def app() -> Any:
-    return Echo()
+def app(thinks_s: float = 0) -> Any:
+    return Echo(thinks_s)
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 300_001])
@@ -183,12 +185,18 @@ async def test_unmasked_frames_and_reserved_bits_end_the_connection() -> None:
 async def test_an_application_that_answers_into_a_broken_connection_is_not_at_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving(app()) as address, opened(address) as (reader, writer):
-        writer.write(frame(TEXT, b"one") * 3 + frame(0x3, b"reserved"))
+    echo = app(thinks_s=3 * PAUSE_S)
+    async with serving(echo) as address, opened(address) as (reader, writer):
+        writer.write(frame(TEXT, b"one"))
+        await eventually(lambda: echo.heard)
+        writer.write(frame(TEXT, b"two"))
+        await asyncio.sleep(PAUSE_S)
+        writer.write(frame(0x3, b"reserved"))
         async with asyncio.timeout(PATIENCE_S):
             while (await read_frame(reader))[0] != CLOSE:
                 pass
             assert await reader.read() == b""
+        await asyncio.sleep(6 * PAUSE_S)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
