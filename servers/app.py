@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +17,7 @@ from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory
 from servers.routes.about import MetadataSource, about_router
 from servers.routes.description import describe_api
-from servers.routes.http import http_router, validation_failed
+from servers.routes.http import http_router
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.mcp import McpSocketRoute, mcp_router
 from servers.routes.sockets import Sockets
@@ -68,7 +67,6 @@ class EnvironmentApp(FastAPI):
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
         super().__init__(title=_title(served), version=API_VERSION, lifespan=_lifespan)
-        self.add_exception_handler(RequestValidationError, validation_failed)
         self._served = served
         self._routes: list[BaseRoute] = []
         self._started = False

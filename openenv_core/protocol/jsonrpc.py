@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 from pydantic_core import from_json
 
+from openenv_core.protocol.faults import faults_of
 from openenv_core.protocol.jsonio import dumps
 
 PARSE_ERROR: Final = -32700
@@ -54,8 +55,8 @@ def parse(text: str | bytes) -> Any:
         raise Fault(PARSE_ERROR, f"expected a JSON object, got text that does not parse: {error}") from None
 
 
-def read(value: Any) -> RpcRequest:
-    """Read a request whose JSON has been parsed.
+def read(value: Any, size: int) -> RpcRequest:
+    """Read a request whose JSON has been parsed, and was of this size.
 
     Raises:
         Fault: PARSE_ERROR (batches are not taken) or INVALID_REQUEST.
@@ -67,7 +68,7 @@ def read(value: Any) -> RpcRequest:
         return RpcRequest.model_validate(value)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults_of(error, size)
         )
         raise Fault(
             INVALID_REQUEST, f"expected a JSON-RPC 2.0 request, got one with faults: {faults}"

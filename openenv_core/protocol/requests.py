@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import from_json
 
 from openenv_core.protocol.codes import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, Refusal
+from openenv_core.protocol.faults import MAX_ECHO, faults_of
 from openenv_core.protocol.jsonio import dumps, to_plain
 from openenv_core.types import ActT
 
@@ -120,7 +121,7 @@ class RequestDecoder(Generic[ActT]):
         try:
             frame = self._read_frame(text)
         except ValidationError as error:
-            raise _refusal(error, self._types) from None
+            raise _refusal(error, self._types, len(text)) from None
         kind = frame.type
         if kind == "step":
             return frame.data  # type: ignore[no-any-return]
@@ -143,14 +144,14 @@ class RequestDecoder(Generic[ActT]):
         data = read_json(body)
         if isinstance(data, dict) and data and "action" not in data:
             with suppress(Refusal):
-                return self.action(data), {}
-        step = validate(StepOptions, data)
-        return self.action(step.action), {
+                return self.action(data, len(body)), {}
+        step = validate(StepOptions, data, len(body))
+        return self.action(step.action, len(body)), {
             name: getattr(step, name) for name in step.model_fields_set if name != "action"
         }
 
-    def action(self, data: dict[str, Any]) -> ActT:
-        """Read the action of an HTTP step.
+    def action(self, data: dict[str, Any], size: int) -> ActT:
+        """Read the action of an HTTP step, out of a body of this size.
 
         Raises:
             Refusal: VALIDATION_ERROR; the places of its errors start inside the action.
@@ -158,7 +159,7 @@ class RequestDecoder(Generic[ActT]):
         try:
             return self._read_action(dumps(data))  # type: ignore[no-any-return]
         except ValidationError as error:
-            raise Refusal(VALIDATION_ERROR, "Invalid message", {"errors": plain_errors(error)}) from None
+            raise Refusal(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
 
 
 def http_reset(body: bytes) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def http_reset(body: bytes) -> dict[str, Any]:
     Raises:
         Refusal: VALIDATION_ERROR.
     """
-    return reset_options(validate(ResetOptions, read_json(body)) if body else None)
+    return reset_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
 
 
 def read_json(body: bytes) -> Any:
@@ -185,8 +186,8 @@ def read_json(body: bytes) -> Any:
         raise _fault("json_invalid", [_position(body, why)], f"JSON decode error: {why}", {}) from None
 
 
-def validate(model: type[ModelT], data: Any) -> ModelT:
-    """Read a parsed body into a model.
+def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
+    """Read a body into a model, which has been parsed, and was of this size.
 
     Raises:
         Refusal: VALIDATION_ERROR; the places of its errors start at the body.
@@ -194,11 +195,11 @@ def validate(model: type[ModelT], data: Any) -> ModelT:
     if not isinstance(data, dict):
         # A model takes instances too, and would name another fault than the framework does.
         text = "Input should be a valid dictionary or object to extract fields from"
-        raise _fault("model_attributes_type", [], text, data)
+        raise _fault("model_attributes_type", [], text, data if size <= MAX_ECHO else None)
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        errors = plain_errors(error)
+        errors = faults_of(error, size)
         for entry in errors:
             entry["loc"] = ["body", *entry["loc"]]
         raise Refusal(VALIDATION_ERROR, "Invalid message", {"errors": errors}) from None
@@ -242,39 +243,17 @@ def _invalid_json(why: str) -> Refusal:
     return Refusal(INVALID_JSON, f"expected a JSON object, got text that does not parse: {why}")
 
 
-def _refusal(error: ValidationError, types: str) -> Refusal:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return _invalid_json(first["msg"])
-    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        return Refusal(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {first['msg']}")
-    errors = plain_errors(error)
+def _refusal(error: ValidationError, types: str, size: int) -> Refusal:
+    errors = faults_of(error, size)
+    kind, message = errors[0]["type"], errors[0]["msg"]
+    if kind == "json_invalid":
+        return _invalid_json(message)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return Refusal(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {message}")
     for entry in errors:
         place = entry["loc"][1:]  # without the frame's type, which the union puts first
         entry["loc"] = place[1:] if place[:1] == ["data"] and len(place) > 1 else place
     return Refusal(VALIDATION_ERROR, "Invalid message", {"errors": errors})
-
-
-def plain_errors(error: ValidationError) -> list[dict[str, Any]]:
-    """Return the faults as plain JSON values.
-
-    pydantic's own JSON form is used, because a validator's ValueError in `ctx` is not plain; inputs are
-    left out where they cannot be written.
-    """
-    try:
-        text = error.json(include_url=False)
-    except Exception:
-        text = error.json(include_url=False, include_input=False)
-    errors: list[dict[str, Any]] = from_json(text)
-    return errors
-
-
-def plain_details(errors: list[ErrorDetails]) -> list[Any]:
-    """Return error details, as a framework hands them out, as plain JSON values."""
-    plain: list[Any] = from_json(
-        dumps([{k: v for k, v in e.items() if k not in ("url", "ctx")} for e in errors])
-    )
-    return plain
 
 
 def encode_request(kind: str, data: Any = None) -> bytes:

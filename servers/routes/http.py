@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.exceptions import RequestValidationError
 
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, plain_details
+from openenv_core.protocol.requests import RequestDecoder, http_reset
 from servers.execution import FATAL, Runner
 from servers.routes import description
 from servers.routes.answers import json_answer, refused, text_of, while_connected
+from servers.routes.bodies import json_body
 from servers.routes.description import answer, problem
 from servers.routes.standing import NEW, PARAMETERS, naming, session_named_by
 from servers.security.guard import PRINCIPAL
@@ -57,7 +57,7 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
             return replies.encode_http_result(await runner.reset(options))
 
         try:
-            options = http_reset(await _body(request))
+            options = http_reset(await json_body(request))
         except Refusal as refusal:
             return refused(refusal)
         return await plain.answer(request, work, opening=True)
@@ -75,7 +75,7 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
             return replies.encode_http_result(await runner.step(action, options))
 
         try:
-            action, options = decoder.http_step(await _body(request))
+            action, options = decoder.http_step(await json_body(request))
         except Refusal as refusal:
             return refused(refusal)
         return await plain.answer(request, work)
@@ -149,26 +149,3 @@ class _PlainHttp:
             if not isinstance(error, EnvironmentFailure):
                 logger.error("the environment raised", exc_info=error)
             return json_answer(dumps({"detail": text_of(error)}), 500)
-
-
-async def validation_failed(_: Request, error: Exception) -> Response:
-    """Answer a request that does not validate; whatever it held, the answer is JSON."""
-    details = plain_details(list(error.errors())) if isinstance(error, RequestValidationError) else []
-    return json_answer(dumps({"detail": details}), 422)
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        Refusal: VALIDATION_ERROR: it says that it is no JSON.
-    """
-    body = await request.body()
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if (
-        body
-        and kind != "application/json"
-        and not (kind.startswith("application/") and kind.endswith("+json"))
-    ):
-        raise invalid_body(f"expected a body of type application/json, got {kind}")
-    return body

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.faults import short
 from openenv_core.protocol.jsonrpc import Fault, RpcRequest
 from servers.execution import FATAL
 from servers.sessions import Session, SessionTable, UnknownSession
@@ -56,13 +57,13 @@ class JsonRpc:
             value = jsonrpc.parse(text)
         except Fault as fault:
             return jsonrpc.encode_fault(None, fault)
-        return await self.answer(value, caller)
+        return await self.answer(value, caller, len(text))
 
-    async def answer(self, value: Any, caller: Caller) -> bytes:
-        """Answer one request whose JSON has been parsed."""
+    async def answer(self, value: Any, caller: Caller, size: int) -> bytes:
+        """Answer one request whose JSON has been parsed, and was of this size."""
         request_id: int | str | None = None
         try:
-            request = jsonrpc.read(value)
+            request = jsonrpc.read(value, size)
             request_id = request.id
             return jsonrpc.encode_result(request_id, await self._do(request, caller))
         except Fault as error:
@@ -79,7 +80,8 @@ class JsonRpc:
         if method is None:
             known = ", ".join(self.methods)
             raise Fault(
-                jsonrpc.METHOD_NOT_FOUND, f"expected one of the methods {known}, got {request.method!r}"
+                jsonrpc.METHOD_NOT_FOUND,
+                f"expected one of the methods {known}, got {short(request.method)!r}",
             )
         return await method(caller, request.params)
 

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.jsonrpc import Fault
+from servers.routes import description
 from servers.routes.conversation import Seat, SocketRoute
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.routes.sockets import Sockets
@@ -50,7 +51,12 @@ def mcp_router(rpc: JsonRpc) -> APIRouter:
     """Return the HTTP side of /mcp."""
     router = APIRouter()
 
-    @router.post("/mcp")
+    @router.post(
+        "/mcp",
+        response_model=None,
+        responses={200: description.answer("The response.", description.RPC_ANSWER)},
+        openapi_extra=description.RPC_BODY,
+    )
     async def mcp(request: Request) -> Response:
         """Answer one JSON-RPC request; errors are in the body, the status is 200."""
         caller = Caller(request.scope.get(PRINCIPAL, ""))

@@ -16,8 +16,8 @@ from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, Runner
 from servers.routes.answers import json_answer, refused, text_of, while_connected
-from servers.routes.bodies import StrictRoute
-from servers.routes.description import answer, problem
+from servers.routes.bodies import read_model
+from servers.routes.description import answer, body, describe, problem
 from servers.security.guard import PRINCIPAL
 from servers.sessions import SessionTable
 
@@ -73,7 +73,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
         sessions: Where instances come from.
         env_name: What the environment is called in the paths.
     """
-    router = APIRouter(route_class=StrictRoute)
+    router = APIRouter()
     tasks = _Tasks(sessions, env_name)
 
     @router.get("/list_environments")
@@ -85,34 +85,30 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
     async def splits(request: Request, name: Name) -> Response:
         """Return the splits, each with its name and type."""
         return await tasks.answer(
-            request, name, lambda found: [normalize_split(split) for split in found], "list_splits"
+            request, name, "list_splits", lambda found: [normalize_split(split) for split in found]
         )
 
-    @router.post("/{env_name}/tasks", response_model=None, responses=_responses(_object("tasks", "env_name")))
-    async def list_tasks(request: Request, name: Name, body: Split) -> Response:
+    @router.post("/{env_name}/tasks", **_described(Split, "tasks", "env_name"))
+    async def list_tasks(request: Request, name: Name) -> Response:
         """Return the tasks of a split."""
         return await tasks.answer(
-            request, name, lambda found: {"tasks": found, "env_name": env_name}, "list_tasks", body.split
+            request, name, "list_tasks", lambda found: {"tasks": found, "env_name": env_name}, Split
         )
 
-    @router.post("/{env_name}/num_tasks", response_model=None, responses=_responses(_object("num_tasks")))
-    async def num_tasks(request: Request, name: Name, body: Split) -> Response:
+    @router.post("/{env_name}/num_tasks", **_described(Split, "num_tasks"))
+    async def num_tasks(request: Request, name: Name) -> Response:
         """Return how many tasks a split has."""
-        return await tasks.answer(request, name, lambda found: {"num_tasks": found}, "num_tasks", body.split)
+        return await tasks.answer(request, name, "num_tasks", lambda found: {"num_tasks": found}, Split)
 
-    @router.post("/{env_name}/task", response_model=None, responses=_responses(_object("task")))
-    async def task(request: Request, name: Name, body: TaskAt) -> Response:
+    @router.post("/{env_name}/task", **_described(TaskAt, "task"))
+    async def task(request: Request, name: Name) -> Response:
         """Return one task."""
-        return await tasks.answer(
-            request, name, lambda found: {"task": found}, "get_task", body.split, body.index
-        )
+        return await tasks.answer(request, name, "get_task", lambda found: {"task": found}, TaskAt)
 
-    @router.post("/{env_name}/task_range", response_model=None, responses=_responses(_object("tasks")))
-    async def task_range(request: Request, name: Name, body: TaskRange) -> Response:
+    @router.post("/{env_name}/task_range", **_described(TaskRange, "tasks"))
+    async def task_range(request: Request, name: Name) -> Response:
         """Return the tasks within bounds."""
-        return await tasks.answer(
-            request, name, lambda found: {"tasks": found}, "get_task_range", body.split, body.start, body.stop
-        )
+        return await tasks.answer(request, name, "get_task_range", lambda found: {"tasks": found}, TaskRange)
 
     return router
 
@@ -125,9 +121,28 @@ class _Tasks:
         self._name = env_name.lower()
 
     async def answer(
-        self, request: Request, name: str, shape: Callable[[Any], Any], method: str, *arguments: Any
+        self,
+        request: Request,
+        name: str,
+        method: str,
+        shape: Callable[[Any], Any],
+        model: type[Split] | None = None,
     ) -> Response:
-        """Return what a method of the environment returns, in the shape of the route."""
+        """Return what a method of the environment returns.
+
+        Args:
+            request: The request.
+            name: The environment that its path names.
+            method: The method.
+            shape: Puts what the method returns into the shape of the route.
+            model: What the body holds: the method's arguments in order; None where the method takes none.
+        """
+        arguments: Sequence[Any] = ()
+        if model is not None:
+            try:
+                arguments = tuple(dict(await read_model(request, model)).values())
+            except Refusal as refusal:
+                return refused(refusal)
         if name.lower() != self._name:
             return _problem(404, f"unknown environment {name!r}")
         factory = self._sessions.factory
@@ -192,5 +207,9 @@ def _responses(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
     return {**_STATUSES, 200: answer("What the environment says.", schema)}
 
 
-def _object(*keys: str) -> dict[str, Any]:
-    return {"type": "object", "required": list(keys)}
+def _described(model: type[Split], *keys: str) -> dict[str, Any]:
+    return {
+        "response_model": None,
+        "responses": _responses({"type": "object", "required": list(keys)}),
+        "openapi_extra": body(describe(model), required=True),
+    }

@@ -98,7 +98,7 @@ class _Frames:
             return None
         if kind is Mcp:
             caller = Caller(seat.session.owner, seat.session)
-            return replies.encode_mcp(await self._rpc.answer(request.request, caller))
+            return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
         step = seat.runner.step_inline
         if step is not None:
             return replies.encode_observation(step(request))

@@ -1,13 +1,14 @@
 """What a table of sessions refuses, as types, since transports answer each in a way of their own."""
 
 from openenv_core.protocol.codes import EXECUTION_ERROR, SESSION_ERROR, Refusal
+from openenv_core.protocol.faults import short
 
 
 class UnknownSession(Refusal):
     """There is no such session, or it is somebody else's: the answer is the same."""
 
     def __init__(self, session_id: str) -> None:
-        super().__init__(SESSION_ERROR, f"Unknown session_id: {session_id}")
+        super().__init__(SESSION_ERROR, f"Unknown session_id: {short(session_id)}")
 
 
 class Busy(Refusal):

@@ -38,7 +38,7 @@ REWARD = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats()
 @given(TEXT, st.binary(), PLAIN)
 def test_actions_survive_the_wire(text: str, payload: bytes, anything: Any) -> None:
     action = Say(text=text, payload=payload, anything=anything, metadata={"k": text})
-    assert RequestDecoder(Say).frame(encode_request("step", action)) == action
+    assert RequestDecoder(Say).frame(encode_request("step", action).decode()) == action
 
 
 @given(TEXT, st.binary(), PLAIN, REWARD, st.booleans())
@@ -65,10 +65,12 @@ def test_http_results(reward: Any, metadata: dict[str, bool]) -> None:
 
 def test_requests_without_data() -> None:
     decoder = RequestDecoder(Say)
-    assert isinstance(decoder.frame(encode_request("state")), ReadState)
-    assert isinstance(decoder.frame(encode_request("close")), Close)
-    assert decoder.frame(encode_request("reset")) == Reset({})
-    assert decoder.frame(encode_request("reset", {"seed": 1, "sab": True})) == Reset({"seed": 1, "sab": True})
+    assert isinstance(decoder.frame(encode_request("state").decode()), ReadState)
+    assert isinstance(decoder.frame(encode_request("close").decode()), Close)
+    assert decoder.frame(encode_request("reset").decode()) == Reset({})
+    assert decoder.frame(encode_request("reset", {"seed": 1, "sab": True}).decode()) == Reset(
+        {"seed": 1, "sab": True}
+    )
     assert decoder.frame('{"type":"reset","data":null}') == Reset({})
 
 

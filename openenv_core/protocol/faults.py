@@ -1,0 +1,54 @@
+"""What is told of a request that does not validate: plain JSON, and no more of it than somebody reads.
+
+Whoever sends a frame of a million unknown keys would otherwise be sent a list of a million faults, each with what it
+found, and everybody else would wait while that list is made.
+"""
+
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+MAX_FAULTS: Final = 32
+"""Of more faults only their number is told."""
+
+MAX_ECHO: Final = 1024
+"""Characters of a request whose faults are told with the values that were found; of a longer one without."""
+
+MAX_TEXT: Final = 1000
+"""Characters of one message, and of anything that it names."""
+
+_MAX_DEPTH: Final = 32
+_MAX_WORK: Final = 32 * 1024 * 1024
+"""The greatest product of faults and size: every fault may repeat a key as long as the request."""
+
+
+def faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:
+    """Return the faults as plain JSON values.
+
+    Args:
+        error: What the validation has found.
+        size: How long the request is.
+    """
+    count = error.error_count()
+    if count > MAX_FAULTS or count * size > _MAX_WORK:
+        text = f"expected a request of this server's schema, got one of {size} characters with {count} faults"
+        return [{"type": "too_many_faults", "loc": [], "msg": text}]
+    found: list[dict[str, Any]] = from_json(_as_json(error, size <= MAX_ECHO))
+    for fault in found:
+        fault["msg"] = short(fault["msg"])
+        fault["loc"] = [short(key) if isinstance(key, str) else key for key in fault["loc"][:_MAX_DEPTH]]
+    return found
+
+
+def _as_json(error: ValidationError, whole: bool) -> str:
+    # pydantic's own JSON form, because a validator's ValueError in `ctx` is not plain.
+    try:
+        return error.json(include_url=False, include_input=whole, include_context=whole)
+    except Exception:  # an input that cannot be written
+        return error.json(include_url=False, include_input=False)
+
+
+def short(text: str) -> str:
+    """Return a text, or the beginning of a long one."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

@@ -1,0 +1,108 @@
+"""A request with any number of faults is refused in a few words, on every way in."""
+
+import json
+from typing import Any
+
+import pytest
+from counter import Add, Count, Counter
+from pydantic import BaseModel
+from serving import ask, request, serving, socket_to
+
+from openenv_core import Action
+from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.requests import RequestDecoder, validate
+from servers import create_app
+
+PAGE = 100_000
+KEYS = ",".join(f'"{number}":1' for number in range(200_000))
+LONG = "x" * 3_000_000
+
+
+def filled(pattern: str) -> str:
+    """Put the keys or the long text where a pattern names them."""
+    return pattern.replace("KEYS", KEYS).replace("LONG", LONG)
+
+
+def app() -> Any:
+    return create_app(Counter, Add, Count, env_name="counter", max_concurrent_envs=4)
+
+
+FRAMES = {
+    "unknown keys": '{"type":"step","data":{KEYS}}',
+    "unknown keys of the frame": '{"type":"state",KEYS}',
+    "a long value": '{"type":"step","data":{"amount":"LONG"}}',
+    "a long value beside what is missing": '{"type":"step","data":{"other":"LONG"}}',
+    "a long key": '{"type":"step","data":{"LONG":1}}',
+    "a long type": '{"type":"LONG"}',
+    "a long method": '{"type":"mcp","data":{"jsonrpc":"2.0","method":"LONG"}}',
+    "unknown keys of a request": '{"type":"mcp","data":{KEYS}}',
+    "a long id": '{"type":"mcp","data":{"jsonrpc":"2.0","method":"openenv/session/close",'
+    '"params":{"session_id":"LONG"}}}',
+}
+
+
+@pytest.mark.parametrize("fault", FRAMES)
+async def test_a_frame_with_many_faults_gets_a_short_reply_and_its_session_lives(fault: str) -> None:
+    async with serving(app()) as address, socket_to(address, max_size=PAGE) as client:
+        reply = await ask(client, filled(FRAMES[fault]))
+        assert reply["type"] == ("mcp" if '"mcp"' in FRAMES[fault] else "error")
+        assert (await ask(client, {"type": "reset"}))["type"] == "observation"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/reset", '{"seed":"LONG"}'),
+        ("/step", "{KEYS}"),
+        ("/step", '{"action":{KEYS}}'),
+        ("/step", '["LONG"]'),
+        ("/step", '{"action":{"LONG":1}}'),
+        ("/counter/tasks", "{KEYS}"),
+        ("/counter/tasks", '{"split":["LONG"]}'),
+        ("/mcp", "{KEYS}"),
+        ("/mcp", '{"jsonrpc":"2.0","id":1,"method":"LONG"}'),
+    ],
+)
+async def test_a_body_with_many_faults_gets_a_short_answer(path: str, body: str) -> None:
+    async with serving(app()) as address:
+        reply = await request(address, "POST", path, filled(body))
+        assert reply.status_code == (200 if path == "/mcp" else 422)
+        assert len(reply.content) < PAGE
+
+
+async def test_many_faults_are_counted() -> None:
+    async with serving(app()) as address, socket_to(address) as client:
+        few = {str(number): 1 for number in range(31)}
+        told = (await ask(client, {"type": "step", "data": few}))["data"]["errors"]
+        assert [fault["loc"] for fault in told] == [["amount"], *([key] for key in few)]
+        assert told[1]["input"] == 1
+        (only,) = (await ask(client, {"type": "step", "data": {**few, "one more": 1}}))["data"]["errors"]
+        assert only["type"] == "too_many_faults"
+        assert "33 faults" in only["msg"]
+
+
+class Deep(BaseModel):
+    inner: "dict[str, Deep | int]"
+
+
+class Nested(Action):
+    deep: Deep
+
+
+def test_a_place_is_told_as_far_as_somebody_reads_it() -> None:
+    body: Any = {"inner": 1}
+    for _ in range(60):
+        body = {"inner": {"k" * 5_000: body}}
+    with pytest.raises(Refusal) as caught:
+        validate(Deep, body, len(json.dumps(body)))
+    assert len(json.dumps(caught.value.extra)) < PAGE
+
+
+def test_few_faults_of_which_each_would_repeat_the_whole_frame_are_counted_only() -> None:
+    faults = ",".join(f'"{number}":"x"' for number in range(8))
+    frame = filled('{"type":"step","data":{"deep":{"inner":{"LONG":{"inner":{FAULTS}}}}}}').replace(
+        "FAULTS", faults
+    )
+    with pytest.raises(Refusal) as caught:
+        RequestDecoder(Nested).frame(frame)
+    assert [fault["type"] for fault in caught.value.extra["errors"]] == ["too_many_faults"]
