@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 LEVELS = ("critical", "error", "warning", "info", "debug")
 
-_OF_STRANGERS = ("Invalid HTTP request", "Invalid UTF-8 sequence", "Unsupported upgrade request")
+_OF_STRANGERS = (
+    "Invalid HTTP request",
+    "Invalid UTF-8 sequence",
+    "Unsupported upgrade request",
+    # It has not: the handshake was refused in a response of its own, which uvicorn does not count.
+    "ASGI callable returned without completing handshake",
+)
 """Beginnings of what uvicorn logs, some of it with a traceback, of a caller's mistake."""
 
 

@@ -4,13 +4,14 @@ import inspect
 import logging
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.codes import Refusal
 from servers.execution import FATAL
 from servers.routes.description import describe
+from servers.security.guard import PRINCIPAL
 from servers.sessions import SessionTable
 
 logger = logging.getLogger("servers")
@@ -51,9 +52,9 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
         return {"status": "unhealthy"}
 
     @router.get("/metadata")
-    async def get_metadata() -> EnvironmentMetadata:
+    async def get_metadata(request: Request) -> EnvironmentMetadata:
         """Tell of the environment."""
-        return await metadata()
+        return await metadata.ask(request.scope.get(PRINCIPAL, ""))
 
     @router.get("/schema", response_model=Schemas)
     async def schema() -> dict[str, Any]:
@@ -76,8 +77,12 @@ class MetadataSource:
         self._name = name
         self._found: EnvironmentMetadata | None = None
 
-    async def __call__(self) -> EnvironmentMetadata:
-        """Return the metadata; while every session is taken, what the class alone tells."""
+    async def ask(self, owner: str) -> EnvironmentMetadata:
+        """Return the metadata; while every session is taken, what the class alone tells.
+
+        Args:
+            owner: Who asks; an instance takes one of this caller's slots.
+        """
         if self._found is not None:
             return self._found
         factory = self._sessions.factory
@@ -85,7 +90,7 @@ class MetadataSource:
             self._found = self._default()
             return self._found
         try:
-            async with self._sessions.session() as session:
+            async with self._sessions.session(owner) as session:
                 self._found = EnvironmentMetadata.model_validate(await session.runner.call("get_metadata"))
         except Refusal:
             return self._default()

@@ -17,8 +17,9 @@ from serve_process import ServeProcess, eventually, serve
 from serving import ask, serving, socket_to
 from serving import eventually as eventually_so
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
+from websockets.typing import Origin
 
 from servers import create_app
 from servers.protocols import HttpProtocol, SocketProtocol
@@ -295,6 +296,16 @@ async def test_bad_utf8_ends_its_own_socket_and_prints_nothing(server: ServeProc
     eventually(lambda: server.get("/health")[0] == 200)
     assert "Traceback" not in server.output
     assert "UTF-8" not in server.output
+
+
+async def test_a_refused_socket_prints_nothing(server: ServeProcess) -> None:
+    with pytest.raises(InvalidStatus):
+        async with connect(
+            f"ws://{server.address}/ws", origin=Origin("http://elsewhere.example"), proxy=None
+        ):
+            raise AssertionError("expected a refusal")
+    eventually(lambda: server.get("/health")[0] == 200)
+    assert "handshake" not in server.output
 
 
 async def test_a_connection_too_many_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,13 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
                 assert (status, state["step_count"]) == (200, 2)
 
 
+def test_an_environment_tells_of_itself_to_whoever_has_a_token() -> None:
+    with serve("--workers", str(WORKERS), "--token", TOKEN, app="solo:described") as server:
+        for _ in range(4):  # of either worker
+            status, told = server.get("/metadata", Authorization=f"Bearer {TOKEN}")
+            assert (status, told["description"]) == (200, "by an instance")
+
+
 async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) -> None:
     for _ in range(8):
         status, reply = fleet.request("POST", "/mcp", rpc("openenv/session/create"))

@@ -5,6 +5,7 @@ import signal
 
 from counter import Add, Count, Counter
 
+from openenv_core import EnvironmentMetadata
 from servers import create_app
 
 
@@ -24,5 +25,15 @@ class Deadly(Counter):
         raise AssertionError
 
 
+class Described(Counter):
+    """Tells of itself, for which there has to be an instance."""
+
+    BLOCKING = True
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        return EnvironmentMetadata(name="described", description="by an instance")
+
+
 app = create_app(Solo, Add, Count)
 deadly = create_app(Deadly, Add, Count, max_concurrent_envs=64)
+described = create_app(Described, Add, Count, max_concurrent_envs=4)
