@@ -1,0 +1,233 @@
+"""Frames as values and as bytes: what is written is read again, and whatever comes is read or refused by name."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fuzzing import EXAMPLES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from openenv_core import Action, Observation
+from openenv_core.errors import ClientError
+from openenv_core.protocol import codes, jsonrpc, replies
+from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.http import error_frame, http_request, reply_frame
+from openenv_core.protocol.jsonio import dumps, from_json
+from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.requests import (
+    CLOSE,
+    READ_STATE,
+    Mcp,
+    RequestDecoder,
+    Reset,
+    encode_request,
+    http_reset,
+)
+
+MANY = settings(max_examples=20 * EXAMPLES, deadline=None)
+
+
+class Deed(Action):
+    number: int
+    text: str = ""
+    anything: Any = None
+    data: bytes = b""
+
+
+class Sight(Observation):
+    text: str = ""
+    anything: Any = None
+
+
+class Strict(Action):
+    level: int = Field(ge=0, le=10, strict=True)
+
+
+DECODERS: list[RequestDecoder[Any]] = [
+    RequestDecoder(Deed),
+    RequestDecoder(Strict),
+    RequestDecoder(Deed | Strict),  # type: ignore[arg-type]
+    RequestDecoder(Deed, production=True),
+]
+
+TEXT = st.text(max_size=40)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+OBJECT = st.dictionaries(TEXT, VALUE, max_size=5)
+KINDS = st.sampled_from(["reset", "step", "state", "mcp", "close", "observation", "error", ""]) | TEXT
+FRAMES = st.fixed_dictionaries({}, optional={"type": KINDS | VALUE, "data": OBJECT | VALUE, "more": VALUE})
+ANY_TEXT = st.text() | VALUE.map(json.dumps) | FRAMES.map(json.dumps)
+BODIES = st.binary() | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass"))
+
+
+# Requests
+
+
+@MANY
+@given(st.integers(), TEXT, VALUE, st.binary(max_size=40), st.dictionaries(TEXT, VALUE, max_size=3))
+def test_a_step_is_read_as_it_was_written(
+    number: int, text: str, anything: Any, data: bytes, metadata: dict[str, Any]
+) -> None:
+    deed = Deed(number=number, text=text, anything=anything, data=data, metadata=metadata)
+    read = DECODERS[0].frame(encode_request("step", deed).decode())
+    assert read.model_copy(update={"data": deed.data}) == deed
+    # Bytes are base64 text on the wire, and the model says what it makes of them.
+    assert from_json(encode_request("step", deed))["data"]["number"] == number
+
+
+@MANY
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={"seed": st.integers(0, 1 << 62) | st.none(), "episode_id": TEXT | st.none(), "own": VALUE},
+    )
+)
+def test_a_reset_is_read_as_it_was_written(options: dict[str, Any]) -> None:
+    assert DECODERS[0].frame(encode_request("reset", options).decode()) == Reset(options)
+    assert http_reset(dumps(options)) == options
+
+
+@MANY
+@given(OBJECT)
+def test_an_mcp_frame_is_read_as_it_was_written(request: dict[str, Any]) -> None:
+    for decoder in DECODERS:
+        assert decoder.frame(encode_request("mcp", request).decode()) == Mcp(request)
+
+
+def test_frames_without_data_are_read_as_they_were_written() -> None:
+    assert DECODERS[0].frame(encode_request("state").decode()) is READ_STATE
+    assert DECODERS[0].frame(encode_request("close").decode()) is CLOSE
+    assert DECODERS[0].frame(encode_request("reset").decode()) == Reset({})
+
+
+def refused(read: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the refusal or fault that was raised; None where there was none."""
+    try:
+        read(*arguments)
+    except (Refusal, Fault, ClientError) as refusal:
+        return refusal
+    return None
+
+
+@MANY
+@given(ANY_TEXT)
+def test_any_text_is_a_request_or_refused_by_name(text: str) -> None:
+    for decoder in DECODERS:
+        refusal = refused(decoder.frame, text)
+        assert _is_json(text) == (refusal is None or refusal.code != codes.INVALID_JSON)
+        if refusal is not None:
+            assert refusal.code in (codes.INVALID_JSON, codes.UNKNOWN_TYPE, codes.VALIDATION_ERROR)
+            frame = json.loads(replies.encode_error(refusal.code, refusal.message, refusal.extra))
+            assert frame["data"]["code"] == refusal.code
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+@MANY
+@given(BODIES)
+def test_any_body_is_a_request_or_refused_by_name(body: bytes) -> None:
+    for read in (http_reset, DECODERS[0].http_step, DECODERS[1].http_step):
+        refusal = refused(read, body)
+        if refusal is not None:
+            assert refusal.code == codes.VALIDATION_ERROR
+            for fault in json.loads(dumps(refusal.extra["errors"])):
+                assert set(fault) >= {"type", "loc", "msg"}
+
+
+@MANY
+@given(BODIES)
+def test_any_bytes_are_a_call_or_a_fault(body: bytes) -> None:
+    fault = refused(lambda: jsonrpc.read(jsonrpc.parse(body), len(body)))
+    if fault is not None:
+        assert fault.code in (jsonrpc.PARSE_ERROR, jsonrpc.INVALID_REQUEST)
+        answer = json.loads(jsonrpc.encode_fault(None, fault))
+        assert set(answer["error"]) == {"code", "message", "data"}
+
+
+# Replies
+
+
+@MANY
+@given(
+    TEXT,
+    VALUE,
+    st.none() | st.booleans() | st.integers(-(1 << 60), 1 << 60) | st.floats(),
+    st.booleans(),
+    st.dictionaries(TEXT, VALUE, max_size=3),
+)
+def test_an_observation_is_read_as_it_was_written(
+    text: str, anything: Any, reward: Any, done: bool, metadata: dict[str, Any]
+) -> None:
+    sight = Sight(text=text, anything=anything, reward=reward, done=done, metadata=metadata)
+    data = replies.decode_reply(replies.encode_observation(sight), "observation")
+    kept = None if isinstance(reward, float) and not math.isfinite(reward) else reward
+    assert data["reward"] == kept
+    assert type(data["reward"]) is type(kept)
+    assert data["done"] is done
+    assert data["observation"] == {"text": text, "anything": anything, "metadata": metadata}
+    assert data.get("metadata", {}) == metadata
+    assert ("metadata" in data) == bool(metadata)
+    body = json.loads(replies.encode_http_result(sight))
+    assert body["metadata"] == (metadata or None)
+    assert body["reward"] == (None if kept is None else float(kept))
+    # What plain HTTP carries is a frame again at the client.
+    frame = reply_frame(http_request(encode_request("step", {}), "s"), replies.encode_http_result(sight))
+    assert replies.decode_reply(frame, "observation") == body
+
+
+@MANY
+@given(BODIES, KINDS)
+def test_any_reply_is_read_or_a_typed_error(frame: bytes, expected: str) -> None:
+    refused(replies.decode_reply, frame, expected)  # what is raised beside typed errors fails the test
+
+
+CODES = st.sampled_from([*(value for name, value in vars(codes).items() if name.isupper()), "", "NEW"])
+LOOSE = st.fixed_dictionaries(
+    {},
+    optional={
+        "code": CODES | VALUE,
+        "message": TEXT | VALUE,
+        "errors": st.lists(
+            st.fixed_dictionaries({}, optional={"loc": VALUE, "msg": VALUE, "type": VALUE}) | VALUE
+        )
+        | VALUE,
+        "active_sessions": VALUE,
+        "max_sessions": VALUE,
+        "factory_name": VALUE,
+        "retry_after_s": VALUE,
+    },
+)
+
+
+@MANY
+@given(LOOSE)
+def test_any_error_frame_is_a_typed_error(data: dict[str, Any]) -> None:
+    with pytest.raises(ClientError) as raised:
+        replies.decode_reply(dumps({"type": "error", "data": data}), "observation")
+    assert str(raised.value)
+
+
+@MANY
+@given(
+    st.integers(400, 599),
+    st.binary() | LOOSE.map(dumps) | st.fixed_dictionaries({"detail": VALUE}).map(dumps),
+)
+def test_any_answer_of_plain_http_is_a_typed_error_or_none_of_the_wire(status: int, body: bytes) -> None:
+    frame = error_frame(status, body, None)
+    if frame is not None:
+        with pytest.raises(ClientError):
+            replies.decode_reply(frame, "observation")

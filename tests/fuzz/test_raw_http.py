@@ -1,0 +1,151 @@
+"""Requests as bytes that no library would send: each is answered by name, or ends its own connection alone."""
+
+from collections.abc import Iterator
+
+import pytest
+from serve_process import ServeProcess, serve
+
+HOST = b"Host: localhost\r\n"
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+KEY = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n"
+BODY = b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def get(path: bytes, *headers: bytes, version: bytes = b"1.1", host: bytes = HOST) -> bytes:
+    return b"GET " + path + b" HTTP/" + version + b"\r\n" + host + b"".join(headers) + b"\r\n"
+
+
+def post(path: bytes, *headers: bytes, rest: bytes = BODY) -> bytes:
+    return b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"".join(headers) + rest
+
+
+CASES: dict[str, tuple[bytes, set[int]]] = {
+    # Who is meant
+    "two hosts": (get(b"/health", HOST), {400}),
+    "no host": (get(b"/health", host=b""), {400}),
+    "no host in HTTP/1.0": (get(b"/health", version=b"1.0", host=b""), {400}),
+    "HTTP/1.0": (get(b"/health", version=b"1.0"), {200}),
+    "HTTP/0.9": (b"GET /health\r\n\r\n", {400}),
+    "HTTP/2 by prior knowledge": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505}),
+    "a host with a path": (get(b"/health", host=b"Host: localhost/x\r\n"), {400}),
+    "a host with a user": (get(b"/health", host=b"Host: a@localhost\r\n"), {400}),
+    "a host with a port that is none": (get(b"/health", host=b"Host: localhost:99999\r\n"), {400}),
+    "a foreign host": (get(b"/health", host=b"Host: evil.example\r\n"), {421}),
+    "an address written as one number": (get(b"/health", host=b"Host: 2130706433\r\n"), {421}),
+    "a forwarded host": (get(b"/health", b"X-Forwarded-Host: evil.example\r\n"), {200}),
+    "another host in the target": (get(b"http://evil.example/health"), {200, 400, 404, 421}),
+    "a socket by a whole address": (get(b"http://localhost/ws", UPGRADE, KEY), {400, 403, 404}),
+    "a tunnel": (b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n", {400, 404, 405}),
+    "the server as a whole": (b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n", {400, 404, 405}),
+    # Where
+    "up and up": (get(b"/../../etc/passwd"), {400, 404}),
+    "up and up, in disguise": (get(b"/..%2f..%2fetc%2fpasswd"), {404}),
+    "up to a route": (get(b"/..%2fechoes/splits"), {404}),
+    "a zero byte in disguise": (get(b"/%00/splits"), {404}),
+    "a zero byte": (get(b"/\x00"), {400}),
+    "what is no percentage": (get(b"/%zz%ff/splits"), {404}),
+    "half a surrogate": (get(b"/%ed%a0%80/splits"), {404}),
+    "two slashes": (get(b"//ws", UPGRADE, KEY), {403}),
+    "a method nobody knows": (b"BREW /health HTTP/1.1\r\n" + HOST + b"\r\n", {405}),
+    "a method without end": (b"X" * 2000 + b" /health HTTP/1.1\r\n" + HOST + b"\r\n", {405}),
+    "TRACE": (b"TRACE /health HTTP/1.1\r\n" + HOST + b"\r\n", {405}),
+    # Sockets
+    "a socket by POST": (post(b"/ws", UPGRADE, KEY, rest=b"Content-Length: 0\r\n\r\n"), {400, 405}),
+    "a socket without a key": (get(b"/ws", UPGRADE), {400}),
+    "a socket with two keys": (get(b"/ws", UPGRADE, KEY, KEY), {400}),
+    "a socket of another version": (get(b"/ws", UPGRADE, KEY.replace(b"13", b"8")), {400, 426}),
+    "a socket where none is": (get(b"/health", UPGRADE, KEY), {403, 404}),
+    "a socket without the upgrade": (get(b"/ws"), {404, 426}),
+    "a socket with a name without end": (
+        get(b"/ws?session_id=" + b"a" * 30_000, UPGRADE, KEY),
+        {101, 414, 431},
+    ),
+    "a socket with many names": (get(b"/ws?" + b"session_id=a&" * 200, UPGRADE, KEY), {101}),
+    "a socket with a name of bytes": (get(b"/ws?session_id=%ff%00%ed%a0%80", UPGRADE, KEY), {101}),
+    "another upgrade": (get(b"/health", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"), {200, 400, 426}),
+    # Sessions
+    "two sessions": (
+        post(b"/reset", b"X-OpenEnv-Session: a\r\n", b"X-OpenEnv-Session: b\r\n"),
+        {200, 400, 422},
+    ),
+    "two sessions in one": (post(b"/reset", b"X-OpenEnv-Session: a, b\r\n"), {422}),
+    "no session in the header": (post(b"/reset", b"X-OpenEnv-Session:\r\n"), {422}),
+    "a session of bytes": (post(b"/reset", b"X-OpenEnv-Session: \xff\xfe\r\n"), {422}),
+    "a session over two lines": (post(b"/reset", b"X-OpenEnv-Session: a\r\n b\r\n"), {400, 422}),
+    "a path for a session": (post(b"/reset", b"X-OpenEnv-Session: ../../a\r\n"), {422}),
+    "a huge cookie": (post(b"/reset", b"Cookie: openenv_session=" + b"a" * 20_000 + b"\r\n"), {422, 431}),
+    "many cookies": (post(b"/reset", b"Cookie: " + b"a=b; " * 4000 + b"\r\n"), {200, 431}),
+    "odd cookies": (post(b"/reset", b'Cookie: ;;;=;openenv_session;a[b]="{;\xff=\xfe\r\n'), {200, 422}),
+    # Bodies
+    "two ways to tell the length": (
+        post(b"/reset", b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n", rest=b"\r\n0\r\n\r\n"),
+        {200, 400},
+    ),
+    "a transfer coding that nobody takes": (
+        post(b"/reset", b"Transfer-Encoding: gzip, chunked\r\n", rest=b"\r\n0\r\n\r\n"),
+        {400, 501},
+    ),
+    "two lengths": (post(b"/reset", b"Content-Length: 3\r\n"), {400}),
+    "a length with a sign": (post(b"/reset", rest=b"Content-Length: +2\r\n\r\n{}"), {400}),
+    "a chunk that is none": (post(b"/reset", b"Transfer-Encoding: chunked\r\n", rest=b"\r\nzz\r\n"), {400}),
+    "another expectation": (post(b"/reset", b"Expect: the-unexpected\r\n"), {200, 417}),
+    "JSON in UTF-16": (
+        post(b"/echoes/tasks", rest=b"Content-Length: 30\r\n\r\n" + '{"split":"ab"}'.encode("utf-16")),
+        {400, 422},
+    ),
+    "half a surrogate in JSON": (
+        post(b"/echoes/tasks", rest=b'Content-Length: 18\r\n\r\n{"split":"\\ud800"}'),
+        {400, 422},
+    ),
+    "bytes for JSON": (post(b"/echoes/tasks", rest=b"Content-Length: 2\r\n\r\n\xff\xfe"), {400, 422}),
+    "a form": (
+        post(
+            b"/echoes/tasks",
+            rest=b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 7\r\n\r\nsplit=a",
+        ),
+        {415, 422},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    with serve("--max-sessions", "1000", app="fuzz_app:app") as running:
+        yield running
+        assert "Traceback" not in running.output, running.output
+
+
+def answer_to(server: ServeProcess, data: bytes) -> bytes:
+    """Return the head and the first of the body of the last answer; nothing where the connection just ended."""
+    with server.connect() as connection:
+        connection.sendall(data)
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            try:
+                part = connection.recv(65_536)
+            except ConnectionError:
+                part = b""
+            if not part:
+                break
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_odd_requests_are_answered_by_name(server: ServeProcess, name: str) -> None:
+    data, statuses = CASES[name]
+    answer = answer_to(server, data)
+    assert int(answer.split()[1]) in statuses, answer
+    for leak in (b"Traceback", b".py", b"site-packages", b"root:"):
+        assert leak not in answer
+    assert server.get("/health") == (200, {"status": "healthy"})
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"Content-Length: 20\r\n\r\n" + b"x" * 20, b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n"],
+)
+def test_a_socket_is_not_opened_with_a_body(server: ServeProcess, rest: bytes) -> None:
+    answer = answer_to(server, b"GET /ws HTTP/1.1\r\n" + HOST + UPGRADE + KEY + rest)
+    assert not answer.startswith(b"HTTP/1.1 101")
+    assert server.get("/health") == (200, {"status": "healthy"})
