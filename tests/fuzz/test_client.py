@@ -1,0 +1,292 @@
+"""The client against servers that answer anything, at any time: typed errors, no hang, nobody else's reply."""
+
+import asyncio
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from fuzzing import EXAMPLES, dice
+from fuzzwire import BINARY, CLOSE, CONTINUATION, PING, frame
+from scripted import scripted
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from openenv_core import GenericEnvClient
+from openenv_core.errors import (
+    ClientError,
+    ConnectionLost,
+    ExecutionFailed,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    ValidationFailed,
+)
+
+PATIENCE_S = 20
+
+
+# Anything for an answer
+
+VALUES: list[Any] = [None, True, 0, -1, 1e308, "", "x", [], [1], {}, {"a": 1}, [[{}]], "\u2028", 10**40]
+CODES = [
+    "VALIDATION_ERROR",
+    "CAPACITY_REACHED",
+    "FACTORY_ERROR",
+    "SESSION_ERROR",
+    "EXECUTION_ERROR",
+    "INVALID_JSON",
+    "?",
+]
+
+
+def _value(rng: random.Random) -> Any:
+    return rng.choice(VALUES)
+
+
+def answer(rng: random.Random) -> bytes:
+    """Return the payload of a reply, likely or not."""
+    match rng.randrange(6):
+        case 0:
+            reply: Any = {
+                "type": rng.choice(("observation", "state", "mcp", "error", 1, None)),
+                "data": _value(rng),
+            }
+        case 1:
+            data = {
+                "observation": _value(rng),
+                "reward": _value(rng),
+                "done": _value(rng),
+                "metadata": _value(rng),
+            }
+            reply = {"type": "observation", "data": data}
+        case 2:
+            names = ("message", "errors", "active_sessions", "max_sessions", "factory_name", "retry_after_s")
+            data = {name: _value(rng) for name in names if rng.random() < 0.5}
+            if rng.random() < 0.5:
+                data["errors"] = [{"loc": _value(rng), "msg": _value(rng), "type": _value(rng)}, _value(rng)]
+            reply = {"type": "error", "data": {"code": rng.choice((*CODES, _value(rng))), **data}}
+        case 3:
+            reply = _value(rng)
+        case 4:
+            return rng.randbytes(rng.randrange(60))
+        case _:
+            return b'{"type":"state","data":' * rng.choice((1, 500)) + rng.choice(
+                (b"", b"{}}", b"NaN}", b"1e999}")
+            )
+    return json.dumps(reply).encode()
+
+
+def packet(rng: random.Random) -> bytes:
+    """Return what a server puts on the connection in the place of a reply."""
+    payload = answer(rng)
+    match rng.randrange(10):
+        case 0:
+            cut = rng.randrange(len(payload) + 1)
+            return (
+                frame(payload[:cut], fin=False, masked=False)
+                + frame(b"p", PING, masked=False)
+                + frame(payload[cut:], CONTINUATION, masked=False)
+            )
+        case 1:
+            return frame(payload, BINARY, masked=False)
+        case 2:
+            return frame(
+                payload, rng.randrange(16), fin=rng.random() < 0.5, reserved=rng.randrange(8), masked=False
+            )
+        case 3:
+            return frame(rng.randbytes(2) + b"bye", CLOSE, masked=False)
+        case 4:
+            return frame(payload, masked=False, declared=rng.choice((1 << 40, (1 << 63) - 1)), length_bytes=8)
+        case 5:
+            return frame(payload, masked=True)
+        case 6:
+            return rng.randbytes(rng.randrange(1, 40))
+        case _:
+            return frame(payload, masked=False)
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_whatever_a_server_answers_is_a_result_or_a_typed_error(number: int) -> None:
+    rng = dice(number)
+
+    async def handler(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            async for _ in connection:
+                connection.transport.write(packet(rng))
+                if rng.random() < 0.1:
+                    connection.transport.abort()
+
+    async with (
+        asyncio.timeout(6 * PATIENCE_S),
+        scripted(handler) as url,
+        GenericEnvClient(url, message_timeout_s=0.05, connect_timeout_s=PATIENCE_S) as client,
+    ):
+        for _ in range(10 * EXAMPLES):
+            ask = rng.choice((client.reset, client.state, lambda: client.step({"a": 1})))
+            with suppress(ClientError):
+                await ask()
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_whatever_a_plain_http_server_answers_is_a_result_or_a_typed_error(number: int) -> None:
+    rng = dice(number)
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if b"content-length:" in head.lower():
+                    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+                    await reader.readexactly(length)
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" if b"/health" in head else said(rng)
+                )
+                await writer.drain()
+                if rng.random() < 0.1:
+                    break
+        writer.close()
+
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, asyncio.timeout(6 * PATIENCE_S):
+        client = GenericEnvClient(url, transport="http", message_timeout_s=0.05, connect_timeout_s=PATIENCE_S)
+        async with client:
+            for _ in range(5 * EXAMPLES):
+                ask = rng.choice((client.reset, client.state, lambda: client.step({"a": 1})))
+                with suppress(ClientError):
+                    await ask()
+
+
+def said(rng: random.Random) -> tuple[bytes, bool]:
+    """Return a response of HTTP, likely or not, and whether it is whole."""
+    if rng.random() < 0.1:
+        return rng.randbytes(30), False
+    body = answer(rng)
+    status = rng.choice((200, 200, 200, 204, 301, 400, 401, 404, 418, 422, 429, 500, 503, 504, 599))
+    headers = [b"Content-Type: application/json", b"X-OpenEnv-Session: s"]
+    if rng.random() < 0.3:
+        waits = (b"1", b"-1", b"soon", b"1e400", b"nan", b"Wed, 99 Foo")
+        headers.append(b"Retry-After: " + rng.choice(waits))
+    if rng.random() < 0.1:
+        headers.append(b"Content-Encoding: " + rng.choice((b"gzip", b"br", b"x")))
+    if rng.random() < 0.1:
+        headers.append(b"Location: " + rng.choice((b"//", b"http://[", b"/again")))
+    excess = rng.choice((0, 0, 0, 0, 0, -1, 5))
+    headers.append(b"Content-Length: %d" % max(0, len(body) + excess))
+    text = b"HTTP/1.1 %d X\r\n" % status + b"\r\n".join(headers) + b"\r\n\r\n" + body
+    return text, excess == 0 and status != 204
+
+
+# Whose reply it is
+
+
+class Numbered:
+    """A server that answers in order, late or soon, and says in each reply which request it is for."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.asked = 0
+
+    async def __call__(self, connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            async for message in connection:
+                request = json.loads(message)
+                if request["type"] == "close":
+                    return
+                self.asked += 1
+                if self._rng.random() < 0.4:
+                    await asyncio.sleep(self._rng.random() * 0.04)
+                await connection.send(self._reply(request))
+
+    def _reply(self, request: Any) -> str:
+        if request["type"] == "state":
+            return json.dumps({"type": "state", "data": {"number": self.asked}})
+        mark = (request.get("data") or {}).get("mark")
+        if self._rng.random() < 0.2:
+            code = self._rng.choice(("EXECUTION_ERROR", "VALIDATION_ERROR"))
+            return json.dumps({"type": "error", "data": {"code": code, "message": str(mark)}})
+        data = {"observation": {"mark": mark}, "reward": None, "done": False}
+        return json.dumps({"type": "observation", "data": data})
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: int) -> None:
+    rng = dice(number)
+    server = Numbered(dice(number + 1000))
+    told: list[int] = []
+
+    async def caller(client: GenericEnvClient, name: int) -> None:
+        for turn in range(6 * EXAMPLES):
+            mark = name * 100_000 + turn
+            work: Any = None
+            match rng.randrange(3):
+                case 0:
+                    work = client.reset(mark=mark)
+                case 1:
+                    work = client.step({"mark": mark})
+                case _:
+                    work = client.state()
+            patience = rng.choice((None, None, rng.random() * 0.03))
+            try:
+                result = await asyncio.wait_for(work, patience)
+            except (RequestTimeout, TimeoutError):
+                continue
+            except (ExecutionFailed, ValidationFailed) as error:
+                told.append(int(error.message) == mark)
+                continue
+            if isinstance(result, dict):
+                told.append(result["number"] <= server.asked)
+            else:
+                told.append(result.observation["mark"] == mark)
+
+    async with (
+        asyncio.timeout(6 * PATIENCE_S),
+        scripted(server) as url,
+        GenericEnvClient(url, message_timeout_s=0.02, connect_timeout_s=PATIENCE_S) as client,
+    ):
+        await asyncio.gather(*(caller(client, name) for name in range(3)))
+        assert client.connected
+        assert told
+        assert all(told)
+        # Once it is quiet the session is in order: the reply is that of the last request.
+        state: Any = None
+        while state is None:
+            with suppress(RequestTimeout):
+                state = await client.state()
+        assert state["number"] == server.asked
+
+
+async def test_an_error_that_ends_the_session_is_told_and_not_taken_for_the_next() -> None:
+    async def handler(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            await connection.recv()
+            data = {"code": "SESSION_ERROR", "message": "over"}
+            await connection.send(json.dumps({"type": "error", "data": data}))
+
+    async with scripted(handler) as url, GenericEnvClient(url) as client:
+        with pytest.raises(ServerError, match="over"):
+            await client.reset()
+        with pytest.raises((ConnectionLost, ProtocolError), match="over"):
+            await client.step({})
+
+
+async def test_a_flood_is_not_hoarded() -> None:
+    """What nobody has asked for is not read for ever: the server is held back, and closing still works."""
+    held_back = asyncio.Event()
+
+    async def handler(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed, ConnectionError):
+            await connection.recv()
+            await connection.send('{"type":"state","data":{}}')
+            part = frame(b"x" * 1000, masked=False) * 100
+            while connection.transport.get_write_buffer_size() < 1 << 20:
+                connection.transport.write(part)
+                await asyncio.sleep(0)
+            held_back.set()
+            await connection.wait_closed()
+
+    async with asyncio.timeout(PATIENCE_S), scripted(handler) as url, GenericEnvClient(url) as client:
+        await client.state()
+        await held_back.wait()
