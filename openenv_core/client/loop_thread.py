@@ -3,13 +3,14 @@
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
-from openenv_core.errors import ClientClosed
+from openenv_core.errors import ClientClosed, ConfigurationError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 LIVENESS_S: Final = 1.0
 """How often, in seconds, a waiting caller looks whether the thread still lives."""
@@ -19,26 +20,34 @@ STOP_S: Final = 10.0
 
 
 class _Errand(Generic[T]):
-    """A coroutine on its way to the thread, and what became of it on the way back.
+    """A coroutine function on its way to the thread, and what became of it on the way back.
 
-    The standard library's way makes two futures and a condition for each call, which for a step over loopback
-    would be a third of its cost.
+    The standard library's way makes two futures and a condition for each call, and a callback that costs the loop
+    another turn: for a step over loopback a third of its cost.
     """
 
-    __slots__ = ("_done", "_error", "_result", "_task", "_work")
+    __slots__ = ("_args", "_done", "_error", "_options", "_result", "_task", "_work")
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(
+        self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
+    ) -> None:
         self._work = work
+        self._args = args
+        self._options = options
         self._done = threading.Lock()
         self._done.acquire()
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._result: T
 
-    def start(self) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, in the thread."""
-        self._task = asyncio.get_running_loop().create_task(self._work)
-        self._task.add_done_callback(self._finish)
+        self._task = loop.create_task(self._run())
+
+    def refuse(self) -> None:
+        """Do not even begin."""
+        self._error = asyncio.CancelledError()
+        self._done.release()
 
     def cancel(self) -> None:
         """Give it up, in the thread."""
@@ -66,13 +75,16 @@ class _Errand(Generic[T]):
         finally:
             self._error = error = None  # its traceback holds this frame
 
-    def _finish(self, task: "asyncio.Task[T]") -> None:
+    async def _run(self) -> None:
         try:
-            self._result = task.result()
+            self._result = await self._work(*self._args, **self._options)
         except BaseException as error:
             self._error = error
-        self._task = None
-        self._done.release()
+            if not isinstance(error, Exception):
+                raise  # a cancellation is the task's as well; SystemExit ends the thread
+        finally:
+            self._task = None
+            self._done.release()
 
 
 class LoopThread:
@@ -89,35 +101,36 @@ class LoopThread:
         self._thread = threading.Thread(target=self._main, name="openenv-client", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread and wait for its outcome.
+    def run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+        """Call a coroutine function in the thread, and wait for the outcome.
 
         An exception in the waiting thread, Ctrl-C for one, cancels the coroutine.
 
         Raises:
             ClientClosed: The thread has ended, or this process is a fork of the one that has it.
+            ConfigurationError: This is the thread, which would wait for itself.
         """
         if self._loop is None:
             self._ready.wait()
         loop = self._loop
         if loop is None or not self._alive():
-            work.close()
             raise ClientClosed(
                 "expected a running client, got one whose background thread has ended; make a new one"
             )
-        errand = _Errand(work)
+        if threading.get_ident() == self._thread.ident:
+            raise ConfigurationError(
+                "expected a call from another thread than the client's own, got one from inside of its event loop; "
+                "await the async client's method there"
+            )
+        errand = _Errand(work, *args, **options)
         try:
-            loop.call_soon_threadsafe(errand.start)
-        except RuntimeError:
-            work.close()
-            raise ClientClosed("expected a running client, got one that was closed meanwhile") from None
-        try:
+            loop.call_soon_threadsafe(self._begin, errand)
             while not errand.wait(LIVENESS_S):
-                if not self._alive():
-                    if errand.wait(0):
-                        break
-                    work.close()
+                if not self._alive() and not errand.wait(0):
+                    # The loop was closed before it came to it.
                     raise ClientClosed("expected a reply, but the client's background thread has ended")
+        except RuntimeError:  # the loop has closed just now
+            raise ClientClosed("expected a running client, got one that was closed meanwhile") from None
         except BaseException:
             with suppress(RuntimeError):  # the loop has closed, and has cancelled what ran in it
                 loop.call_soon_threadsafe(errand.cancel)
@@ -138,31 +151,40 @@ class LoopThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_S)
 
-    def finish(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a last coroutine and end the thread, without waiting: a garbage collector may call this."""
+    def leave(self, work: Callable[[], Coroutine[Any, Any, object]], *, end: bool) -> None:
+        """Call a last coroutine function without waiting: a garbage collector may do this.
+
+        Args:
+            work: What is left to do.
+            end: Whether the thread ends with it.
+        """
         self._ready.wait()
-        loop, end = self._loop, self._end
-        if loop is None or end is None or not self._alive():
-            work.close()
+        loop, over = self._loop, self._end
+        if loop is None or over is None or not self._alive():
             return
 
         async def last() -> None:
             try:
-                await work
+                await work()
             finally:
-                end.set()
+                if end:
+                    over.set()
 
-        final = last()
-        try:
-            asyncio.run_coroutine_threadsafe(final, loop)
-        except RuntimeError:  # the loop has closed just now
-            final.close()
-            work.close()
+        with suppress(RuntimeError):  # the loop has closed just now
+            loop.call_soon_threadsafe(self._begin, _Errand(last))
 
     @property
     def inherited(self) -> bool:
         """Whether this process is a fork of the one that has the thread."""
         return self._pid != os.getpid()
+
+    def _begin(self, errand: _Errand[Any]) -> None:
+        # What comes once the end is decided would run, if at all, in a loop that is being taken down.
+        loop = self._loop
+        if loop is None:
+            errand.refuse()
+        else:
+            errand.start(loop)
 
     def _alive(self) -> bool:
         return not self.inherited and self._thread.is_alive()
@@ -173,7 +195,6 @@ class LoopThread:
             self._loop = asyncio.get_running_loop()
             self._ready.set()
             await self._end.wait()
-            # What comes from here on would run, if at all, in a loop that is being taken down.
             self._loop = None
 
         try:

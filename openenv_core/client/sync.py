@@ -1,16 +1,19 @@
 """The sync face of a client: the async one, driven from a thread with an event loop."""
 
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, Self, TypeVar
+from functools import partial
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from openenv_core.client.loop_thread import LoopThread
 from openenv_core.client.session import ClientSession
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ClientClosed, ConfigurationError
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
@@ -28,7 +31,8 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._client = client
         self._thread: LoopThread | None = None
         self._closed = False
-        self._borrowed = False  # the thread is another client's
+        self._first_use = threading.Lock()
+        self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # whose thread this one uses
 
     @property
     def base_url(self) -> str:
@@ -45,24 +49,24 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def connect(self) -> Self:
         """Start the server if that is this client's to do, and open a session."""
-        self._run(self._client.connect())
+        self._run(self._client.connect)
         return self
 
     def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode; see `EnvClient.reset`."""
-        return self._run(self._client.reset(**options))
+        return self._run(self._client.reset, **options)
 
     def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action; see `EnvClient.step`."""
-        return self._run(self._client.step(action))
+        return self._run(self._client.step, action)
 
     def state(self) -> StateT:
         """Return where the episode stands; see `EnvClient.state`."""
-        return self._run(self._client.state())
+        return self._run(self._client.state)
 
     def disconnect(self) -> None:
         """End the session; see `EnvClient.disconnect`."""
-        self._run(self._client.disconnect())
+        self._run(self._client.disconnect)
 
     def close(self) -> None:
         """End the session, the thread, and the server if this client's provider started it. Idempotent.
@@ -75,16 +79,19 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         if self._thread is not None and self._thread.inherited:
             return
         try:
-            self._run(self._client.close())
+            self._run(self._client.close)
+        except ClientClosed:
+            pass  # the client that this one is a session of was closed before, and this one with it
         finally:
-            if self._thread is not None and not self._borrowed:
+            if self._thread is not None and self._parent is None:
                 self._thread.stop()
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`. They share a thread."""
-        other = SyncEnvClient(self._run(self._client.new_session()))
-        other._thread = self._thread
-        other._borrowed = True
+        other = SyncEnvClient(self._run(self._client.new_session))
+        assert self._thread is not None
+        other._parent = self
+        other._use(self._thread)
         return other
 
     def sync(self) -> Self:
@@ -114,22 +121,24 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         value = getattr(self._client, name)
         if not inspect.iscoroutinefunction(value):
             return value
-        return self._blocking(value)
+        return partial(self._run, value)
 
-    def _blocking(self, method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
-        def call(*args: Any, **options: Any) -> T:
-            return self._run(method(*args, **options))
+    def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+        thread = self._thread
+        if thread is None:
+            with self._first_use:
+                if self._thread is None:
+                    self._use(LoopThread())
+                thread = self._thread
+            assert thread is not None
+        return thread.run(work, *args, **options)
 
-        return call
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._thread is None:
-            self._thread = LoopThread()
-            # A client that is dropped without close() gives its session and its thread back all the same. At
-            # the end of the interpreter both go by themselves.
-            weakref.finalize(self, _close_soon, self._client, self._thread).atexit = False
-        return self._thread.run(work)
+    def _use(self, thread: LoopThread) -> None:
+        self._thread = thread
+        # A client that is dropped without close() gives its session, and its thread if it has one, back all the
+        # same. At the end of the interpreter both go by themselves.
+        weakref.finalize(self, _leave, self._client, thread, self._parent is None).atexit = False
 
 
-def _close_soon(client: ClientSession[Any, Any, Any], thread: LoopThread) -> None:
-    thread.finish(client.close())
+def _leave(client: ClientSession[Any, Any, Any], thread: LoopThread, end: bool) -> None:
+    thread.leave(client.close, end=end)

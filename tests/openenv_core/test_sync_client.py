@@ -1,11 +1,14 @@
 import asyncio
+import contextlib
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +119,7 @@ def test_ctrl_c_leaves_the_session_in_order(url: str) -> None:
 
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
-            env._run(forever())
+            env._run(forever)
         assert env.reset(seed=3).observation.total == 3
 
 
@@ -136,7 +139,7 @@ def test_the_death_of_the_background_thread_is_noticed(url: str, monkeypatch: py
         await asyncio.sleep(3600)
 
     with pytest.raises(ClientClosed, match="expected a reply"):
-        env._run(end_the_loop())
+        env._run(end_the_loop)
     with pytest.raises(ClientClosed, match="background thread has ended"):
         env.reset()
 
@@ -150,7 +153,7 @@ def test_a_timeout_of_the_coroutine_is_told_from_waiting(monkeypatch: pytest.Mon
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own"):
-        thread.run(late())
+        thread.run(late)
     thread.stop()
     thread.stop()
 
@@ -180,6 +183,119 @@ def test_many_threads_each_with_a_client(url: str) -> None:
     for thread in threads:
         thread.join()
     assert sorted(totals) == list(range(1, 9))
+
+
+def client_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "openenv-client"]
+
+
+def test_many_threads_with_one_client_that_nobody_has_used(url: str) -> None:
+    interval, before = sys.getswitchinterval(), client_threads()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            with contextlib.closing(CounterEnv(url).sync()) as env, ThreadPoolExecutor(6) as pool:
+                start = threading.Barrier(6)
+
+                def play(seed: int, env: Any = env, start: threading.Barrier = start) -> int:
+                    start.wait(20)
+                    return int(env.reset(seed=seed).observation.total)
+
+                assert list(pool.map(play, range(6))) == list(range(6))
+    finally:
+        sys.setswitchinterval(interval)
+    assert client_threads() == before
+
+
+def test_a_session_of_a_client_outlives_the_name_of_that_client_but_not_its_close(url: str) -> None:
+    child = CounterEnv(url).sync().new_session()
+    gc.collect()
+    assert child.reset(seed=1).observation.total == 1
+    assert child._parent is not None
+    child._parent.close()
+    child.close()
+    with pytest.raises(ClientClosed):
+        child.reset()
+
+
+def test_a_dropped_session_is_given_back_while_its_client_lives_on(url: str) -> None:
+    with CounterEnv(url).sync() as parent:
+        client = parent.new_session()._client
+        gc.collect()
+        deadline = time.monotonic() + 20
+        while client.connected:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert parent.reset(seed=2).observation.total == 2
+
+
+def test_a_client_is_not_called_from_inside_of_its_own_loop(url: str) -> None:
+    with CounterEnv(url).sync() as env:
+
+        async def inside() -> None:
+            env.reset()
+
+        with pytest.raises(ConfigurationError, match="await the async client's method"):
+            env._run(inside)
+        assert env.reset(seed=2).observation.total == 2
+
+
+def test_ctrl_c_at_any_moment_shifts_no_reply(url: str) -> None:
+    over = threading.Event()
+
+    def interrupt() -> None:
+        pauses = random.Random(7)
+        while not over.wait(pauses.random() * 0.004):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with CounterEnv(url).sync() as env:
+        env.connect()
+        thread = threading.Thread(target=interrupt)
+        interrupted = 0
+        try:
+            thread.start()
+            for number in range(100_000):
+                try:
+                    assert env.reset(seed=number).observation.total == number
+                except KeyboardInterrupt:
+                    interrupted += 1
+                    if interrupted == 100:
+                        break
+        finally:
+            while not over.is_set():
+                with contextlib.suppress(KeyboardInterrupt):
+                    over.set()
+            while thread.is_alive():
+                with contextlib.suppress(KeyboardInterrupt):
+                    thread.join()
+        assert interrupted == 100
+        assert env.reset(seed=5).observation.total == 5
+
+
+def test_what_comes_while_the_thread_ends_is_refused() -> None:
+    thread = loop_thread.LoopThread()
+    thread.run(asyncio.sleep, 0)
+    ending, loop = threading.Event(), thread._loop
+    assert loop is not None
+
+    async def slow_to_go() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ending.set()
+            await asyncio.sleep(0.3)  # the loop is being taken down meanwhile
+
+    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(slow_to_go()))
+    thread.run(asyncio.sleep, 0.01)
+    stopper = threading.Thread(target=thread.stop)
+    stopper.start()
+    assert ending.wait(20)
+    errand = loop_thread._Errand(asyncio.sleep, 0)
+    loop.call_soon_threadsafe(thread._begin, errand)  # by a caller who had looked before
+    assert errand.wait(20)
+    with pytest.raises(ClientClosed, match="closed meanwhile"):
+        errand.outcome()
+    stopper.join()
 
 
 def test_a_dropped_client_gives_back_what_it_holds(url: str) -> None:
