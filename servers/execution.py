@@ -12,13 +12,13 @@ another thread takes the place of the one that it holds, the environment is clos
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
-from servers.threads import Call, Outcome, ThreadPool
+from servers.threads import Call, Outcome, ThreadPool, contained
 
 logger = logging.getLogger("servers")
 
@@ -86,8 +86,8 @@ def plan_of(cls: type) -> Plan:
 
 
 def is_environment(value: object) -> bool:
-    """Whether a factory has returned what can be served; the class need not be ours."""
-    return hasattr(value, "reset") and hasattr(value, "step")
+    """Whether a factory has returned what can be served; the class need not be ours, but has to have the methods."""
+    return hasattr(type(value), "reset") and hasattr(type(value), "step")
 
 
 def _options(method: Callable[..., Any], skip: int) -> frozenset[str] | None:
@@ -136,7 +136,7 @@ class Executor:
             Exception: Whatever the factory raised.
         """
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
-            return Runner(factory(), self, self.pool)
+            return Runner(_on_loop(factory), self, self.pool)
         single = getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)
         pool = ThreadPool(1) if single else self.pool
         call = pool.submit(factory)
@@ -231,7 +231,7 @@ class Runner:
         """
         options = accepted(options, self.plan.reset_options)
         if self.plan.reset_async:
-            return await self._reset(**options)  # type: ignore[no-any-return]
+            return await _awaited(self._reset(**options))  # type: ignore[no-any-return]
         return await self._run(self._reset, (), options)  # type: ignore[no-any-return]
 
     async def step(self, action: Action, options: Mapping[str, Any] | None = None) -> Observation:
@@ -242,7 +242,7 @@ class Runner:
         """
         options = accepted(options, self.plan.step_options) if options else {}
         if self.plan.step_async:
-            return await self._step(action, **options)  # type: ignore[no-any-return]
+            return await _awaited(self._step(action, **options))  # type: ignore[no-any-return]
         return await self._run(self._step, (action,), options)  # type: ignore[no-any-return]
 
     async def state(self) -> State:
@@ -284,7 +284,8 @@ class Runner:
         if self._late is None:
             self.discard()
             assert self._closing is not None
-            await asyncio.shield(self._closing)
+            # Twice the time that it has: one that does not heed its end is left to itself.
+            await asyncio.wait([self._closing], timeout=2 * CLOSE_S)
 
     async def _close(self) -> None:
         try:
@@ -296,8 +297,9 @@ class Runner:
             self._end_own_pool()
 
     def discard(self) -> None:
-        """Close the environment without waiting for it."""
-        self._closing = keep(asyncio.create_task(self._close()))
+        """Close the environment, once, without waiting for it."""
+        if self._closing is None:
+            self._closing = keep(asyncio.create_task(self._close()))
 
     def on_free(self, then: Callable[[], None]) -> None:
         """Call `then` when no abandoned call runs any more and what followed it is over; maybe at once."""
@@ -325,7 +327,7 @@ class Runner:
     ) -> Any:
         """Run a method; `then` is what follows an abandoned call, and closes the environment by default."""
         if self.plan.on_loop or inspect.iscoroutinefunction(fn):
-            result = fn(*args, **options)
+            result = _on_loop(fn, *args, **options)
         else:
             call = self._pool.submit(lambda: fn(*args, **options))
             try:
@@ -334,9 +336,7 @@ class Runner:
                 if call.outcome is None:
                     self._abandon(call, then or self.discard)
                 raise
-        if inspect.isawaitable(result):
-            return await result
-        return result
+        return await _awaited(result) if inspect.isawaitable(result) else result
 
     def _abandon(self, call: Call, then: Callable[[], None]) -> None:
         def late(_: Outcome) -> None:
@@ -348,6 +348,24 @@ class Runner:
 
     def _end_own_pool(self) -> None:
         self._executor.end(self._pool)
+
+
+def _on_loop(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    try:
+        return fn(*args, **options)
+    except (*FATAL, KeyboardInterrupt):  # the last may be somebody's at the keyboard
+        raise
+    except BaseException as error:
+        raise contained(error) from error
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    try:
+        return await result
+    except (*FATAL, KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise contained(error) from error
 
 
 async def outcome_of(call: Call) -> Any:

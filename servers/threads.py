@@ -15,6 +15,16 @@ Outcome: TypeAlias = tuple[bool, Any]
 """(True, what was returned) or (False, what was raised)."""
 
 
+def contained(error: BaseException) -> Exception:
+    """Return an exception that tells of one which would end more than the call that raised it.
+
+    Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
+    """
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
+
+
 class Call:
     """One call that waits for a thread, or runs in one.
 
@@ -46,9 +56,10 @@ class Call:
         """Run the call; for the pool's threads."""
         try:
             outcome = (True, self._fn(*self._args))
-        except BaseException as error:
-            # SystemExit and kin too: an environment must not end a thread that others need.
+        except (Exception, SystemExit) as error:
             outcome = (False, error)
+        except BaseException as error:
+            outcome = (False, contained(error))
         with suppress(RuntimeError):  # a closed loop: nobody waits any more
             self._loop.call_soon_threadsafe(self._deliver, outcome)
 

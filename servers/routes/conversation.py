@@ -31,6 +31,9 @@ MAX_PIPELINED = 32
 """Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
 clients that gave up on a reply, and the bound keeps a disconnect visible behind them."""
 
+MAX_AHEAD = 16 * 1024 * 1024
+"""Characters of all of these together; one request may have as many by itself."""
+
 
 class Seat:
     """A session as the one who speaks for it on a socket has it.
@@ -127,7 +130,12 @@ class SocketRoute:
                 raise
             task.uncancel()  # the connection itself has cancelled it, whose end this was
         finally:
-            connection.release()
+            if connection.task is None or connection.task.done() or connection.task is asyncio.current_task():
+                connection.release()
+            else:
+                # It does not heed its cancellation; its deadline holds all the same.
+                connection.over = True
+                connection.task.add_done_callback(lambda _: connection.release())
 
     def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
         """Return what gives the socket a session of its own, which ends with it.
@@ -186,7 +194,10 @@ class SocketRoute:
                     break
                 if not inbox.put(message.get("text")):
                     await end(worker)
-                    text = f"expected one request at a time, got {MAX_PIPELINED} ahead of their replies"
+                    text = (
+                        f"expected one request at a time, got more than {MAX_PIPELINED}, or than {MAX_AHEAD} "
+                        "characters, ahead of their replies"
+                    )
                     refusal = self._dialect.refusal(Refusal(SESSION_ERROR, text))
                     await connection.close(NORMAL_CLOSURE, refusal)
                     break
@@ -199,16 +210,19 @@ class SocketRoute:
 class _Inbox:
     """Frames that were read but not served: one reader, one writer, bounded."""
 
-    __slots__ = ("_frames", "_waiter")
+    __slots__ = ("_frames", "_size", "_waiter")
 
     def __init__(self) -> None:
         self._frames: deque[str | None] = deque()
+        self._size = 0
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, frame: str | None) -> bool:
         """Add a frame; return False where there are too many."""
-        if len(self._frames) >= MAX_PIPELINED:
+        size = self._size + len(frame or "")
+        if self._frames and (len(self._frames) >= MAX_PIPELINED or size > MAX_AHEAD):
             return False
+        self._size = size
         self._frames.append(frame)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -219,7 +233,9 @@ class _Inbox:
         while not self._frames:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._frames.popleft()
+        frame = self._frames.popleft()
+        self._size -= len(frame or "")
+        return frame
 
 
 def _reading(receive: Receive) -> NextFrame:

@@ -80,6 +80,10 @@ class _Frames:
             if task is None or task.cancelling():
                 raise
             return _execution_error(error)  # the environment's own: this task was not cancelled
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return _execution_error(error)  # out of a step on the loop, which nothing stands around
 
     def refusal(self, refusal: Refusal) -> str:
         """Return the error frame of a refusal."""

@@ -219,7 +219,7 @@ class SessionTable:
     def drop(self, session: Session) -> None:
         """End a session without waiting for it; nobody finds it from now on."""
         self._forget(session)
-        keep(asyncio.create_task(self.finish(session)))
+        keep(asyncio.create_task(self._finish(session)))
 
     async def end_standing(self, deadline: float) -> None:
         """End every session that stands by itself, after its call where that comes to an end in time.
@@ -254,6 +254,23 @@ class SessionTable:
                 {"active_sessions": self.active, "max_sessions": self.slots.cap},
             )
         self.slots.take(owner)
+        if self.slots.cap > 1 or getattr(self.factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
+            return await self._build(owner, session_id)
+        # Its class does not promise to share a process with a second instance: the constructor keeps its slot to its
+        # end, or its deadline, when its caller has left.
+        building = keep(asyncio.create_task(self._build(owner, session_id)))
+        try:
+            return await asyncio.shield(building)
+        except asyncio.CancelledError:
+            building.add_done_callback(self._drop_built)
+            raise
+
+    def _drop_built(self, building: asyncio.Task[Session]) -> None:
+        if not building.cancelled() and building.exception() is None:
+            self.drop(building.result())
+
+    async def _build(self, owner: str, session_id: str) -> Session:
+        """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
         try:
             return Session(await self._construct(), owner, session_id, standing=bool(session_id))
         except BaseException:
@@ -289,7 +306,13 @@ class SessionTable:
             self._sessions.pop((session.owner, session.id), None)
 
     async def finish(self, session: Session) -> None:
-        """Close the environment of a session that nobody finds any more, and give its slot back."""
+        """Close the environment of a session that nobody finds any more, and give its slot back.
+
+        Whoever waits may be cancelled, and more than once: it goes on.
+        """
+        await asyncio.shield(keep(asyncio.create_task(self._finish(session))))
+
+    async def _finish(self, session: Session) -> None:
         runner, call = session.runner, session.call
         if call is not None:
             if call.expired:

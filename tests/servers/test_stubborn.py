@@ -1,0 +1,311 @@
+"""Environments that heed nothing, raise what nobody should, or bring what is no environment: only they are hit."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, SlowAsync, SlowConstructor
+from serving import ask, eventually, opened, request, rpc, serving, socket_to
+
+from servers import create_app, execution
+from servers.app import EnvironmentApp
+from servers.settings import ServerSettings
+
+STEP = {"type": "step", "data": {"amount": 1}}
+HEADER = "X-OpenEnv-Session"
+
+
+def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
+    app = create_app(env, Add, Count, max_concurrent_envs=cap)
+    app.configure(ServerSettings(**{"step_timeout_s": None, **settings}))
+    return app
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "CLOSE_S", 0.1)
+
+
+class Stop(BaseException):
+    """What a library raises that is not meant to be caught: a panic, or the end of a test."""
+
+
+def raising(kind: type[Counter], error: type[BaseException], where: str) -> type[Counter]:
+    """Return a counter that raises at one place."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error("on purpose")
+
+    async def fails_later(*_: Any, **__: Any) -> Any:
+        raise error("on purpose")
+
+    if where == "state":
+        return type("Raising", (kind,), {where: property(fails)})
+    later = kind is AsyncCounter and where in ("reset", "step", "close")
+    return type("Raising", (kind,), {where: fails_later if later else fails})
+
+
+KINDS = pytest.mark.parametrize("kind", [Counter, BlockingCounter, AsyncCounter])
+ERRORS = pytest.mark.parametrize(
+    "error", [Stop, GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit]
+)
+
+
+@KINDS
+@ERRORS
+@pytest.mark.parametrize("where", ["reset", "step", "state"])
+async def test_whatever_a_method_raises_is_told_and_the_session_lives(
+    kind: type[Counter], error: type[BaseException], where: str
+) -> None:
+    app = app_of(raising(kind, error, where))
+    frame = STEP if where == "step" else {"type": where}
+    method, path, body = {
+        "reset": ("POST", "/reset", None),
+        "step": ("POST", "/step", {"action": {"amount": 1}}),
+        "state": ("GET", "/state", None),
+    }[where]
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            for _ in range(2):
+                assert (await ask(ws, frame))["data"]["code"] == "EXECUTION_ERROR"
+        standing = await opened(address)
+        for headers in ({}, {HEADER: standing}, {HEADER: standing}):
+            assert (await request(address, method, path, body, headers)).status_code == 500
+        async with socket_to(address, f"?session_id={standing}") as ws:
+            assert (await ask(ws, frame))["data"]["code"] == "EXECUTION_ERROR"
+        await rpc(address, "openenv/session/close", {"session_id": standing})
+        await eventually(lambda: app.sessions.active == 0)
+
+
+@pytest.mark.parametrize("kind", [BlockingCounter])
+async def test_an_interrupt_in_a_thread_ends_no_server(kind: type[Counter]) -> None:
+    for where in ("__init__", "reset", "close"):
+        app = app_of(raising(kind, KeyboardInterrupt, where))
+        async with serving(app) as address:
+            async with socket_to(address) as ws:
+                reply = (
+                    json.loads(await ws.recv()) if where == "__init__" else await ask(ws, {"type": "reset"})
+                )
+                assert reply["type"] == ("observation" if where == "close" else "error")
+            await request(address, "POST", "/reset")
+            table = app.sessions
+            await eventually(lambda table=table: table.active == 0)  # type: ignore[misc]
+            assert (await request(address, "GET", "/health")).status_code == 200
+
+
+@KINDS
+@ERRORS
+async def test_whatever_a_constructor_raises_is_told(kind: type[Counter], error: type[BaseException]) -> None:
+    app = app_of(raising(kind, error, "__init__"))
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            assert json.loads(await asyncio.wait_for(ws.recv(), 20))["data"]["code"] == "FACTORY_ERROR"
+        assert (await request(address, "POST", "/reset")).status_code == 500
+        assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
+        await eventually(lambda: app.sessions.active == 0)
+
+
+@KINDS
+@ERRORS
+async def test_whatever_a_close_raises_the_slot_comes_back(
+    kind: type[Counter], error: type[BaseException]
+) -> None:
+    app = app_of(raising(kind, error, "close"))
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+        assert (await request(address, "POST", "/reset")).status_code == 200
+        await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
+        await eventually(lambda: app.sessions.active == 0)
+
+
+class NeverClosed(SlowAsync):
+    """Its closing does not heed its cancellation."""
+
+    async def close(self) -> None:  # type: ignore[override]
+        while not self.release.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_closing_that_never_ends_keeps_no_slot() -> None:
+    env = NeverClosed.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        try:
+            async with socket_to(address) as ws:
+                await ws.send('{"type":"close"}')
+                await ws.wait_closed()
+            await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
+            await eventually(lambda: app.sessions.active == 0)
+        finally:
+            env.release.set()
+
+
+class DeafCounter(SlowAsync):
+    """Its step does not heed its cancellation."""
+
+    async def step(self, action: Add) -> Count:  # type: ignore[override]
+        self.entered.set()
+        while not self.release.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        return Count()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("attached", [False, True])
+async def test_a_client_that_leaves_a_deaf_step_leaves_its_slot_at_the_deadline(attached: bool) -> None:
+    env = DeafCounter.fresh()
+    app = app_of(env, step_timeout_s=0.5)
+    async with serving(app) as address:
+        try:
+            query = f"?session_id={await opened(address)}" if attached else ""
+            async with socket_to(address, query) as ws:
+                await ws.send(json.dumps(STEP))
+                await eventually(env.entered.is_set)
+            await eventually(lambda: app.sessions.active == 0)
+        finally:
+            env.release.set()
+        await eventually(lambda: env.closed == 1)
+
+
+class OneAtATime(SlowConstructor):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+    inside = 0
+    most = 0
+
+    def __init__(self) -> None:
+        cls = type(self)
+        cls.inside += 1
+        cls.most = max(cls.most, cls.inside)
+        super().__init__()
+
+    def close(self) -> None:
+        type(self).inside -= 1
+        super().close()
+
+
+async def test_a_class_that_must_be_alone_is_not_constructed_twice_at_once() -> None:
+    env: Any = OneAtATime.fresh()
+    env.inside = env.most = 0
+    app = app_of(env, cap=1)
+    async with serving(app) as address:
+        try:
+            async with socket_to(address):
+                await eventually(env.entered.is_set)
+            async with socket_to(address) as ws:
+                refused = json.loads(await asyncio.wait_for(ws.recv(), 20))
+                assert refused["data"]["code"] == "CAPACITY_REACHED"
+        finally:
+            env.release.set()
+        await eventually(lambda: app.sessions.active == 0)
+        async with socket_to(address) as ws:
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+        await eventually(lambda: env.inside == 0)
+    assert env.most == 1
+
+
+async def test_an_environment_is_closed_once() -> None:
+    env = SlowAsync.fresh()
+    app = app_of(env, step_timeout_s=0.2)
+    async with serving(app) as address, socket_to(address) as ws:
+        create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
+        assert (await ask(ws, {"type": "mcp", "data": create}))["data"]["result"]["session_id"]
+        assert (await ask(ws, STEP))["data"]["code"] == "SESSION_ERROR"
+        await ws.wait_closed()
+        await eventually(lambda: app.sessions.active == 0)
+    assert env.closed == 1
+
+
+class Borrowed:
+    """Stands in for an environment, with methods that its class does not have."""
+
+    def __init__(self, inner: Counter) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+async def test_what_only_looks_like_an_environment_is_refused() -> None:
+    app = app_of(lambda: Borrowed(Counter()), cap=1)
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            data = json.loads(await ws.recv())["data"]
+            assert (data["code"], "Borrowed" in data["message"]) == ("FACTORY_ERROR", True)
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_what_a_client_sends_ahead_is_bounded_in_size() -> None:
+    env = SlowAsync.fresh()
+    app = app_of(env)
+    async with serving(app) as address, socket_to(address) as ws:
+        await ws.send(json.dumps(STEP))
+        await eventually(env.entered.is_set)
+        for _ in range(2):
+            await ws.send(json.dumps({"type": "state", "padding": "x" * 9_000_000}))
+        data = json.loads(await asyncio.wait_for(ws.recv(), 20))["data"]
+        assert (data["code"], "ahead" in data["message"]) == ("SESSION_ERROR", True)
+        await eventually(lambda: app.sessions.active == 0)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def endless() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def told(extra: Any, **fields: Any) -> type[Counter]:
+    def step(self: Counter, action: Add) -> Any:
+        return Count(extra=extra, **fields)
+
+    return type("Telling", (BlockingCounter,), {"step": step})
+
+
+@pytest.mark.parametrize("extra", [nested(100_000), endless(), object(), threading.Lock(), nested(3_000)])
+async def test_what_cannot_be_written_is_told(extra: Any) -> None:
+    app = app_of(told(extra))
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            assert (await ask(ws, STEP))["data"]["code"] == "EXECUTION_ERROR"
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+        assert (await request(address, "POST", "/step", {"action": {"amount": 1}})).status_code == 500
+
+
+async def test_large_observations_arrive() -> None:
+    app = app_of(told(np.zeros(1_000_000), reward=float("nan")))
+    async with serving(app) as address, socket_to(address, max_size=None) as ws:
+        data = (await ask(ws, STEP))["data"]
+        assert len(data["observation"]["extra"]) == 1_000_000
+        assert data["reward"] is None
+    app = app_of(told("x" * 20_000_000))
+    async with serving(app) as address, socket_to(address, max_size=None) as ws:
+        assert len((await ask(ws, STEP))["data"]["observation"]["extra"]) == 20_000_000
+
+
+@pytest.mark.parametrize("what", [None, 7, {"total": 1}, Count, (Count() for _ in range(1))])
+async def test_what_is_no_observation_is_told(what: Any) -> None:
+    def step(self: Counter, action: Add) -> Any:
+        return what
+
+    for kind in (Counter, BlockingCounter):
+        app = app_of(type("Odd", (kind,), {"step": step}))
+        async with serving(app) as address, socket_to(address) as ws:
+            assert (await ask(ws, STEP))["data"]["code"] == "EXECUTION_ERROR"
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
