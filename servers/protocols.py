@@ -9,10 +9,12 @@ import asyncio
 import functools
 import resource
 import socket
+from contextlib import suppress
 from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 from websockets.http11 import Request
 
@@ -132,6 +134,12 @@ class HttpProtocol(H11Protocol):
         ):  # the response to an earlier request; the next protocol watches from here
             self._unread.close()
             self._unread = None
+        if any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        ):
+            self.send_400_response("expected a WebSocket handshake without a body, got one with a body\n")
+            return
         super().handle_websocket_upgrade(event)
 
     def pause_writing(self) -> None:
@@ -210,6 +218,11 @@ class SocketProtocol(FastLane):
 
     def _between_frames(self) -> bool:
         return self._message is None and super()._between_frames()
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand over a message that is complete."""
+        with suppress(InvalidState):  # it is no text, and the connection is closing already
+            super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         """Answer, or, where the client does not read, keep the last answer only, as the standard allows."""

@@ -20,6 +20,11 @@ from servers.protocols import SocketProtocol
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
+HANDSHAKE = (
+    "GET /ws HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
 TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
 
 
@@ -60,10 +65,7 @@ async def opened(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
     host, _, port = address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        writer.write(
-            f"GET /ws HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
-        )
+        writer.write(HANDSHAKE.format(address=address).encode())
         async with asyncio.timeout(PATIENCE_S):
             head = await reader.readuntil(b"\r\n\r\n")
         assert b" 101 " in head
@@ -209,6 +211,32 @@ async def test_an_application_that_answers_into_a_broken_connection_is_not_at_fa
         assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
         await eventually(lambda: raised)
     assert [type(error) for error in raised] == [ClientDisconnected]
+
+
+async def test_text_that_is_no_text_before_a_close_is_no_fault_of_the_server() -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    async with serving(app()) as address, opened(address) as (reader, writer):
+        writer.write(frame(TEXT, b"\xff") + frame(CLOSE, struct.pack("!H", 1000)))
+        assert (await read_frame(reader))[0] == CLOSE
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b""
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    "body", ["Content-Length: 2\r\n\r\nhi", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"]
+)
+async def test_a_handshake_with_a_body_is_refused_in_words(body: str) -> None:
+    async with serving(app()) as address:
+        host, _, port = address.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(HANDSHAKE.format(address=address).removesuffix("\r\n").encode() + body.encode())
+        async with asyncio.timeout(PATIENCE_S):
+            said = await reader.read()
+        writer.close()
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"without a body" in said
 
 
 async def test_nothing_is_answered_after_a_close() -> None:
