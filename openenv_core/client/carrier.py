@@ -43,6 +43,10 @@ class Carrier(Protocol):
     def full(self) -> bool:
         """Whether a frame has to wait for `room`: what was sent before has not left yet."""
 
+    @property
+    def unread(self) -> int:
+        """How many frames have come that `recv` has not returned yet."""
+
     async def room(self) -> None:
         """Wait until a frame can be sent.
 
@@ -70,10 +74,13 @@ class Carrier(Protocol):
         """Make whoever waits in `send` or `recv` raise Overdue. Does nothing where nobody waits."""
 
     async def close(self) -> None:
-        """Close in order, within the time that was allowed for connecting. Idempotent."""
+        """Close in order, within the time that was allowed for connecting. Idempotent.
+
+        After `abort`, wait until nothing is left.
+        """
 
     def abort(self) -> None:
-        """Break the connection at once. Idempotent."""
+        """Break the connection at once, and start what else the end takes. Idempotent."""
 
 
 class Inbox:
@@ -91,6 +98,11 @@ class Inbox:
         self._lost: ClientError | None = None
         self._paused = False
         self.full = False
+
+    @property
+    def unread(self) -> int:
+        """How many frames have come that nobody has taken yet."""
+        return len(self._frames)
 
     async def room(self) -> None:
         """Wait until a frame can be sent."""

@@ -8,8 +8,9 @@ import asyncio
 import socket
 import ssl
 import sys
+from collections.abc import Coroutine
 from functools import cache
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import httpx
@@ -32,6 +33,7 @@ from openenv_core.protocol.http import (
     http_request,
     reply_frame,
 )
+from openenv_core.protocol.requests import encode_request
 
 PROBES: Final = 3
 """Questions of TCP keepalive that may stay unanswered."""
@@ -46,11 +48,13 @@ _REACHED: Final = (404, 405, 501)
 class HttpCarrier(Inbox):
     """One session over HTTP: requests one after another, each answered by a frame in the inbox."""
 
-    def __init__(self, base_url: str, session_id: str, options: CarrierOptions) -> None:
+    def __init__(self, base_url: str, session_id: str | None, options: CarrierOptions) -> None:
         super().__init__()
         self._client = _client(base_url, options)
         self._base_url = base_url
-        self._session_id = session_id
+        self._session_id = session_id or str(uuid4())
+        self._own = session_id is None
+        self._owed = False  # the server may hold a session of this carrier's own
         self._options = options
         self._tasks: set[asyncio.Task[None]] = set()
         self._last: asyncio.Task[None] | None = None
@@ -62,33 +66,27 @@ class HttpCarrier(Inbox):
         if self._lost is not None:
             raise self._lost
         request = http_request(frame, self._session_id)
-        work = self._give_back(request) if request.kind == "close" else self._answer(request, self._last)
-        self._last = self._loop.create_task(work)
-        self._tasks.add(self._last)
-        self._last.add_done_callback(self._tasks.discard)
+        if request.kind == "close":
+            self.abort()
+            return
+        self._owed = self._own
+        self._last = self._started(self._answer(request, self._last))
 
     async def close(self) -> None:
-        """Let what was sent last finish, and give the connection back."""
-        if self._ended:
-            return
-        try:
-            if self._last is not None:
-                await asyncio.wait({self._last}, timeout=self._options.connect_timeout_s)
-        finally:
-            self.abort()
-        await asyncio.wait(set(self._tasks))
+        """Break off what is under way, and wait until session and connection are given back."""
+        self.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def abort(self) -> None:
-        """Break off what is under way."""
+        """Break off what is under way, and begin to give session and connection back."""
         self._lose(ConnectionLost("the connection was closed by this client"))
         if self._ended:
             return
         self._ended = True
         for task in self._tasks:
             task.cancel()
-        closing = self._loop.create_task(self._client.aclose())
-        self._tasks.add(closing)
-        closing.add_done_callback(self._tasks.discard)
+        self._started(self._leave())
 
     async def probe(self) -> None:
         """Find out whether a server is there that lets this client in.
@@ -137,14 +135,22 @@ class HttpCarrier(Inbox):
                 )
         self._stateful = True
 
-    async def _give_back(self, request: HttpRequest) -> None:
-        """End the session at once, whatever is under way in it; servers without a way to do so need none."""
-        for task in self._tasks - {asyncio.current_task()}:
-            task.cancel()
+    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _leave(self) -> None:
+        """End the session at the server, where it has a way to do so, and let the connection go."""
         try:
-            await self._ask(request)
-        except ClientError:
-            return
+            if self._owed:
+                async with asyncio.timeout(self._options.connect_timeout_s):
+                    await self._ask(http_request(encode_request("close"), self._session_id))
+        except (ClientError, TimeoutError):
+            pass  # it is gone, or lets the session go after a time by itself
+        finally:
+            await self._client.aclose()
 
     async def _ask(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {SESSION_HEADER: self._session_id}
@@ -192,7 +198,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
         CapacityReached: The server takes nobody for now.
         ConnectionFailed: Nothing answered there in time.
     """
-    carrier = HttpCarrier(base_url, session_id or str(uuid4()), options)
+    carrier = HttpCarrier(base_url, session_id, options)
     try:
         async with asyncio.timeout(options.connect_timeout_s):
             await carrier.probe()

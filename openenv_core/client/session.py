@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
 
 from pydantic import ValidationError
 
@@ -91,6 +91,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn = Turn()
         self._carrier: Carrier | None = None
+        self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
         self._watchdog: Watchdog | None = None
         self._overdue = False
         self._stale = 0  # replies still to come that nobody waits for
@@ -191,10 +192,11 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         return self._parse_state(await self._request(encode_request("state"), "state"))
 
     async def disconnect(self) -> None:
-        """End the session. A later request opens a new one."""
+        """End the session, whatever is under way in it. A later request opens a new one."""
         self._come_to_loop()
+        self._break_off()
         with await self._turn.wait():
-            await self._hang_up(polite=True)
+            await self._hang_up()
             self._lost = None
 
     async def close(self) -> None:
@@ -205,12 +207,11 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         self._closed = True
         try:
             self._come_to_loop()
-            if self._turn.taken and self._carrier is not None:
-                self._carrier.abort()  # whoever waits for a reply gets ConnectionLost
+            self._break_off()
             others, self._others = self._others, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
             with await self._turn.wait():
-                await self._hang_up(polite=True)
+                await self._hang_up()
         finally:
             if self._provider is not None:
                 await asyncio.to_thread(self._provider.stop)
@@ -273,7 +274,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         with turn if turn.take() else await turn.wait():
             carrier = self._carrier
             if carrier is None:
-                if self._lost is not None and not fresh:
+                if self._lost is not None and not fresh and not self._closed:
                     raise ConnectionLost(self._lost)
                 carrier = await self._connect()
             watchdog = self._watchdog
@@ -288,25 +289,24 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
                     "drops the reply when it comes. Ask again, or raise message_timeout_s"
                 ) from None
             except ConnectionLost as error:
-                self._forget(str(error))
-                carrier.abort()
+                self._give_up(str(error))
                 raise await self._explained(error) from None
             except (ConnectionFailed, ServerError, ProtocolError) as error:
-                self._forget(str(error))
-                carrier.abort()
+                self._give_up(str(error))
                 raise
             finally:
                 watchdog.stop()
             try:
                 return decode_reply(reply, expected)
             except (*_SESSION_ENDED, ProtocolError) as error:
-                await self._hang_up(polite=False)
-                self._lost = str(error)
+                self._give_up(str(error))
                 raise
 
     async def _exchange(self, carrier: Carrier, frame: bytes) -> bytes:
         """Send a frame and return what answers it, dropping replies that nobody waits for any more."""
         dropped: bytes | None = None
+        if carrier.unread > self._stale:
+            await self._hear_out(carrier)
         try:
             # A server that refuses a session says why before it closes: what it said is read first.
             if carrier.full:
@@ -329,6 +329,27 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
             if self._overdue:
                 raise Overdue
 
+    async def _hear_out(self, carrier: Carrier) -> NoReturn:
+        """Raise what a server said that was not asked. Whoever counts replies cannot go on behind that.
+
+        Raises:
+            ServerError: Why the session is over, as servers say it that have no room.
+            ProtocolError: Anything else, a second reply to one request for instance.
+        """
+        for _ in range(self._stale):
+            await carrier.recv()
+        frame = await carrier.recv()
+        try:
+            decode_reply(frame, "")
+        except ServerError:
+            raise
+        except ProtocolError:
+            pass
+        raise ProtocolError(
+            f"expected {self._base_url} to answer each request once, got {frame[:200]!r} unasked; the session is "
+            "over, since replies could be taken for those of other requests"
+        )
+
     def _expire(self) -> None:
         self._overdue = True
         if self._carrier is not None:
@@ -350,6 +371,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
                     "make a client for each, or use sync() where there is no loop"
                 )
             self._turn = Turn()  # some of the old loop may wait for it
+            self._former = None
             if self._carrier is not None:
                 self._forget(
                     "expected the event loop that the client connected on, but it has closed, and the session "
@@ -361,6 +383,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         if self._carrier is not None:
             return self._carrier
         base_url = await self._located()
+        await self._part()  # a server with room for one session has to be rid of the former first
         try:
             carrier = await self._open(base_url)
         except ConnectionFailed as error:
@@ -401,20 +424,40 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         if self._watchdog is not None:
             self._watchdog.close()
 
-    async def _hang_up(self, *, polite: bool) -> None:
-        """Close the carrier, if any; politely means to say so first, where the session is this client's."""
+    def _give_up(self, reason: str) -> None:
+        """Break a session off that has no next request, without waiting for anything."""
+        self._former = carrier = self._carrier
+        self._forget(reason)
+        if carrier is not None:
+            carrier.abort()
+
+    def _break_off(self) -> None:
+        """Make whoever waits for a reply get ConnectionLost."""
+        if self._turn.taken and self._carrier is not None:
+            self._carrier.abort()
+
+    async def _part(self) -> None:
+        """Wait until nothing is left of a session that was given up."""
+        former, self._former = self._former, None
+        if former is not None:
+            await former.close()
+
+    async def _hang_up(self) -> None:
+        """Close the carrier in order, if there is one; say so first, where the session is this client's."""
+        await self._part()
         carrier = self._carrier
         if carrier is None:
             return
         self._forget("the session was closed")
         try:
-            if polite and self._session_id is None:
+            if self._session_id is None:
                 async with asyncio.timeout(self._options.connect_timeout_s):
                     await carrier.room()
                 carrier.send(encode_request("close"))
             await carrier.close()
         except (ConnectionLost, TimeoutError):
             carrier.abort()
+            await carrier.close()
         except BaseException:
             carrier.abort()
             raise

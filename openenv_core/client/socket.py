@@ -21,6 +21,7 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 from openenv_core.client.carrier import CarrierOptions, Inbox
 from openenv_core.client.proxies import proxy_for
 from openenv_core.client.refusals import refusal
+from openenv_core.client.tcp import dial, silence
 from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
 
 MAX_UNREAD: Final = 4
@@ -48,6 +49,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         self._gone = self._loop.create_future()
         self._parts: bytearray | None = None
         self._heard = True
+        self._asked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # What a session asks for
@@ -174,6 +176,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             return
         assert self._transport is not None
         self._transport.send_ping()
+        self._asked_at = self._loop.time()
         timeout = self._options.ping_timeout_s
         if timeout is None:
             self._rest()
@@ -181,7 +184,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             self._timer = self._loop.call_later(timeout, self._judge)
 
     def _judge(self) -> None:
-        if self._heard:
+        if self._heard or self._speaks():
             self._rest()
             return
         timeout = self._options.ping_timeout_s
@@ -192,6 +195,17 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             )
         )
         self.abort()
+
+    def _speaks(self) -> bool:
+        """Whether bytes have come since the ping that make no frame yet.
+
+        They are part of a long message, in front of the answer. Or they are the answer itself, which nobody has
+        read while this thread was busy otherwise: not every event loop reads before it looks at its timers.
+        """
+        assert self._transport is not None
+        raw = self._transport.underlying_transport.get_extra_info("socket")
+        silent_s = silence(raw.fileno())
+        return silent_s is not None and silent_s < self._loop.time() - self._asked_at
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
@@ -229,7 +243,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
-        opened.append(await _dial(address.host, address.port))
+        opened.append(await dial(address.host, address.port, options.connect_timeout_s))
         return opened[0]
 
     try:
@@ -243,7 +257,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
             extra_headers=headers,
             max_redirects=0,
             proxy=proxy,
-            socket_factory=None if proxy else open_tcp,
+            socket_factory=open_tcp,
             use_aiofastnet=False,
         )
     except BaseException:
@@ -257,26 +271,6 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")
     return carrier
-
-
-async def _dial(host: str, port: int) -> socket.socket:
-    """Return a connected socket: to the first address of the host that answers."""
-    loop = asyncio.get_running_loop()
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        raw = socket.socket(family, kind, protocol)
-        try:
-            raw.setblocking(False)
-            await loop.sock_connect(raw, address)
-        except OSError as error:
-            raw.close()
-            failure = error
-        except BaseException:
-            raw.close()
-            raise
-        else:
-            return raw
-    raise failure or OSError(f"no address of {host!r}")
 
 
 def _without_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -329,7 +323,8 @@ def _closed(transport: WSTransport) -> str:
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
         return _against_the_rules(sent.reason)
     if came is not None:
-        words = f"close code {_number(came.code)}{f': {came.reason}' if came.reason else ''}"
+        code = "without a code" if came.code is WSCloseCode.NO_INFO else f"close code {_number(came.code)}"
+        words = f"{code}{f': {came.reason}' if came.reason else ''}"
         if came.code in _LEAVING:
             return (
                 f"expected a reply, but the server is going away ({words}); call reset() to start a new session, "

@@ -2,6 +2,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,7 +153,22 @@ async def test_closing_ends_a_request_that_waits() -> None:
         await env.close()
         with pytest.raises(ConnectionLost):
             await request
+        assert app.sessions.active == 0
         await env.close()
+
+
+async def test_a_session_that_went_wrong_is_given_back_before_the_next() -> None:
+    app = create_app(Counter, Add, Count, max_concurrent_envs=1)
+    async with serving(app) as address:
+        url = f"http://{address}"
+        async with CounterEnv(url, transport="http", max_message_size_mb=0.01) as env:
+            await env.reset()
+            carrier: Any = env._carrier
+            carrier._options = replace(carrier._options, max_message_bytes=10)
+            with pytest.raises(ProtocolError, match="max_message_size_mb"):
+                await env.state()
+            assert (await env.reset(seed=2)).observation.total == 2
+        assert app.sessions.active == 0
 
 
 async def test_a_timed_out_session_is_given_back_at_the_end() -> None:

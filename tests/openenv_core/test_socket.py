@@ -1,7 +1,11 @@
 import asyncio
 import json
+import os
+import socket
 import ssl
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -10,7 +14,7 @@ from typing import Any
 import pytest
 from counter import Add, Count, Counter
 from scripted import scripted
-from serving import serving
+from serving import eventually, serving
 from websockets.asyncio.server import Request, Response, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Opcode
@@ -24,6 +28,7 @@ from openenv_core import (
     ConnectionFailed,
     ConnectionLost,
     GenericEnvClient,
+    ProtocolError,
     RequestTimeout,
 )
 from openenv_core.client.carrier import CarrierOptions
@@ -188,8 +193,8 @@ async def test_frames_that_break_the_rules(opcode: Any) -> None:
             await env.reset()
 
 
-def silent() -> tuple[asyncio.Event, Callable[..., Any]]:
-    """A server of bare TCP that shakes hands and then never says a word."""
+def silent(shakes_hands: bool = True) -> tuple[asyncio.Event, Callable[..., Any]]:
+    """A server of bare TCP that shakes hands, if it does, and then never says a word."""
     import base64
     import hashlib
 
@@ -198,12 +203,14 @@ def silent() -> tuple[asyncio.Event, Callable[..., Any]]:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         fields = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
+        fields.setdefault("Sec-WebSocket-Key", "")  # a proxy is asked without one
         digest = hashlib.sha1((fields["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode())
         accept = base64.b64encode(digest.digest()).decode()
-        writer.write(
-            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: " + accept.encode() + b"\r\n\r\n"
+        answer = (
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Accept: {accept}\r\n\r\n"
         )
+        writer.write(answer.encode() if shakes_hands else b"")
         await over.wait()
         writer.close()
 
@@ -425,6 +432,173 @@ def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
 def test_a_token_is_not_shown() -> None:
     env = GenericEnvClient("http://h:1", token="secret-1")
     assert "secret-1" not in repr(env._options)
+
+
+async def test_a_message_that_takes_longer_than_pings_are_waited_for() -> None:
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        text = frame(7, "x" * 500_000).encode()
+        head = bytes([0x81, 127]) + len(text).to_bytes(8, "big")
+        ws.transport.pause_reading()  # its answers to pings come behind the message
+        pieces = [head, *(text[n : n + 5_000] for n in range(0, len(text), 5_000))]
+        for piece in pieces:
+            ws.transport.write(piece)
+            await asyncio.sleep(0.02)
+        ws.transport.resume_reading()
+        await ws.wait_closed()
+
+    options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.3}
+    async with scripted(handler) as url, GenericEnvClient(url, **options) as env:
+        assert (await env.reset()).observation["total"] == 7
+
+
+async def test_an_answer_that_a_busy_thread_has_not_read_yet_counts() -> None:
+    ponged = threading.Event()
+
+    async def handler(ws: ServerConnection) -> None:
+        async for _ in ws:
+            await ws.send(frame(1))
+
+    class Watching(ServerConnection):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if data[:1] == b"\x89":
+                ponged.set()
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    ports: list[int] = []
+
+    async def elsewhere() -> None:
+        over = asyncio.Event()
+        async with serve(handler, "127.0.0.1", 0, create_connection=Watching) as server:
+            ports.append(next(iter(server.sockets)).getsockname()[1])
+            loops.append(asyncio.get_running_loop())
+            ends.append(over)
+            await over.wait()
+
+    ends: list[asyncio.Event] = []
+    thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    thread.start()
+    await eventually(lambda: ends)
+    try:
+        options = {"websocket_ping_interval_s": 600.0, "websocket_ping_timeout_s": 600.0}
+        async with GenericEnvClient(f"http://127.0.0.1:{ports[0]}", **options) as env:
+            await env.reset()
+            carrier: Any = env._carrier
+            carrier._rest()
+            carrier._timer.cancel()
+            carrier._ask()
+            carrier._timer.cancel()
+            assert ponged.wait(20)  # this loop reads nothing meanwhile
+            time.sleep(0.05)  # noqa: ASYNC251 - that is what a trainer's loop does
+            carrier._judge()  # as a loop does it that looks at its timers first
+            assert (await env.reset()).observation["total"] == 1
+    finally:
+        loops[0].call_soon_threadsafe(ends[0].set)
+        thread.join()
+
+
+async def test_an_address_that_does_not_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(ws: ServerConnection) -> None:
+        async for _ in ws:
+            await ws.send(frame(1))
+
+    deaf = socket.socket()
+    deaf.bind(("127.0.0.1", 0))
+    deaf.listen(0)
+    fillers = [socket.socket() for _ in range(4)]
+    for filler in fillers:  # a full queue answers nobody
+        filler.setblocking(False)
+        filler.connect_ex(deaf.getsockname())
+    async with scripted(handler) as url:
+        here = ("127.0.0.1", int(url.rpartition(":")[2]))
+        places = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", at) for at in (deaf.getsockname(), here)]
+
+        async def both(*_: object, **__: object) -> Any:
+            return places
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+        async with GenericEnvClient("http://two.example", connect_timeout_s=2.0) as env:
+            await env.reset()
+    for one in (deaf, *fillers):
+        one.close()
+
+
+@pytest.mark.parametrize("through_proxy", [False, True])
+async def test_a_handshake_that_nobody_answers_leaves_nothing_open(
+    through_proxy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, handler = silent(shakes_hands=False)
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        if through_proxy:
+            monkeypatch.setenv("http_proxy", url)
+            monkeypatch.delenv("no_proxy", raising=False)
+            monkeypatch.delenv("NO_PROXY", raising=False)
+            url = "http://far.example"
+        before = open_files()
+        for _ in range(3):
+            with pytest.raises(ConnectionFailed, match="no answer within"):
+                await GenericEnvClient(url, connect_timeout_s=0.1).connect()
+        over.set()
+        await eventually(lambda: open_files() <= before)
+
+
+async def test_what_is_said_unasked_is_no_reply() -> None:
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        await ws.send(frame(1))
+        await ws.send(frame(666))
+        await ws.recv()
+        await ws.send(frame(2))
+        await ws.wait_closed()
+
+    async with scripted(handler) as url, GenericEnvClient(url) as env:
+        assert (await env.reset()).observation["total"] == 1
+        carrier: Any = env._carrier
+        await eventually(lambda: carrier.unread)
+        with pytest.raises(ProtocolError, match=r"666.* unasked"):
+            await env.step({})
+        with pytest.raises(ConnectionLost, match="unasked"):
+            await env.step({})
+        assert (await env.reset()).observation["total"] == 1
+
+
+async def test_a_reply_that_is_none_is_told_at_once_whatever_the_server_does_then() -> None:
+    over = asyncio.Event()
+
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        await ws.send("garbage")
+        ws.transport.pause_reading()  # no closing handshake is answered
+        await over.wait()
+
+    async with scripted(handler) as url:
+        env = GenericEnvClient(url, connect_timeout_s=3600)
+        with pytest.raises(ProtocolError, match="garbage"):
+            async with asyncio.timeout(20):
+                await env.reset()
+        async with asyncio.timeout(20):
+            await env.close()
+        over.set()
+
+
+async def test_disconnecting_ends_a_request_that_waits() -> None:
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        await ws.wait_closed()
+
+    async with scripted(handler) as url, GenericEnvClient(url, message_timeout_s=None) as env:
+        waiting = asyncio.create_task(env.reset())
+        await eventually(lambda: env._turn.taken and env.connected)
+        async with asyncio.timeout(20):
+            await env.disconnect()
+        with pytest.raises(ConnectionLost):
+            await waiting
 
 
 async def test_turns_are_fair_and_survive_cancellation() -> None:
