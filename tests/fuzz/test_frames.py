@@ -1,0 +1,408 @@
+"""Bytes and messages that no client should send, on a real server. FUZZ_EXAMPLES says how many."""
+
+import json
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from fuzzing import EXAMPLES, dice
+from fuzzwire import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, RawClient, frame
+from serve_process import ServeProcess, eventually, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+PATIENCE_S = 30
+MB = 1 << 20
+
+STATE = {"type": "state"}
+STEP = {"type": "step", "data": {"text": "hello", "times": 2, "manner": "plain", "metadata": {}}}
+RESET = {"type": "reset", "data": {"seed": 3, "episode_id": "e"}}
+RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+MCP = {"type": "mcp", "data": RPC}
+VALID: list[Any] = [STATE, STEP, RESET, {"type": "reset"}, MCP]
+
+LEAKS = (b"Traceback", b'File \\"', b'File "', b".py", b"site-packages", b"/home/", b"/work/", b"0x7f")
+"""What shows that the inside of the server has got into a reply."""
+
+
+@pytest.fixture(scope="module", params=["fuzz_app:app", "fuzz_app:in_threads"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    """A server with room for two: a witness, and whoever misbehaves. A slot that is not given back shuts it."""
+    with serve("--max-sessions", "2", app=request.param) as running:
+        yield running
+        assert "Traceback" not in running.output, running.output
+        assert "never awaited" not in running.output, running.output
+
+
+@contextmanager
+def session(server: ServeProcess, path: str = "/ws") -> Iterator[ClientConnection]:
+    with connect(
+        f"ws://{server.address}{path}", compression=None, proxy=None, max_size=None, open_timeout=PATIENCE_S
+    ) as client:
+        yield client
+
+
+def said(client: ClientConnection, message: str | bytes) -> bytes:
+    client.send(message)
+    reply = client.recv(timeout=PATIENCE_S, decode=False)
+    assert isinstance(reply, bytes)
+    return reply
+
+
+class Witness:
+    """A session of somebody who behaves, and who notices when something else happens to it."""
+
+    def __init__(self, client: ClientConnection) -> None:
+        self._client = client
+        self._turn = 0
+        self._ask({"type": "reset", "data": {"episode_id": "witness"}})
+
+    def looks(self) -> None:
+        self._turn += 1
+        reply = self._ask({"type": "step", "data": {"text": f"turn {self._turn}"}})
+        assert reply["data"]["observation"]["turn"] == self._turn
+        assert reply["data"]["observation"]["echo"] == f"turn {self._turn}"
+
+    def _ask(self, request: Any) -> Any:
+        return json.loads(said(self._client, json.dumps(request)))
+
+
+@pytest.fixture
+def witness(server: ServeProcess) -> Iterator[Witness]:
+    with session(server) as client:
+        yield Witness(client)
+
+
+def slots_come_back(server: ServeProcess) -> None:
+    """Wait until there is room for one more, and use it."""
+
+    def room() -> bool:
+        with session(server) as client:
+            return json.loads(said(client, json.dumps(STATE)))["type"] == "state"
+
+    eventually(lambda: _or_false(room))
+
+
+def _or_false(condition: Callable[[], bool]) -> bool:
+    try:
+        return condition()
+    except ConnectionClosed:
+        return False
+
+
+def harmless(text: bytes) -> None:
+    assert not any(leak in text for leak in LEAKS), text[:2000]
+
+
+# Bytes
+
+WRONG: dict[str, tuple[bytes, set[int]]] = {
+    # What is sent, and the codes that the connection may be closed with.
+    "unmasked": (frame(b"{}", masked=False), {1002}),
+    "reserved opcode": (frame(b"{}", 3), {1002}),
+    "reserved control opcode": (frame(b"", 11), {1002}),
+    "compressed bit": (frame(b"{}", reserved=4), {1002}),
+    "reserved bits": (frame(b"{}", reserved=3), {1002}),
+    "continuation of nothing": (frame(b"{}", CONTINUATION), {1002}),
+    "message within a message": (frame(b"{", fin=False) + frame(b"{}"), {1002}),
+    "control frame too long": (frame(b"x" * 126, PING), {1002}),
+    "control frame in parts": (frame(b"x", PING, fin=False), {1002}),
+    "close of one byte": (frame(b"\x03", CLOSE), {1002}),
+    "close with a code that is none": (frame(b"\x00\x01", CLOSE), {1002}),
+    "close with a reason that is no text": (frame(b"\x03\xe8\xff\xfe", CLOSE), {1002, 1007}),
+    "length of 2^63": (frame(declared=1 << 63, length_bytes=8), {1002, 1009}),
+    "length of 2^63 - 1": (frame(declared=(1 << 63) - 1, length_bytes=8), {1009}),
+    "length of a gigabyte": (frame(declared=1 << 30, length_bytes=8), {1009}),
+    "a gigabyte of control": (frame(b"", PING, declared=1 << 30, length_bytes=8), {1002, 1009}),
+    "no UTF-8": (frame(b'{"type":"\xff"}'), {1007}),
+    "no UTF-8, over two fragments": (
+        frame(b'{"type":"\xc3', fin=False) + frame(b'("}', CONTINUATION),
+        {1007},
+    ),
+    "a surrogate in UTF-8": (frame(b"\xed\xa0\x80"), {1007}),
+    "HTTP in the place of a frame": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", {1002}),
+    "zeros": (bytes(64), {1002}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_breaks_the_rules_ends_its_own_connection_alone(
+    server: ServeProcess, witness: Witness, name: str
+) -> None:
+    data, codes = WRONG[name]
+    with RawClient(server.port) as client:
+        assert client.send(frame(json.dumps(STATE).encode()))
+        first = client.next_frame()
+        assert first is not None
+        assert json.loads(first[1])["type"] == "state", first
+        client.send(data)
+        heard = client.to_the_end()
+        assert heard.close_code in codes
+        for text in heard.texts:
+            harmless(text)
+    witness.looks()
+    slots_come_back(server)
+
+
+RIGHT: dict[str, bytes] = {
+    "one byte a fragment": b"".join(
+        frame(bytes([byte]), CONTINUATION if place else TEXT, fin=False)
+        for place, byte in enumerate(b'{"type":"state"')
+    )
+    + frame(b"}", CONTINUATION),
+    "pings among fragments": frame(b'{"type":', fin=False)
+    + frame(b"p", PING)
+    + frame(b'"state"}', CONTINUATION),
+    "empty fragments": frame(b"", fin=False)
+    + frame(b"", CONTINUATION, fin=False)
+    + frame(b'{"type":"state"}', CONTINUATION),
+    "a character over two fragments": frame(b'{"type":"\xc3', fin=False) + frame(b'\xa9"}', CONTINUATION),
+    "a length longer than it need be": frame(b'{"type":"state"}', length_bytes=8),
+    "a pong that nobody asked for": frame(b"x", PONG) + frame(b'{"type":"state"}'),
+    "binary": frame(b'{"type":"state"}', BINARY),
+    "nothing": frame(b""),
+    "zero bytes": frame(bytes(100)),
+    "a byte order mark": frame(b'\xef\xbb\xbf{"type":"state"}'),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_odd_but_allowed_has_one_reply_and_the_session_lives(server: ServeProcess, name: str) -> None:
+    with RawClient(server.port) as client:
+        client.send(RIGHT[name])
+        reply = client.next_frame()
+        while reply is not None and reply[0] == PONG:
+            reply = client.next_frame()
+        assert reply is not None, "the connection has ended"
+        harmless(reply[1])
+        assert json.loads(reply[1])["type"] in ("state", "error")
+        client.send(frame(json.dumps(STATE).encode()))
+        after = client.next_frame()
+        assert after is not None
+        assert json.loads(after[1])["type"] == "state"
+    slots_come_back(server)
+
+
+def noise(rng: random.Random) -> bytes:
+    """Return frames, most of them broken somewhere."""
+    parts = []
+    for _ in range(rng.randrange(1, 6)):
+        payload = (
+            json.dumps(rng.choice(VALID)).encode()
+            if rng.random() < 0.6
+            else rng.randbytes(rng.randrange(200))
+        )
+        part = frame(
+            payload,
+            rng.choice((TEXT, TEXT, TEXT, BINARY, CONTINUATION, PING, PONG, rng.randrange(16))),
+            fin=rng.random() < 0.8,
+            reserved=rng.choice((0, 0, 0, 0, rng.randrange(8))),
+            masked=rng.random() < 0.9,
+            length_bytes=rng.choice((None, None, None, 2, 8)),
+        )
+        if rng.random() < 0.3:
+            where = rng.randrange(len(part))
+            part = part[:where] + rng.randbytes(1) + part[where + 1 :]
+        if rng.random() < 0.15:
+            part = part[: rng.randrange(len(part))]
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_noise_harms_nobody_else(server: ServeProcess, witness: Witness) -> None:
+    for number in range(20 * EXAMPLES):
+        rng = dice(number)
+        data = noise(rng)
+        cut = rng.randrange(len(data) + 1)
+        polite = rng.random() < 0.5
+        eventually(lambda data=data, cut=cut, polite=polite: _made_noise(server, data, cut, polite))
+        if number % 10 == 0:
+            witness.looks()
+    witness.looks()
+    slots_come_back(server)
+
+
+def _made_noise(server: ServeProcess, data: bytes, cut: int, polite: bool) -> bool:
+    """Send noise; return False where the slot of the noise before was still taken."""
+    with RawClient(server.port) as client:
+        # In pieces, so that the boundaries of reads are somewhere else than those of frames.
+        client.send(data[:cut])
+        client.send(data[cut:])
+        if polite:  # else it goes without a word, in the middle of whatever it was
+            client.send(frame(b"\x03\xe8", CLOSE))
+            with suppress(OSError):
+                client.connection.shutdown(socket.SHUT_WR)
+            client.to_the_end()
+        texts = client.heard.texts
+    for text in texts:
+        harmless(text)
+    return not any(b"CAPACITY_REACHED" in text for text in texts)
+
+
+# Messages
+
+ODD: list[str | bytes] = [
+    "[" * 200_000,
+    '{"type":' * 50_000,
+    '{"type":"step","data":' + '{"metadata":' * 500 + "1" + "}" * 501,
+    '{"type":"reset","data":{"seed":NaN}}',
+    '{"type":"step","data":{"text":"a","times":Infinity}}',
+    '{"type":"step","data":{"text":"a","times":1e400}}',
+    '{"type":"reset","data":{"seed":%s}}' % ("9" * 4000),
+    '{"type":"reset","data":{"seed":%s}}' % ("9" * 400_000),
+    '{"type":"reset","data":{"seed":-1}}',
+    '{"type":"reset","data":{"seed":1.5}}',
+    '{"type":"step","data":{"text":"\\ud800"}}',
+    '{"type":"\\ud800"}',
+    '{"\\udc00":1}',
+    '{"type":"state","type":"state"}',
+    '{"type":"state","type":"nothing"}',
+    '{"type":"state","data":{}}',
+    '{"type":"state","more":1}',
+    '{"type":["state"]}',
+    '{"type":null}',
+    '{"type":{"type":"state"}}',
+    '{"type":"step","data":{"text":"a"},"id":1}',
+    '{"type":"mcp","data":[]}',
+    '{"type":"mcp","data":{"jsonrpc":"2.0","id":1,"method":"openenv/session/close","params":{"session_id":"x"}}}',
+    '{"type":"mcp","data":{"jsonrpc":"2.0","id":1,"method":"openenv/session/close","params":{"session_id":{}}}}',
+    '{"type":"mcp","data":{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":7}}}',
+    json.dumps({"type": "step", "data": {"text": "x" * (15 * MB)}}),
+    json.dumps({"type": "x" * MB}),
+    json.dumps({"x" * MB: 1}),
+    json.dumps({"type": "step", "data": {str(number): 1 for number in range(5000)}}),
+    b'{"type":"state"}',
+    b"",
+    b"\xff\xfe\x00",
+    "",
+    " ",
+    "\x00",
+    "null",
+    "0",
+    '"state"',
+    "[]",
+    '[{"type":"state"}]',
+    '{"type":"state"}{"type":"state"}',
+    '{"type":"state"}\n\n',
+    "{'type':'state'}",
+    "state",
+    "GET / HTTP/1.1",
+]
+
+
+PIECES = ('"', "{", "}", "[", ":", ",", "\\", "\x00", "é", "1e999")
+VALUES: list[Any] = [None, True, False, 0, -1, 1e308, 10**30, "", "state", "x" * 300, "\u2028"]
+VALUES += [[], [[]], {}, {"type": "state"}, [0] * 50]
+
+
+def mutated(rng: random.Random) -> str:
+    """Return the text of a valid message with something wrong in it."""
+    if rng.random() < 0.5:
+        return json.dumps(_bent(rng, rng.choice(VALID)), ensure_ascii=rng.random() < 0.5)
+    text = json.dumps(rng.choice(VALID))
+    for _ in range(rng.randrange(1, 4)):
+        where = rng.randrange(len(text) + 1)
+        match rng.randrange(4):
+            case 0:
+                text = (
+                    text[:where]
+                    + rng.choice(('"', "{", "}", "[", ":", ",", "\\", "\x00", "é", "1e999"))
+                    + text[where:]
+                )
+            case 1:
+                text = text[:where] + text[where + 1 :]
+            case 2:
+                text = text[:where]
+            case _:
+                text = text[where:] + text[:where]
+    return text
+
+
+def _bent(rng: random.Random, value: Any) -> Any:
+    """Return JSON with one place in it changed to something of any kind."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(list(value))
+        changed = dict(value)
+        match rng.randrange(4):
+            case 0:
+                del changed[key]
+            case 1:
+                changed[rng.choice(("more", "", "type", "data", "session_id", "__class__"))] = _any(rng)
+            case _:
+                changed[key] = _bent(rng, value[key])
+        return changed
+    return _any(rng)
+
+
+def _any(rng: random.Random) -> Any:
+    return rng.choice(VALUES)
+
+
+class Model:
+    """What a session must be, from what it was told and what it said."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def after(self, sent: str | bytes, reply: bytes) -> None:
+        harmless(reply)
+        answer = json.loads(reply)
+        assert set(answer) == {"type", "data"}
+        match answer["type"]:
+            case "error":
+                assert set(answer["data"]) >= {"message", "code"}
+                assert answer["data"]["code"] in ("INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR")
+            case "observation":
+                assert isinstance(sent, str)
+                asked = json.loads(sent)["type"]
+                self.steps = 0 if asked == "reset" else self.steps + 1
+                assert answer["data"]["observation"]["turn"] == self.steps
+            case "state":
+                assert answer["data"]["step_count"] == self.steps
+            case kind:
+                assert kind == "mcp"
+                assert set(answer["data"]) == {"jsonrpc", "id", "error"} or "result" in answer["data"]
+
+
+def tried(client: ClientConnection, model: Model, message: str | bytes) -> None:
+    model.after(message, said(client, message))
+    model.after(json.dumps(STATE), said(client, json.dumps(STATE)))
+
+
+def test_every_odd_message_has_one_reply_and_the_session_lives(
+    server: ServeProcess, witness: Witness
+) -> None:
+    model = Model()
+    with session(server) as client:
+        for message in ODD:
+            tried(client, model, message)
+        witness.looks()
+    slots_come_back(server)
+
+
+def test_mutated_messages_have_one_reply_each_and_the_session_lives(
+    server: ServeProcess, witness: Witness
+) -> None:
+    rng = dice()
+    model = Model()
+    with session(server) as client:
+        for number in range(100 * EXAMPLES):
+            tried(client, model, mutated(rng))
+            if number % 50 == 0:
+                witness.looks()
+    slots_come_back(server)
+
+
+def test_mutated_requests_on_the_socket_of_tools(server: ServeProcess) -> None:
+    rng = dice()
+    with session(server, "/mcp") as client:
+        for _ in range(20 * EXAMPLES):
+            message = mutated(rng) if rng.random() < 0.5 else json.dumps(_bent(rng, RPC))
+            reply = said(client, message)
+            harmless(reply)
+            answer = json.loads(reply)
+            assert set(answer) == {"jsonrpc", "id", "error"} or set(answer) == {"jsonrpc", "id", "result"}
+    slots_come_back(server)
