@@ -1,0 +1,48 @@
+"""Whoever knows the id of somebody else's session has nothing of it, on any route, at any worker."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from serve_process import serve
+from serving import ask, request, rpc, socket_to
+
+SESSION = "X-OpenEnv-Session"
+ALICE = {"authorization": "Bearer the-token-of-alice"}
+BERTA = {"authorization": "Bearer the-token-of-berta"}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_guessed_id_is_as_good_as_none(workers: str) -> None:
+    tokens = [word for of in (ALICE, BERTA) for word in ("--token", of["authorization"].split()[1])]
+    with serve("--workers", workers, *tokens, "--max-sessions", "32") as server:
+        for _ in range(4):  # so that both workers hold one
+            await guess(server.address)
+
+
+async def guess(address: str) -> None:
+    reply = await request(address, "POST", "/reset", {"seed": 3}, {**ALICE, SESSION: "new"})
+    session = reply.headers[SESSION]
+    for naming in ({SESSION: session}, {"cookie": f"openenv_session={session}"}):
+        for method, path, body in (("POST", "/step", {"action": {"amount": 1}}), ("GET", "/state", None)):
+            refused = await request(address, method, path, body, BERTA | naming)
+            assert refused.status_code == 404
+    call: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "params": {"session_id": session, "name": "x"}}
+    for method in ("openenv/session/close", "tools/list", "tools/call"):
+        answer = await rpc(address, method, call["params"], **BERTA)
+        assert answer["error"] == {"code": -32602, "message": f"Unknown session_id: {session}", "data": None}
+    close = call | {"method": "openenv/session/close"}
+    async with socket_to(address, additional_headers=BERTA) as ws:
+        assert (await ask(ws, {"type": "mcp", "data": close}))["data"]["error"]["code"] == -32602
+    async with socket_to(address, path="/mcp", additional_headers=BERTA) as ws:
+        assert (await ask(ws, close))["error"]["code"] == -32602
+    async with socket_to(address, f"?session_id={session}", additional_headers=BERTA) as ws:
+        frame = json.loads(await asyncio.wait_for(ws.recv(), 20))
+        assert frame["data"] == {"message": f"Unknown session_id: {session}", "code": "SESSION_ERROR"}
+    # The same id opened by another caller is another session.
+    reply = await request(address, "POST", "/reset", {}, {**BERTA, SESSION: session})
+    assert reply.json()["observation"]["total"] == 0
+    # All of that has left the first one as it was.
+    reply = await request(address, "GET", "/state", headers={**ALICE, SESSION: session})
+    assert (reply.json()["total"], reply.json()["step_count"]) == (3, 0)
