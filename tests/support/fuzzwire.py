@@ -96,6 +96,7 @@ class RawClient:
         self.head, _, rest = head.partition(b"\r\n\r\n")
         assert self.head.startswith(b"HTTP/1.1 101 "), self.head
         self.heard = Heard(rest=rest)
+        self._taken = 0
         self._parse()
 
     def __enter__(self) -> "RawClient":
@@ -114,11 +115,11 @@ class RawClient:
 
     def next_frame(self) -> tuple[int, bytes] | None:
         """Wait for one more frame; None: the connection has ended."""
-        known = len(self.heard.frames)
-        while len(self.heard.frames) == known:
+        while len(self.heard.frames) == self._taken:
             if not self._read():
                 return None
-        return self.heard.frames[known]
+        self._taken += 1
+        return self.heard.frames[self._taken - 1]
 
     def to_the_end(self) -> Heard:
         """Read until the server ends the connection."""
