@@ -53,7 +53,7 @@ class Plan:
         step: Likewise.
         reset_async: `reset` is a coroutine function.
         step_async: Likewise.
-        reset_options: Names that the method takes; None means any.
+        reset_options: What the method takes beside the action.
         step_options: Likewise.
     """
 
@@ -63,8 +63,8 @@ class Plan:
     step: str
     reset_async: bool
     step_async: bool
-    reset_options: frozenset[str] | None
-    step_options: frozenset[str] | None
+    reset_options: "Options"
+    step_options: "Options"
 
 
 @lru_cache(maxsize=256)
@@ -90,18 +90,35 @@ def is_environment(value: object) -> bool:
     return hasattr(type(value), "reset") and hasattr(type(value), "step")
 
 
-def _options(method: Callable[..., Any], skip: int) -> frozenset[str] | None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which options a method takes.
+
+    Attributes:
+        names: Those that it names; None where it takes any.
+        barred: Names of parameters that are no options: itself, the action.
+    """
+
+    names: frozenset[str] | None
+    barred: frozenset[str]
+
+
+def _options(method: Callable[..., Any], skip: int) -> Options:
     parameters = list(inspect.signature(method).parameters.values())
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    barred = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return frozenset(p.name for p in parameters[skip:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+        return Options(None, barred)
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), barred)
 
 
-def accepted(options: Mapping[str, Any], names: frozenset[str] | None) -> Mapping[str, Any]:
+def accepted(given: Mapping[str, Any], taken: Options) -> Mapping[str, Any]:
     """Return the options that the method takes."""
-    if names is None or not options:
-        return options
-    return {name: value for name, value in options.items() if name in names}
+    names, barred = taken.names, taken.barred
+    if names is None:
+        return {name: value for name, value in given.items() if name not in barred}
+    return {name: value for name, value in given.items() if name in names}
 
 
 class Executor:
@@ -350,10 +367,10 @@ class Runner:
         self._executor.end(self._pool)
 
 
-def _on_loop(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     try:
         return fn(*args, **options)
-    except (*FATAL, KeyboardInterrupt):  # the last may be somebody's at the keyboard
+    except FATAL:
         raise
     except BaseException as error:
         raise contained(error) from error
@@ -362,7 +379,7 @@ def _on_loop(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
 async def _awaited(result: Awaitable[Any]) -> Any:
     try:
         return await result
-    except (*FATAL, KeyboardInterrupt, asyncio.CancelledError):
+    except (*FATAL, asyncio.CancelledError):
         raise
     except BaseException as error:
         raise contained(error) from error

@@ -11,6 +11,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from openenv_core.protocol.faults import text_of
+
 Outcome: TypeAlias = tuple[bool, Any]
 """(True, what was returned) or (False, what was raised)."""
 
@@ -20,7 +22,7 @@ def contained(error: BaseException) -> Exception:
 
     Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
     """
-    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
     told.__cause__ = error
     return told
 

@@ -18,6 +18,9 @@ MAX_ECHO: Final = 1024
 MAX_TEXT: Final = 1000
 """Characters of one message, and of anything that it names."""
 
+MAX_SAID: Final = 16_384
+"""Characters of what an exception of the environment says."""
+
 _MAX_DEPTH: Final = 32
 _MAX_WORK: Final = 32 * 1024 * 1024
 """The greatest product of faults and size: every fault may repeat a key as long as the request."""
@@ -49,6 +52,16 @@ def _as_json(error: ValidationError, whole: bool) -> str:
         return error.json(include_url=False, include_input=False)
 
 
-def short(text: str) -> str:
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, as text that can be sent: whatever it says, and where saying it fails."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    # It can hold lone surrogates, which UTF-8 cannot.
+    return short(text or type(error).__name__, MAX_SAID).encode("utf-8", "replace").decode("utf-8")
+
+
+def short(text: str, limit: int = MAX_TEXT) -> str:
     """Return a text, or the beginning of a long one."""
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -49,12 +49,6 @@ def refused(refusal: Refusal) -> Response:
     return json_answer(body, 504 if isinstance(refusal, DeadlinePassed) else 500)
 
 
-def text_of(error: BaseException) -> str:
-    """Return what an exception says, as text that can be sent."""
-    # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
-    return (str(error) or type(error).__name__).encode("utf-8", "replace").decode("utf-8")
-
-
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return an answer whose body is JSON already."""
     return Response(body, status, headers, "application/json")

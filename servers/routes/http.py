@@ -9,11 +9,12 @@ from fastapi import APIRouter, Request, Response
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.faults import text_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset
 from servers.execution import FATAL, Runner
 from servers.routes import description
-from servers.routes.answers import json_answer, refused, text_of, while_connected
+from servers.routes.answers import json_answer, refused, while_connected
 from servers.routes.bodies import json_body
 from servers.routes.description import answer, problem
 from servers.routes.standing import NEW, PARAMETERS, naming, session_named_by

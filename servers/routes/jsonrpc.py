@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.codes import Refusal
-from openenv_core.protocol.faults import short
+from openenv_core.protocol.faults import short, text_of
 from openenv_core.protocol.jsonrpc import Fault, RpcRequest
 from servers.execution import FATAL
 from servers.sessions import Session, SessionTable, UnknownSession
@@ -72,7 +72,7 @@ class JsonRpc:
             fault = fault_of(refusal)
         except FATAL as failure:
             logger.exception("a JSON-RPC method failed")
-            fault = Fault(jsonrpc.INTERNAL_ERROR, str(failure) or type(failure).__name__)
+            fault = Fault(jsonrpc.INTERNAL_ERROR, text_of(failure))
         return jsonrpc.encode_fault(request_id, fault)
 
     async def _do(self, request: RpcRequest, caller: Caller) -> Any:

@@ -29,6 +29,8 @@ def session_named_by(request: Request) -> str | None:
     ):
         if value is None:
             continue
+        if place == "header" and len(request.headers.getlist(name)) > 1:
+            value = ", ".join(request.headers.getlist(name))  # which is no id
         if _ID.fullmatch(value) is None:
             text = "String should be 1 to 128 of the characters A-Z a-z 0-9 . _ -"
             fault = {

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict
 
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.faults import text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, Runner
-from servers.routes.answers import json_answer, refused, text_of, while_connected
+from servers.routes.answers import json_answer, refused, while_connected
 from servers.routes.bodies import read_model
 from servers.routes.description import answer, body, describe, problem
 from servers.security.guard import PRINCIPAL

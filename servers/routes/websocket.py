@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import EXECUTION_ERROR, INVALID_JSON, Refusal
+from openenv_core.protocol.faults import text_of
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from servers.execution import FATAL
 from servers.routes.connection import Message
@@ -80,8 +81,6 @@ class _Frames:
             if task is None or task.cancelling():
                 raise
             return _execution_error(error)  # the environment's own: this task was not cancelled
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             return _execution_error(error)  # out of a step on the loop, which nothing stands around
 
@@ -114,4 +113,4 @@ def _execution_error(error: BaseException) -> str:
         logger.debug("the environment refused: %s", error)
     else:
         logger.error("the environment raised", exc_info=error)
-    return replies.encode_error(EXECUTION_ERROR, str(error) or type(error).__name__)
+    return replies.encode_error(EXECUTION_ERROR, text_of(error))

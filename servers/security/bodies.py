@@ -38,6 +38,8 @@ class Bodies:
         if any(value not in (b"", b"identity") for value in encodings):
             raise Turned(415, "expected a body without Content-Encoding, got one; send it uncompressed")
         if b"transfer-encoding" in headers:
+            if b"content-length" in headers:
+                raise Turned(400, "expected Transfer-Encoding or Content-Length, got both")
             return True
         lengths = {value.strip() for value in headers.get(b"content-length", ())}
         if not lengths:

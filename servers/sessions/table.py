@@ -13,6 +13,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from openenv_core.protocol.codes import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal
+from openenv_core.protocol.faults import text_of
 from servers.execution import CLOSE_S, FATAL, Executor, Factory, Runner, keep, plan_of
 from servers.sessions.calls import Call
 from servers.sessions.reaper import Reaper
@@ -287,9 +288,7 @@ class SessionTable:
             if deadline.expired():
                 raise DeadlinePassed(self.step_timeout_s) from None
             logger.exception("constructing an environment with %s failed", name)
-            raise Refusal(
-                FACTORY_ERROR, str(error) or type(error).__name__, {"factory_name": name}
-            ) from error
+            raise Refusal(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
         if self.slots.cap > 1 and not runner.concurrent:
             # Known only now: the factory is a function, whose class could not be asked beforehand.
             await runner.close()

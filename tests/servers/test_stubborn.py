@@ -50,7 +50,16 @@ def raising(kind: type[Counter], error: type[BaseException], where: str) -> type
 
 KINDS = pytest.mark.parametrize("kind", [Counter, BlockingCounter, AsyncCounter])
 ERRORS = pytest.mark.parametrize(
-    "error", [Stop, GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit]
+    "error",
+    [
+        Stop,
+        GeneratorExit,
+        StopIteration,
+        StopAsyncIteration,
+        asyncio.CancelledError,
+        SystemExit,
+        KeyboardInterrupt,
+    ],
 )
 
 
@@ -80,20 +89,51 @@ async def test_whatever_a_method_raises_is_told_and_the_session_lives(
         await eventually(lambda: app.sessions.active == 0)
 
 
-@pytest.mark.parametrize("kind", [BlockingCounter])
-async def test_an_interrupt_in_a_thread_ends_no_server(kind: type[Counter]) -> None:
-    for where in ("__init__", "reset", "close"):
-        app = app_of(raising(kind, KeyboardInterrupt, where))
-        async with serving(app) as address:
-            async with socket_to(address) as ws:
-                reply = (
-                    json.loads(await ws.recv()) if where == "__init__" else await ask(ws, {"type": "reset"})
-                )
-                assert reply["type"] == ("observation" if where == "close" else "error")
-            await request(address, "POST", "/reset")
-            table = app.sessions
-            await eventually(lambda table=table: table.active == 0)  # type: ignore[misc]
-            assert (await request(address, "GET", "/health")).status_code == 200
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it cannot be said")
+
+
+class EndlessError(Exception):
+    def __str__(self) -> str:
+        return "x" * 3_000_000
+
+
+@KINDS
+@pytest.mark.parametrize("error", [UnspeakableError, EndlessError])
+async def test_what_cannot_be_said_is_told_in_short(kind: type[Counter], error: type[Exception]) -> None:
+    async with serving(app_of(raising(kind, error, "step"))) as address:
+        async with socket_to(address) as ws:
+            assert (await ask(ws, STEP))["data"]["code"] == "EXECUTION_ERROR"
+        reply = await request(address, "POST", "/step", {"action": {"amount": 1}})
+        assert reply.status_code == 500
+        assert len(reply.content) < 20_000
+
+
+@KINDS
+async def test_an_option_may_be_called_like_anything(kind: type[Counter]) -> None:
+    options = dict.fromkeys(("self", "fn", "args", "runner", "options", "kwargs", "name"), 1)
+    async with serving(app_of(kind)) as address:
+        async with socket_to(address) as ws:
+            assert (await ask(ws, {"type": "reset", "data": options}))["type"] == "observation"
+        assert (await request(address, "POST", "/reset", options)).status_code == 200
+        step = {"action": {"amount": 1}, **options}
+        assert (await request(address, "POST", "/step", step)).status_code == 200
+
+
+async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> None:
+    async with serving(app_of(Counter)) as address:
+        host, _, port = address.partition(":")
+        for head in (
+            "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+            f"Content-Length: 0\r\n{HEADER}: one\r\n{HEADER}: two\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"POST /reset HTTP/1.1\r\nHost: localhost\r\n{head}".encode())
+            status = (await asyncio.wait_for(reader.readline(), 20)).split()[1]
+            assert status in (b"400", b"422")
+            writer.close()
+            await writer.wait_closed()
 
 
 @KINDS
