@@ -258,6 +258,7 @@ ODD: list[str | bytes] = [
     '{"type":"step","data":{"text":"\\ud800"}}',
     '{"type":"\\ud800"}',
     '{"\\udc00":1}',
+    '{"type":"reset","data":{"self":1,"cls":2,"options":3}}',
     '{"type":"state","type":"state"}',
     '{"type":"state","type":"nothing"}',
     '{"type":"state","data":{}}',
@@ -330,7 +331,9 @@ def _bent(rng: random.Random, value: Any) -> Any:
             case 0:
                 del changed[key]
             case 1:
-                changed[rng.choice(("more", "", "type", "data", "session_id", "__class__"))] = _any(rng)
+                changed[rng.choice(("more", "", "type", "data", "session_id", "self", "__class__"))] = _any(
+                    rng
+                )
             case _:
                 changed[key] = _bent(rng, value[key])
         return changed
