@@ -1,49 +1,37 @@
-"""One session on an environment server: requests in order over one carrier, models in and out."""
+"""One session on an environment server: requests in order over one carrier."""
 
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError
-
-from openenv_core.client.carrier import Carrier, CarrierOptions, Overdue
+from openenv_core.client.carrier import Carrier, CarrierOptions
+from openenv_core.client.conversation import SESSION_ENDED, Conversation
+from openenv_core.client.payloads import Payloads
 from openenv_core.client.settings import checked_headers, checked_mode, checked_transport
 from openenv_core.client.socket import open_socket
 from openenv_core.client.turns import Turn
 from openenv_core.client.urls import checked_session_id, http_url, websocket_url
 from openenv_core.errors import (
-    CapacityReached,
     ClientClosed,
     ClientError,
     ConfigurationError,
     ConnectionFailed,
     ConnectionLost,
-    FactoryFailed,
     ProtocolError,
-    RequestTimeout,
     ServerError,
-    SessionFailed,
 )
-from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.adapt import adapted, last_words
-from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
-from openenv_core.watchdog import Watchdog
+from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.providers.base import AnyProvider
 
-_SESSION_ENDED = (CapacityReached, FactoryFailed, SessionFailed)
 
-
-class ClientSession(Generic[ActT, ObsT, StateT]):
+class ClientSession(Payloads[ActT, ObsT, StateT]):
     """All of `EnvClient` but the ways to make one; see there. Its sync face needs to know no more."""
-
-    action_type: type[ActT]
-    observation_type: type[ObsT]
-    state_type: type[StateT]
 
     def __init__(
         self,
@@ -61,6 +49,7 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         session_id: str | None = None,
         transport: str = "websocket",
     ) -> None:
+        super().__init__()
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
         self._base_url = None if base_url is None else _checked_url(base_url)
@@ -92,16 +81,9 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         self._turn = Turn()
         self._carrier: Carrier | None = None
         self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
-        self._watchdog: Watchdog | None = None
-        self._overdue = False
-        self._stale = 0  # replies still to come that nobody waits for
+        self._conversation: Conversation | None = None  # over the carrier, and there as long as it
         self._lost: str | None = None
         self._closed = False
-        observation_type, state_type = (
-            getattr(self, f"{name}_type", None) for name in ("observation", "state")
-        )
-        self._read_observation = None if observation_type is None else reader(observation_type)
-        self._read_state = reader(State if state_type is None else state_type)
 
     @property
     def base_url(self) -> str | None:
@@ -226,134 +208,29 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _step_payload(self, action: ActT) -> Any:
-        """Return what a step frame carries: a model or a dict of the action's fields."""
-        expected = getattr(self, "action_type", Action)
-        if not isinstance(action, (expected, Mapping)):
-            raise TypeError(
-                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
-                f"pass {expected.__name__}(...)"
-            )
-        return action
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn the data of an observation frame into what the caller gets."""
-        fields = payload.get("observation")
-        read = self._read_observation
-        if not isinstance(fields, dict) or read is None:
-            raise self._unreadable("observation", payload, None)
-        reward = fields["reward"] = payload.get("reward")
-        done = fields["done"] = payload.get("done", False)
-        try:
-            return StepResult(read(fields), reward, done, payload.get("metadata"))
-        except ValidationError as error:
-            raise self._unreadable("observation", payload, error) from error
-
-    def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn the data of a state frame into what the caller gets."""
-        try:
-            return cast(StateT, self._read_state(payload))
-        except ValidationError as error:
-            raise self._unreadable("state", payload, error) from error
-
-    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
-        expected = getattr(self, f"{what}_type", None)
-        if expected is None:
-            return ProtocolError(
-                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
-            )
-        return ProtocolError(
-            f"expected {expected.__name__} from {self._base_url}, got {str(payload)[:200]}"
-            f"{f': {error}' if error else ''}; check that client and server have the same version"
-        )
-
     async def _request(self, frame: bytes, expected: str, *, fresh: bool = False) -> dict[str, Any]:
         """Send a frame and return the data of its reply."""
         self._come_to_loop()
         turn = self._turn
         with turn if turn.take() else await turn.wait():
-            carrier = self._carrier
-            if carrier is None:
+            conversation = self._conversation
+            if conversation is None:
                 if self._lost is not None and not fresh and not self._closed:
                     raise ConnectionLost(self._lost)
-                carrier = await self._connect()
-            watchdog = self._watchdog
-            assert watchdog is not None
-            self._overdue = False
-            watchdog.start()
+                conversation = await self._connect()
             try:
-                reply = await self._exchange(carrier, frame)
-            except Overdue:
-                raise RequestTimeout(
-                    f"expected a reply within {self._message_timeout_s:g} s, got none yet; the session lives on and "
-                    "drops the reply when it comes. Ask again, or raise message_timeout_s"
-                ) from None
+                reply = await conversation.ask(frame)
             except ConnectionLost as error:
                 self._give_up(str(error))
                 raise await self._explained(error) from None
             except (ConnectionFailed, ServerError, ProtocolError) as error:
                 self._give_up(str(error))
                 raise
-            finally:
-                watchdog.stop()
             try:
                 return decode_reply(reply, expected)
-            except (*_SESSION_ENDED, ProtocolError) as error:
+            except (*SESSION_ENDED, ProtocolError) as error:
                 self._give_up(str(error))
                 raise
-
-    async def _exchange(self, carrier: Carrier, frame: bytes) -> bytes:
-        """Send a frame and return what answers it, dropping replies that nobody waits for any more."""
-        dropped: bytes | None = None
-        if carrier.unread > self._stale:
-            await self._hear_out(carrier)
-        try:
-            # A server that refuses a session says why before it closes: what it said is read first.
-            if carrier.full:
-                await carrier.room()
-            carrier.send(frame)
-        except ConnectionLost:
-            pass
-        self._stale += 1
-        while True:
-            try:
-                reply = await carrier.recv()  # cancelled here, the reply stays counted as stale
-            except ConnectionLost:
-                if dropped is not None:
-                    _raise_if_ended(dropped)
-                raise
-            self._stale -= 1
-            if not self._stale:
-                return reply
-            dropped = reply
-            if self._overdue:
-                raise Overdue
-
-    async def _hear_out(self, carrier: Carrier) -> NoReturn:
-        """Raise what a server said that was not asked. Whoever counts replies cannot go on behind that.
-
-        Raises:
-            ServerError: Why the session is over, as servers say it that have no room.
-            ProtocolError: Anything else, a second reply to one request for instance.
-        """
-        for _ in range(self._stale):
-            await carrier.recv()
-        frame = await carrier.recv()
-        try:
-            decode_reply(frame, "")
-        except ServerError:
-            raise
-        except ProtocolError:
-            pass
-        raise ProtocolError(
-            f"expected {self._base_url} to answer each request once, got {frame[:200]!r} unasked; the session is "
-            "over, since replies could be taken for those of other requests"
-        )
-
-    def _expire(self) -> None:
-        self._overdue = True
-        if self._carrier is not None:
-            self._carrier.interrupt()
 
     def _come_to_loop(self) -> None:
         """Make the running event loop the client's; with an earlier loop that has closed, its socket is gone.
@@ -379,9 +256,9 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
                 )
         self._loop = loop
 
-    async def _connect(self) -> Carrier:
-        if self._carrier is not None:
-            return self._carrier
+    async def _connect(self) -> Conversation:
+        if self._conversation is not None:
+            return self._conversation
         base_url = await self._located()
         await self._part()  # a server with room for one session has to be rid of the former first
         try:
@@ -389,10 +266,9 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
         except ConnectionFailed as error:
             raise await self._explained(error) from error.__cause__
         self._carrier = carrier
-        self._watchdog = Watchdog(self._message_timeout_s, self._expire)
-        self._stale = 0
+        self._conversation = Conversation(carrier, self._message_timeout_s)
         self._lost = None
-        return carrier
+        return self._conversation
 
     async def _open(self, base_url: str) -> Carrier:
         if self._transport == "websocket":
@@ -419,10 +295,10 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
 
     def _forget(self, reason: str) -> None:
         """Drop a carrier that is of no more use."""
-        self._carrier = None
+        if self._conversation is not None:
+            self._conversation.end()
+        self._carrier = self._conversation = None
         self._lost = reason
-        if self._watchdog is not None:
-            self._watchdog.close()
 
     def _give_up(self, reason: str) -> None:
         """Break a session off that has no next request, without waiting for anything."""
@@ -466,13 +342,3 @@ class ClientSession(Generic[ActT, ObsT, StateT]):
 def _checked_url(base_url: str) -> str:
     websocket_url(base_url)  # raises if it is none
     return base_url.rstrip("/")
-
-
-def _raise_if_ended(frame: bytes) -> None:
-    """Raise what a frame says, if that is why the session is over."""
-    try:
-        decode_reply(frame, "")
-    except _SESSION_ENDED:
-        raise
-    except ClientError:
-        pass

@@ -29,6 +29,9 @@ MAX_UNREAD: Final = 4
 
 MAX_REDIRECTS: Final = 5
 
+CLOCK_S: Final = 0.05
+"""How far, in seconds, the kernel's clock of a connection may be off: loopback answers quicker than it ticks."""
+
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
 _LEAVING = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
@@ -205,7 +208,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
         silent_s = silence(raw.fileno())
-        return silent_s is not None and silent_s < self._loop.time() - self._asked_at
+        return silent_s is not None and silent_s < self._loop.time() - self._asked_at + CLOCK_S
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:

@@ -1,0 +1,123 @@
+"""Requests and replies over one carrier: which reply is whose, though the wire numbers none of them."""
+
+from typing import Final, NoReturn
+
+from openenv_core.client.carrier import Carrier, Overdue
+from openenv_core.errors import (
+    CapacityReached,
+    ClientError,
+    ConnectionLost,
+    FactoryFailed,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    SessionFailed,
+)
+from openenv_core.protocol.replies import decode_reply
+from openenv_core.watchdog import Watchdog
+
+SESSION_ENDED: Final = (CapacityReached, FactoryFailed, SessionFailed)
+"""What a server says last."""
+
+
+class Conversation:
+    """Asks one thing at a time, and counts the replies that nobody waits for any more.
+
+    Args:
+        carrier: Carries the frames.
+        timeout_s: Seconds that a reply may take; None waits for ever.
+    """
+
+    __slots__ = ("_carrier", "_overdue", "_stale", "_timeout_s", "_watchdog")
+
+    def __init__(self, carrier: Carrier, timeout_s: float | None) -> None:
+        self._carrier = carrier
+        self._timeout_s = timeout_s
+        self._watchdog = Watchdog(timeout_s, self._expire)
+        self._overdue = False
+        self._stale = 0  # replies still to come that nobody waits for
+
+    async def ask(self, frame: bytes) -> bytes:
+        """Send a frame and return what answers it.
+
+        Cancelled, or out of time, the reply is dropped when it comes.
+
+        Raises:
+            RequestTimeout: No reply came in time.
+            ConnectionLost: The connection has broken.
+            ServerError: The server said, before it was asked, why the session is over.
+            ProtocolError: The server said something else before it was asked.
+        """
+        carrier = self._carrier
+        dropped: bytes | None = None
+        self._overdue = False
+        self._watchdog.start()
+        try:
+            if carrier.unread > self._stale:
+                await self._hear_out()
+            try:
+                # A server that refuses a session says why before it closes: what it said is read first.
+                if carrier.full:
+                    await carrier.room()
+                carrier.send(frame)
+            except ConnectionLost:
+                pass
+            self._stale += 1
+            while True:
+                reply = await carrier.recv()  # cancelled here, the reply stays counted as stale
+                self._stale -= 1
+                if not self._stale:
+                    return reply
+                dropped = reply
+                if self._overdue:
+                    raise Overdue
+        except Overdue:
+            raise RequestTimeout(
+                f"expected a reply within {self._timeout_s:g} s, got none yet; the session lives on and "
+                "drops the reply when it comes. Ask again, or raise message_timeout_s"
+            ) from None
+        except ConnectionLost:
+            if dropped is not None:
+                _raise_if_ended(dropped)
+            raise
+        finally:
+            self._watchdog.stop()
+
+    def end(self) -> None:
+        """Ask nothing more."""
+        self._watchdog.close()
+
+    async def _hear_out(self) -> NoReturn:
+        """Raise what the server said that was not asked. Whoever counts replies cannot go on behind that.
+
+        Raises:
+            ServerError: Why the session is over, as servers say it that have no room.
+            ProtocolError: Anything else, a second reply to one request for instance.
+        """
+        for _ in range(self._stale):
+            await self._carrier.recv()
+        frame = await self._carrier.recv()
+        try:
+            decode_reply(frame, "")
+        except ServerError:
+            raise
+        except ProtocolError:
+            pass
+        raise ProtocolError(
+            f"expected one answer to each request, got {frame[:200]!r} unasked; the session is over, since replies "
+            "could be taken for those of other requests"
+        )
+
+    def _expire(self) -> None:
+        self._overdue = True
+        self._carrier.interrupt()
+
+
+def _raise_if_ended(frame: bytes) -> None:
+    """Raise what a frame says, if that is why the session is over."""
+    try:
+        decode_reply(frame, "")
+    except SESSION_ENDED:
+        raise
+    except ClientError:
+        pass
