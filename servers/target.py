@@ -142,15 +142,16 @@ def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
     parts = module.split(".")
     if not _holds(folder, parts):
         # The manifest names it as others import it: below the folder's own name, or somewhere else altogether.
-        parts = parts[parts.index(folder.name) + 1 :] if folder.name in parts else []
+        name = _package_name(folder)
+        parts = parts[parts.index(name) + 1 :] if name in parts else []
         if not _holds(folder, parts):
             return _import(module, target)
         module = ".".join(parts)
-    if (folder / "__init__.py").is_file() and _is_module_name(folder.name):
-        _package(folder)
+    if (folder / "__init__.py").is_file() and (name := _package_name(folder)):
+        _package(folder, name)
         # Folders that try absolute imports where relative ones fail find them, last of all.
         _on_path(folder, len(sys.path))
-        return _import(f"{folder.name}.{module}", target)
+        return _import(f"{name}.{module}", target)
     _on_path(folder, 0)
     found = _import(module, target)
     _check_place(found, folder)
@@ -165,24 +166,31 @@ def _holds(folder: Path, parts: list[str]) -> bool:
 def _from_file(file: Path, target: str) -> ModuleType:
     if file.suffix != ".py" or not _is_module_name(file.stem):
         raise ConfigurationError(f"expected a Python file whose name can be imported, got {target}")
-    root, parts = file.parent, [file.stem]
-    while (root / "__init__.py").is_file() and _is_module_name(root.name):
-        parts.insert(0, root.name)
-        root = root.parent
+    root, top, parts = file.parent, file.parent, [file.stem]
+    while (root / "__init__.py").is_file() and (name := _package_name(root)):
+        parts.insert(0, name)
+        top, root = root, root.parent
     if len(parts) == 1:
         _on_path(root, 0)
         found = _import(file.stem, target)
         _check_place(found, root)
         return found
-    top = root / parts[0]
-    _package(top)
+    _package(top, parts[0])
     _on_path(top, len(sys.path))
     return _import(".".join(parts), target)
 
 
-def _package(folder: Path) -> None:
+def _package_name(folder: Path) -> str | None:
+    """Return what a folder is imported as; None where it cannot be.
+
+    A clone is often called after its repository, `my-env`, where the folder's own imports say `my_env`.
+    """
+    name = re.sub(r"\W", "_", folder.name)
+    return name if _is_module_name(name) else None
+
+
+def _package(folder: Path, name: str) -> None:
     """Make a folder a package that can be imported, whatever else the folder around it holds."""
-    name = folder.name
     if (there := sys.modules.get(name)) is not None:
         _check_place(there, folder)
         return

@@ -134,9 +134,17 @@ def test_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_app(".") is sys.modules["walk_env.server.app"].app
 
 
+@pytest.mark.parametrize("target", ["./walk-env", "walk-env/server/app.py"])
+def test_a_clone_that_is_called_as_its_repository(target: str, tmp_path: Path) -> None:
+    strict = APP.replace("try:", "if True:").partition("except ImportError:")
+    folder(tmp_path / "walk-env")
+    write(tmp_path / "walk-env", {"server/app.py": strict[0] + strict[2].partition("Walk\n")[2]})
+    assert load_app(target) is sys.modules["walk_env.server.app"].app
+
+
 @pytest.mark.parametrize("name", ["walk-env", "walk_env"])
 def test_a_folder_that_is_no_package(name: str, tmp_path: Path) -> None:
-    folder(tmp_path / name, package=name != "walk_env")
+    folder(tmp_path / name, package=False)
     assert load_app(f"./{name}") is sys.modules["server.app"].app
     assert Path(sys.modules["models"].__file__ or "").parent == tmp_path / name
 
