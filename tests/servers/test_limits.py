@@ -148,6 +148,7 @@ async def test_headers_that_trickle_are_dropped() -> None:
 
 async def test_a_body_that_trickles_on_after_its_refusal_is_dropped() -> None:
     app = create_app(counter.Counter, counter.Add, counter.Count)
+    app.configure(ServerSettings(body_timeout_s=1))
     async with serving(app, timeout_keep_alive=1) as address:
         host, port = address.split(":")
         _, writer = await asyncio.open_connection(host, int(port))

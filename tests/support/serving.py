@@ -19,17 +19,28 @@ from servers.hosting import SETTINGS
 PATIENCE_S = 20
 
 
+class _Prompt(uvicorn.Server):
+    """Stops when it is told to, where uvicorn looks ten times a second: there are hundreds of tests."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stop = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.stop.wait()
+
+
 @asynccontextmanager
 async def serving(app: EnvironmentApp, **settings: Any) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_level="warning", **{**SETTINGS, **settings})
-        server = uvicorn.Server(config)
+        server = _Prompt(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            await eventually(lambda: server.started)
+            await eventually(lambda: server.started or task.done())
             yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
+            server.stop.set()
             await task
 
 
