@@ -109,25 +109,24 @@ class _PlainHttp:
             work: What to do.
             opening: A session that is named and not there is opened.
         """
-        owner = request.scope.get(PRINCIPAL, "")
         try:
             named = session_named_by(request)
         except Refusal as refusal:
             return refused(refusal)
-        reply = self._alone(owner, work) if named is None else self._standing(owner, named, work, opening)
+        reply = self._alone(request, work) if named is None else self._standing(request, named, work, opening)
         return await while_connected(request, reply)
 
-    async def _alone(self, owner: str, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
+    async def _alone(self, request: Request, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
         try:
-            async with self._sessions.session(owner) as session:
+            async with self._sessions.session(request.scope.get(PRINCIPAL, "")) as session:
                 return await self._work(session, work)
         except Refusal as refusal:
             return refused(refusal)
 
     async def _standing(
-        self, owner: str, named: str, work: Callable[[Runner], Awaitable[bytes]], opening: bool
+        self, request: Request, named: str, work: Callable[[Runner], Awaitable[bytes]], opening: bool
     ) -> Response:
-        sessions = self._sessions
+        sessions, owner = self._sessions, request.scope.get(PRINCIPAL, "")
         try:
             if not opening:
                 session = sessions.find(owner, named)
@@ -138,7 +137,7 @@ class _PlainHttp:
             reply = await self._work(session, work)
         except Refusal as refusal:
             return refused(refusal)
-        reply.headers.update(naming(session.id, keep=opening))
+        reply.headers.update(naming(request, session.id, keep=opening))
         return reply
 
     async def _work(self, session: Session, work: Callable[[Runner], Awaitable[bytes]]) -> Response:

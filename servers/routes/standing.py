@@ -44,16 +44,18 @@ def session_named_by(request: Request) -> str | None:
     return named
 
 
-def naming(session_id: str, keep: bool = False) -> dict[str, str]:
+def naming(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:
     """Return the headers of a reply that tell its session.
 
     Args:
+        request: What is replied to.
         session_id: The session.
-        keep: Ask the caller to keep it as a cookie.
+        keep: Ask the caller to keep it as a cookie, for as much of the address space as this app has.
     """
     headers = {SESSION_HEADER: session_id}
     if keep:
-        headers["Set-Cookie"] = f"{SESSION_COOKIE}={session_id}; HttpOnly; SameSite=Strict; Path=/"
+        path = request.scope.get("root_path") or "/"
+        headers["Set-Cookie"] = f"{SESSION_COOKIE}={session_id}; HttpOnly; SameSite=Strict; Path={path}"
     return headers
 
 
