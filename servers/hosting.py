@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import uvicorn
 
 from servers.listening import BACKLOG
-from servers.protocols import raise_descriptor_limit
+from servers.protocols import PING_S, PONG_S, raise_descriptor_limit
 
 logger = logging.getLogger("servers")
 
@@ -30,6 +30,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "ws": "servers.protocols:SocketProtocol",
     "ws_per_message_deflate": False,
     "ws_max_size": 16 * 1024 * 1024,
+    "ws_ping_interval": PING_S,
+    "ws_ping_timeout": PONG_S,
     "h11_max_incomplete_event_size": 64 * 1024,
     # Longer than what usual proxies keep a connection for, so that it is theirs to close.
     "timeout_keep_alive": 75,

@@ -24,6 +24,15 @@ ABORT: Final = "ropewalk.abort"
 """The extension in a WebSocket's scope that holds a callable without arguments: it drops the connection at once,
 with whatever the client has left unread."""
 
+PING_S: Final = 20.0
+"""Seconds between pings on a WebSocket. They keep proxies from taking a long thought for the end."""
+
+GONE_S: Final = 40.0
+"""Seconds after which a machine that acknowledges nothing counts as gone."""
+
+PONG_S: Final = 300.0
+"""Seconds that a client whose machine is there may leave a ping unanswered: its event loop may be busy."""
+
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: 57\r\n\r\n"
@@ -69,14 +78,21 @@ class _Unread:
         self._timer = asyncio.get_running_loop().call_later(patience_s, self._look, patience_s)
 
 
-def _send_at_once(transport: asyncio.Transport) -> None:
-    """Let no write wait for the acknowledgement of the one before: a response's head and body are two writes.
+def _tune(transport: asyncio.Transport) -> None:
+    """Set what a connection needs of the system.
 
-    asyncio does so only for sockets that name TCP as their protocol, which those of a listener made elsewhere do not.
+    No write waits for the acknowledgement of the one before: a response's head and body are two writes. asyncio sees
+    to that only for sockets that name TCP as their protocol, which those of a listener made elsewhere do not.
+
+    What is sent and not acknowledged for a while breaks the connection. The other side's system acknowledges also for
+    a process that is busy, so this tells a machine that has gone from a trainer that is long at its sums, and lets
+    pings wait for the latter.
     """
     connection: socket.socket | None = transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(GONE_S * 1000))
 
 
 class HttpProtocol(H11Protocol):
@@ -100,7 +116,7 @@ class HttpProtocol(H11Protocol):
             return
         # Whatever lies unsent is told to pause_writing, however little it is.
         transport.set_write_buffer_limits(high=0)
-        _send_at_once(transport)
+        _tune(transport)
         super().connection_made(transport)
         self._await_head()
 

@@ -324,17 +324,21 @@ async def test_a_connection_too_many_is_told_to_come_back(monkeypatch: pytest.Mo
                 await asyncio.sleep(0.01)
 
 
-async def test_a_response_does_not_wait_for_an_acknowledgement() -> None:
-    """Its head and body are two writes; with Nagle's algorithm the second waits some 40 ms for the client."""
+async def test_what_a_connection_asks_of_the_system() -> None:
+    """A response's head and body are two writes: with Nagle's algorithm the second waits some 40 ms for the client.
+
+    That a machine that has gone is noticed by what it leaves unacknowledged, which the option asks for, takes a
+    network that can be cut to see.
+    """
     options = []
 
     class Recorded(HttpProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             connection = transport.get_extra_info("socket")
-            options.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            asked = (socket.TCP_NODELAY, socket.TCP_USER_TIMEOUT)
+            options.extend(connection.getsockopt(socket.IPPROTO_TCP, option) for option in asked)
 
     async with serving(counter.app, http=Recorded) as address, httpx.AsyncClient() as client:
         assert (await client.get(f"http://{address}/health")).json() == {"status": "healthy"}
-    assert options
-    assert all(options)
+    assert options[:2] == [1, 40_000]
