@@ -95,17 +95,39 @@ def _tune(transport: asyncio.Transport) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(GONE_S * 1000))
 
 
-class HttpProtocol(H11Protocol):
+class _Watched(asyncio.Protocol):
+    """A protocol that watches what lies unsent."""
+
+    unread_s: float = 30.0
+    """Seconds without progress after which a client that does not read is dropped."""
+
+    transport: Any
+    _unread: _Unread | None = None
+
+    def pause_writing(self) -> None:
+        """Watch from now on."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = _Unread(self.transport, self.unread_s)
+
+    def resume_writing(self) -> None:
+        """All is sent."""
+        super().resume_writing()
+        self._has_read()
+
+    def _has_read(self) -> None:
+        if self._unread is not None:
+            self._unread.close()
+            self._unread = None
+
+
+class HttpProtocol(_Watched, H11Protocol):
     """HTTP/1.1 that does not wait for ever."""
 
     head_s: float = 10.0
     """Seconds from the first byte of a request, or from the connection, to the end of its headers."""
 
-    unread_s: float = 30.0
-    """Seconds without progress after which a client that does not read its response is dropped."""
-
     _head_timer: asyncio.TimerHandle | None = None
-    _unread: _Unread | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, or turn away a connection that is one too many."""
@@ -123,9 +145,7 @@ class HttpProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with every timer."""
         self._head_came()
-        if self._unread is not None:
-            self._unread.close()
-            self._unread = None
+        self._has_read()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -145,11 +165,7 @@ class HttpProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: Any) -> None:
         """Hand the connection over."""
         self._head_came()
-        if (
-            self._unread is not None
-        ):  # the response to an earlier request; the next protocol watches from here
-            self._unread.close()
-            self._unread = None
+        self._has_read()  # the response to an earlier request; the next protocol watches from here
         if any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.headers
@@ -157,19 +173,6 @@ class HttpProtocol(H11Protocol):
             self.send_400_response("expected a WebSocket handshake without a body, got one with a body\n")
             return
         super().handle_websocket_upgrade(event)
-
-    def pause_writing(self) -> None:
-        """Watch what lies unsent."""
-        super().pause_writing()
-        if self._unread is None:
-            self._unread = _Unread(self.transport, self.unread_s)
-
-    def resume_writing(self) -> None:
-        """All is sent."""
-        super().resume_writing()
-        if self._unread is not None:
-            self._unread.close()
-            self._unread = None
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
@@ -180,12 +183,9 @@ class HttpProtocol(H11Protocol):
             self._head_timer = None
 
 
-class SocketProtocol(FastLane):
+class SocketProtocol(_Watched, FastLane):
     """WebSockets whose memory and patience are bounded; the application can drop one at once."""
 
-    unread_s: float = HttpProtocol.unread_s
-
-    _unread: _Unread | None = None
     _pong: bytes = b""
     _message: bytearray | None = None
 
@@ -200,9 +200,7 @@ class SocketProtocol(FastLane):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with every timer."""
-        if self._unread is not None:
-            self._unread.close()
-            self._unread = None
+        self._has_read()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -247,18 +245,9 @@ class SocketProtocol(FastLane):
         else:
             self._pong = b"".join(self.conn.data_to_send())
 
-    def pause_writing(self) -> None:
-        """Watch what lies unsent."""
-        super().pause_writing()
-        if self._unread is None:
-            self._unread = _Unread(self.transport, self.unread_s)
-
     def resume_writing(self) -> None:
         """All is sent."""
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.close()
-            self._unread = None
         if self._pong:
             pong, self._pong = self._pong, b""
             self.transport.write(pong)
