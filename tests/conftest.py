@@ -18,9 +18,10 @@ sys.path[:0] = [str(_HERE.parent), str(_HERE / "support")]
 
 released = importlib.import_module("released")
 
-# A shell starts background jobs with Ctrl-C ignored, and every descendant inherits that; tests that interrupt
-# what they start, or themselves, must not depend on how they were started.
+# A shell starts background jobs with Ctrl-C ignored, nohup with the hang-up ignored, and every descendant inherits
+# that; tests that signal what they start, or themselves, must not depend on how they were started.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
 

@@ -41,7 +41,13 @@ Answer = tuple[int, dict[str, str], Any]
 async def answering(handler: Callable[[str, str, bytes], Awaitable[Answer]]) -> AsyncIterator[str]:
     """A server that answers plain HTTP as a test says: (method, path, body) to (status, headers, body)."""
 
+    answered: set[asyncio.Task[Any]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        answered.add(task)
+        task.add_done_callback(answered.discard)
         try:
             while line := await reader.readline():
                 method, path, _ = line.decode().split(" ")
@@ -55,14 +61,20 @@ async def answering(handler: Callable[[str, str, bytes], Awaitable[Answer]]) -> 
                 head = {**headers, "Content-Length": str(len(body))}
                 lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
                 writer.write(f"HTTP/1.1 {status} So\r\n{lines}\r\n".encode() + body)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
+    try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in answered:  # newer Pythons wait for the last one before a server counts as closed
+            task.cancel()
+        if answered:
+            await asyncio.wait(answered)
 
 
 def result(total: int) -> dict[str, Any]:
