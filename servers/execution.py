@@ -13,11 +13,10 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
+from servers.methods import accepted, is_environment, plan_of
 from servers.threads import Call, Outcome, ThreadPool, contained
 
 logger = logging.getLogger("servers")
@@ -40,85 +39,6 @@ CLOSE_S = 5.0
 
 FATAL = (Exception, SystemExit)
 """What an environment may raise without ending its server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What there is to know of an environment class, worked out once.
-
-    Attributes:
-        inline: Every method runs on the loop and returns without waiting.
-        on_loop: Plain methods run on the loop.
-        reset: Name of the method that resets, which may be the released `reset_async`.
-        step: Likewise.
-        reset_async: `reset` is a coroutine function.
-        step_async: Likewise.
-        reset_options: What the method takes beside the action.
-        step_options: Likewise.
-    """
-
-    inline: bool
-    on_loop: bool
-    reset: str
-    step: str
-    reset_async: bool
-    step_async: bool
-    reset_options: "Options"
-    step_options: "Options"
-
-
-@lru_cache(maxsize=256)
-def plan_of(cls: type) -> Plan:
-    """Work out how the methods of an environment class are run."""
-    reset, step = (f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step"))
-    reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
-    on_loop = not getattr(cls, "BLOCKING", True)
-    return Plan(
-        inline=on_loop and not reset_async and not step_async,
-        on_loop=on_loop,
-        reset=reset,
-        step=step,
-        reset_async=reset_async,
-        step_async=step_async,
-        reset_options=_options(getattr(cls, reset), skip=1),
-        step_options=_options(getattr(cls, step), skip=2),
-    )
-
-
-def is_environment(value: object) -> bool:
-    """Whether a factory has returned what can be served; the class need not be ours, but has to have the methods."""
-    return hasattr(type(value), "reset") and hasattr(type(value), "step")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Which options a method takes.
-
-    Attributes:
-        names: Those that it names; None where it takes any.
-        barred: Names of parameters that are no options: itself, the action.
-    """
-
-    names: frozenset[str] | None
-    barred: frozenset[str]
-
-
-def _options(method: Callable[..., Any], skip: int) -> Options:
-    parameters = list(inspect.signature(method).parameters.values())
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    barred = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return Options(None, barred)
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), barred)
-
-
-def accepted(given: Mapping[str, Any], taken: Options) -> Mapping[str, Any]:
-    """Return the options that the method takes."""
-    names, barred = taken.names, taken.barred
-    if names is None:
-        return {name: value for name, value in given.items() if name not in barred}
-    return {name: value for name, value in given.items() if name in names}
 
 
 class Executor:

@@ -14,7 +14,8 @@ from uuid import uuid4
 
 from openenv_core.protocol.codes import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal
 from openenv_core.protocol.faults import text_of
-from servers.execution import CLOSE_S, FATAL, Executor, Factory, Runner, keep, plan_of
+from servers.execution import CLOSE_S, FATAL, Executor, Factory, Runner, keep
+from servers.methods import plan_of
 from servers.sessions.calls import Call
 from servers.sessions.reaper import Reaper
 from servers.sessions.refusals import DeadlinePassed, UnknownSession
