@@ -32,9 +32,9 @@ def scaffolds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return of
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def released_url(scaffolds: Callable[[str], Path]) -> Iterator[Callable[[str], str]]:
-    """Return where a release serves its scaffold."""
+    """Return where a release serves its scaffold. Its servers end with the module: later tests look at all children."""
     urls: dict[str, str] = {}
     with ExitStack() as stack:
 
@@ -51,13 +51,13 @@ def released_url(scaffolds: Callable[[str], Path]) -> Iterator[Callable[[str], s
         yield of
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def blackjack_url() -> Iterator[str]:
     with our_server("blackjack") as url:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def counter_url() -> Iterator[str]:
     with our_server("counter:app") as url:
         yield url
