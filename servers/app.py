@@ -15,11 +15,13 @@ from starlette.types import Receive, Scope, Send
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory
+from servers.methods import name_of
 from servers.routes.about import MetadataSource, about_router
 from servers.routes.description import describe_api
 from servers.routes.http import http_router
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.mcp import McpSocketRoute, mcp_router
+from servers.routes.paths import MCP_PATH, SESSION_PATH, path_of
 from servers.routes.sockets import Sockets
 from servers.routes.tasks import tasks_router
 from servers.routes.websocket import WebSocketRoute
@@ -31,9 +33,6 @@ logger = logging.getLogger("servers")
 
 API_VERSION = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its first number."""
-
-SESSION_PATH = "/ws"
-MCP_PATH = "/mcp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +152,7 @@ class EnvironmentApp(FastAPI):
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection that the guard has let in."""
         if scope["type"] == "websocket":
-            path = _path(scope)
+            path = path_of(scope)
             if path == SESSION_PATH:
                 await self._session_socket(scope, receive, send)
                 return
@@ -192,13 +191,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-def _path(scope: Scope) -> str:
-    """Return the path without what a parent app, if any, has mounted this one under."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
-
-
 def _title(served: Served) -> str:
-    return served.name or str(getattr(served.factory, "__name__", type(served.factory).__name__))
+    return served.name or name_of(served.factory)
 
 
 def _checked_cap(factory: Factory, cap: int) -> int:

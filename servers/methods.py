@@ -84,3 +84,8 @@ def accepted(given: Mapping[str, Any], taken: Options) -> Mapping[str, Any]:
     if names is None:
         return {name: value for name, value in given.items() if name not in barred}
     return {name: value for name, value in given.items() if name in names}
+
+
+def name_of(factory: Callable[..., Any]) -> str:
+    """Return what a class, or whatever else makes environments, is called."""
+    return str(getattr(factory, "__name__", type(factory).__name__))

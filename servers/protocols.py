@@ -19,10 +19,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from servers.lane import FastLane
-
-ABORT: Final = "ropewalk.abort"
-"""The extension in a WebSocket's scope that holds a callable without arguments: it drops the connection at once,
-with whatever the client has left unread."""
+from servers.routes.connection import ABORT
 
 PING_S: Final = 20.0
 """Seconds between pings on a WebSocket. They keep proxies from taking a long thought for the end."""

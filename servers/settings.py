@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.protocol.http import is_bearer_token
 
 Mode: TypeAlias = Literal["simulation", "production"]
 
@@ -57,7 +58,7 @@ class ServerSettings:
             ConfigurationError: A token is such; the message does not say which.
         """
         for token in self.tokens:
-            if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+            if len(token) < MIN_TOKEN_CHARS or not is_bearer_token(token):
                 raise ConfigurationError(
                     f"expected tokens of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces, "
                     f"got one of {len(token)} characters; make one with: {MAKE_TOKEN}"

@@ -28,10 +28,10 @@ class Conversation:
         timeout_s: Seconds that a reply may take; None waits for ever.
     """
 
-    __slots__ = ("_carrier", "_overdue", "_stale", "_timeout_s", "_watchdog")
+    __slots__ = ("_overdue", "_stale", "_timeout_s", "_watchdog", "carrier")
 
     def __init__(self, carrier: Carrier, timeout_s: float | None) -> None:
-        self._carrier = carrier
+        self.carrier = carrier
         self._timeout_s = timeout_s
         self._watchdog = Watchdog(timeout_s, self._expire)
         self._overdue = False
@@ -48,7 +48,7 @@ class Conversation:
             ServerError: The server said, before it was asked, why the session is over.
             ProtocolError: The server said something else before it was asked.
         """
-        carrier = self._carrier
+        carrier = self.carrier
         dropped: bytes | None = None
         self._overdue = False
         self._watchdog.start()
@@ -95,8 +95,8 @@ class Conversation:
             ProtocolError: Anything else, a second reply to one request for instance.
         """
         for _ in range(self._stale):
-            await self._carrier.recv()
-        frame = await self._carrier.recv()
+            await self.carrier.recv()
+        frame = await self.carrier.recv()
         try:
             decode_reply(frame, "")
         except ServerError:
@@ -110,7 +110,7 @@ class Conversation:
 
     def _expire(self) -> None:
         self._overdue = True
-        self._carrier.interrupt()
+        self.carrier.interrupt()
 
 
 def _raise_if_ended(frame: bytes) -> None:

@@ -79,9 +79,8 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         self._others: list[ClientSession[ActT, ObsT, StateT]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn = Turn()
-        self._carrier: Carrier | None = None
         self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
-        self._conversation: Conversation | None = None  # over the carrier, and there as long as it
+        self._conversation: Conversation | None = None
         self._lost: str | None = None
         self._closed = False
 
@@ -93,7 +92,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
     @property
     def connected(self) -> bool:
         """Whether a session is open. Anyone may find out at the next request that it has broken."""
-        return self._carrier is not None
+        return self._conversation is not None
 
     async def connect(self) -> Self:
         """Start the server if that is this client's to do, and open a session. Does nothing when open.
@@ -232,6 +231,11 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                 self._give_up(str(error))
                 raise
 
+    @property
+    def _carrier(self) -> Carrier | None:
+        """What carries the frames of this moment's session."""
+        return None if self._conversation is None else self._conversation.carrier
+
     def _come_to_loop(self) -> None:
         """Make the running event loop the client's; with an earlier loop that has closed, its socket is gone.
 
@@ -265,7 +269,6 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             carrier = await self._open(base_url)
         except ConnectionFailed as error:
             raise await self._explained(error) from error.__cause__
-        self._carrier = carrier
         self._conversation = Conversation(carrier, self._message_timeout_s)
         self._lost = None
         return self._conversation
@@ -297,7 +300,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         """Drop a carrier that is of no more use."""
         if self._conversation is not None:
             self._conversation.end()
-        self._carrier = self._conversation = None
+        self._conversation = None
         self._lost = reason
 
     def _give_up(self, reason: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, cast
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.protocol.http import is_bearer_token
 
 Transport: TypeAlias = Literal["websocket", "http"]
 Mode: TypeAlias = Literal["simulation", "production"]
@@ -52,7 +53,7 @@ def checked_headers(headers: Mapping[str, str] | None, token: str | None) -> dic
     if token is not None:
         if any(name.lower() == "authorization" for name in merged):
             raise ConfigurationError("expected a token or an Authorization header, got both; leave one out")
-        if not token or not token.isascii() or not token.isprintable() or " " in token:
+        if not is_bearer_token(token):
             raise ConfigurationError(
                 "expected a token of printable ASCII characters without spaces, got something else; "
                 "look for a line break at its end"  # the token itself stays out of messages

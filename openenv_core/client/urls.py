@@ -1,12 +1,11 @@
 """Addresses: one URL of a server, for each way to reach it."""
 
-import re
 from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.protocol.http import SESSION_ID
 
-_SESSION_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _HTTP: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 _SOCKET: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
@@ -43,7 +42,7 @@ def checked_session_id(session_id: str) -> str:
     Raises:
         ConfigurationError: No server would take it.
     """
-    if not _SESSION_ID.fullmatch(session_id):
+    if not SESSION_ID.fullmatch(session_id):
         raise ConfigurationError(
             f"expected a session_id of 1 to 128 letters, digits, dots, dashes or underscores, got {session_id!r}"
         )

@@ -4,6 +4,7 @@ The bodies are those of the frames without their envelopes, so that everything b
 order of replies, their types, the errors) holds for plain HTTP as well.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,17 @@ from openenv_core.protocol.replies import encode_error
 
 SESSION_HEADER: Final = "X-OpenEnv-Session"
 """Names the session of a request; in a reply, the session that the server keeps."""
+
+SESSION_COOKIE: Final = "openenv_session"
+"""The same, for callers that keep cookies; the header goes first."""
+
+SESSION_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""What a session's id may be, whoever chooses it."""
+
+
+def is_bearer_token(text: str) -> bool:
+    """Whether a header can carry a text as a bearer token: printable ASCII without spaces."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 @dataclass(frozen=True, slots=True)

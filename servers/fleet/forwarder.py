@@ -1,23 +1,21 @@
 """Sends what belongs to a session of another worker there, and leaves the rest to this worker's application."""
 
 import json
-import logging
 from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol.codes import Refusal
 from servers.fleet.ids import worker_of
+from servers.routes.paths import MCP_PATH, SESSION_PATH, path_of
 from servers.routes.standing import NEW, session_named_by
-
-logger = logging.getLogger("servers")
+from servers.security.bodies import replay
 
 _STEPS = ("/reset", "/step", "/state")
-_MCP = "/mcp"
-_SOCKETS = ("/ws", "/mcp")
+_SOCKETS = (SESSION_PATH, MCP_PATH)
 _CREATE = "openenv/session/create"
 _MARKS = (b"session", b"\\")
 """Without one of these in it a body names neither a session nor the method above, escaped or not."""
@@ -78,11 +76,11 @@ class Forwarder:
             await self._app(scope, receive, send)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
+        path = path_of(scope)
         worker = None
         if path in _SOCKETS:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            session = query["session_id"][0] if path == "/ws" and "session_id" in query else None
+            session = query["session_id"][0] if path == SESSION_PATH and "session_id" in query else None
             worker = self._place(session)
         if worker is None:
             await self._app(scope, receive, send)
@@ -90,14 +88,14 @@ class Forwarder:
             await self._peers.socket(worker, scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
+        path = path_of(scope)
         body = b""
         worker = None
         if path in _STEPS:
             worker = self._place(_named_session(scope))
             if worker is not None and scope["method"] == "POST":
                 body, receive = await _peek(receive)
-        elif path == _MCP and scope["method"] == "POST":
+        elif path == MCP_PATH and scope["method"] == "POST":
             body, receive = await _peek(receive)
             # A call that names no session works on nothing that a worker would have to itself.
             method, session = _asked_in(body)
@@ -120,10 +118,6 @@ def _was_forwarded(scope: Scope) -> bool:
     return server is not None and server[1] is None  # the path of a Unix socket, and no port
 
 
-def _path(scope: Scope) -> str:
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
-
-
 def _named_session(scope: Scope) -> str | None:
     """Return what the application will take for the session that a request names."""
     try:
@@ -135,16 +129,7 @@ def _named_session(scope: Scope) -> str | None:
 async def _peek(receive: Receive) -> tuple[bytes, Receive]:
     """Return the body, and what gives it once more. The guard has read it whole, and bounded it."""
     first = await receive()
-    given = False
-
-    async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return first
-
-    return first.get("body", b""), again
+    return first.get("body", b""), replay(first, receive)
 
 
 def _asked_in(body: bytes) -> tuple[str | None, str | None]:

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.codes import Refusal
 from servers.execution import FATAL
+from servers.methods import name_of
 from servers.routes.description import describe
-from servers.security.guard import PRINCIPAL
+from servers.security.guard import owner_of
 from servers.sessions import SessionTable
 
 logger = logging.getLogger("servers")
@@ -54,7 +55,7 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
     @router.get("/metadata")
     async def get_metadata(request: Request) -> EnvironmentMetadata:
         """Tell of the environment."""
-        return await metadata.ask(request.scope.get(PRINCIPAL, ""))
+        return await metadata.ask(owner_of(request.scope))
 
     @router.get("/schema", response_model=Schemas)
     async def schema() -> dict[str, Any]:
@@ -101,7 +102,7 @@ class MetadataSource:
 
     def _default(self) -> EnvironmentMetadata:
         factory = self._sessions.factory
-        own_name = getattr(factory, "__name__", type(factory).__name__)
+        own_name = name_of(factory)
         return EnvironmentMetadata(
             name=self._name or own_name, description=inspect.cleandoc(factory.__doc__ or own_name)
         )

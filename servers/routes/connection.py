@@ -19,7 +19,8 @@ NORMAL_CLOSURE = 1000
 GOING_AWAY = 1001
 
 ABORT = "ropewalk.abort"
-"""The extension by which a server lets its connection be dropped at once."""
+"""The extension in a socket's scope that holds a callable without arguments, where the server has it: it drops the
+connection at once, with whatever the client has left unread."""
 
 
 class Disconnected(Exception):  # noqa: N818 - control flow

@@ -19,7 +19,7 @@ from servers.routes.connection import (
     Send,
 )
 from servers.routes.sockets import Sockets
-from servers.security.guard import PRINCIPAL
+from servers.security.guard import owner_of
 from servers.sessions import DeadlinePassed, Session, SessionTable, UnknownSession
 
 logger = logging.getLogger("servers")
@@ -143,7 +143,7 @@ class SocketRoute:
         Raises:
             Refusal: On entry: there is none.
         """
-        return self._sessions.session(scope.get(PRINCIPAL, ""))
+        return self._sessions.session(owner_of(scope))
 
     async def _converse(self, scope: Message, next_frame: NextFrame, connection: Connection) -> None:
         """Hold a session for as long as the client stays."""

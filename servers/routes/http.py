@@ -1,15 +1,12 @@
 """Plain HTTP: reset, step and state, in a session that the request names or in an environment of its own."""
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import Refusal
-from openenv_core.protocol.faults import text_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset
 from servers.execution import FATAL, Runner
@@ -17,11 +14,10 @@ from servers.routes import description
 from servers.routes.answers import json_answer, refused, while_connected
 from servers.routes.bodies import json_body
 from servers.routes.description import answer, problem
+from servers.routes.failures import reported
 from servers.routes.standing import NEW, PARAMETERS, naming, session_named_by
-from servers.security.guard import PRINCIPAL
+from servers.security.guard import owner_of
 from servers.sessions import Session, SessionTable
-
-logger = logging.getLogger("servers")
 
 _STATUSES: dict[int | str, dict[str, Any]] = {
     404: problem("There is no such session."),
@@ -118,7 +114,7 @@ class _PlainHttp:
 
     async def _alone(self, request: Request, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
         try:
-            async with self._sessions.session(request.scope.get(PRINCIPAL, "")) as session:
+            async with self._sessions.session(owner_of(request.scope)) as session:
                 return await self._work(session, work)
         except Refusal as refusal:
             return refused(refusal)
@@ -126,7 +122,7 @@ class _PlainHttp:
     async def _standing(
         self, request: Request, named: str, work: Callable[[Runner], Awaitable[bytes]], opening: bool
     ) -> Response:
-        sessions, owner = self._sessions, request.scope.get(PRINCIPAL, "")
+        sessions, owner = self._sessions, owner_of(request.scope)
         try:
             if not opening:
                 session = sessions.find(owner, named)
@@ -146,6 +142,4 @@ class _PlainHttp:
         except FATAL as error:
             if isinstance(error, Refusal):
                 raise
-            if not isinstance(error, EnvironmentFailure):
-                logger.error("the environment raised", exc_info=error)
-            return json_answer(dumps({"detail": text_of(error)}), 500)
+            return json_answer(dumps({"detail": reported(error)}), 500)

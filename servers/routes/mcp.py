@@ -9,7 +9,7 @@ from servers.routes import description
 from servers.routes.conversation import Seat, SocketRoute
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.routes.sockets import Sockets
-from servers.security.guard import PRINCIPAL
+from servers.security.guard import owner_of
 from servers.sessions import SessionTable
 
 
@@ -59,7 +59,7 @@ def mcp_router(rpc: JsonRpc) -> APIRouter:
     )
     async def mcp(request: Request) -> Response:
         """Answer one JSON-RPC request; errors are in the body, the status is 200."""
-        caller = Caller(request.scope.get(PRINCIPAL, ""))
+        caller = Caller(owner_of(request.scope))
         return Response(await rpc.answer_text(await request.body(), caller), media_type="application/json")
 
     return router

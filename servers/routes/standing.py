@@ -1,19 +1,14 @@
 """How a plain HTTP request names its session: a header, or a cookie for those who keep them."""
 
-import re
 from typing import Any
 
 from fastapi import Request
 
 from openenv_core.protocol.codes import VALIDATION_ERROR, Refusal
-
-SESSION_HEADER = "X-OpenEnv-Session"
-SESSION_COOKIE = "openenv_session"
+from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 
 NEW = "new"
 """The value that asks for a session under an id of the server's choice."""
-
-_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def session_named_by(request: Request) -> str | None:
@@ -31,7 +26,7 @@ def session_named_by(request: Request) -> str | None:
             continue
         if place == "header" and len(request.headers.getlist(name)) > 1:
             value = ", ".join(request.headers.getlist(name))  # which is no id
-        if _ID.fullmatch(value) is None:
+        if SESSION_ID.fullmatch(value) is None:
             text = "String should be 1 to 128 of the characters A-Z a-z 0-9 . _ -"
             fault = {
                 "type": "string_pattern_mismatch",
@@ -66,7 +61,7 @@ PARAMETERS: dict[str, Any] = {
             "in": place,
             "required": False,
             "description": text,
-            "schema": {"type": "string", "pattern": f"^{_ID.pattern}$"},
+            "schema": {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"},
         }
         for place_name, place, text in (
             (SESSION_HEADER, "header", "The session to speak to; without it each call stands alone."),

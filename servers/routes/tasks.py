@@ -4,14 +4,12 @@ The methods are the environment's own (`openenv_core.tasks.TaskProvider`). Each 
 which counts as a session like any other.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.faults import text_of
 from openenv_core.protocol.jsonio import dumps
@@ -19,10 +17,9 @@ from servers.execution import FATAL, Runner
 from servers.routes.answers import json_answer, refused, while_connected
 from servers.routes.bodies import read_model
 from servers.routes.description import answer, body, describe, problem
-from servers.security.guard import PRINCIPAL
+from servers.routes.failures import reported
+from servers.security.guard import owner_of
 from servers.sessions import SessionTable
-
-logger = logging.getLogger("servers")
 
 KNOWN_SPLITS = frozenset({"train", "validation", "test"})
 """Types that a split can have. One that is given as a mere name has its name's type where it is one of these."""
@@ -149,7 +146,7 @@ class _Tasks:
         factory = self._sessions.factory
         if isinstance(factory, type) and not callable(getattr(factory, method, None)):
             return _unsupported(method)  # without an instance, which would take a slot
-        owner = request.scope.get(PRINCIPAL, "")
+        owner = owner_of(request.scope)
         return await while_connected(request, self._ask(owner, shape, method, arguments))
 
     async def _ask(
@@ -195,9 +192,7 @@ def _unsupported(method: str) -> Response:
 
 
 def _failed(method: str, error: BaseException) -> Response:
-    if not isinstance(error, EnvironmentFailure):
-        logger.error("%s failed", method, exc_info=error)
-    return _problem(500, text_of(error))
+    return _problem(500, reported(error, f"{method} failed"))
 
 
 def _problem(status: int, text: str) -> Response:

@@ -1,25 +1,21 @@
 """/ws in the released dialect."""
 
 import asyncio
-import logging
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import parse_qs
 
-from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import EXECUTION_ERROR, INVALID_JSON, Refusal
-from openenv_core.protocol.faults import text_of
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from servers.execution import FATAL
 from servers.routes.connection import Message
 from servers.routes.conversation import Seat, SocketRoute, over
+from servers.routes.failures import reported
 from servers.routes.jsonrpc import Caller, JsonRpc
 from servers.routes.sockets import Sockets
-from servers.security.guard import PRINCIPAL
+from servers.security.guard import owner_of
 from servers.sessions import Session, SessionTable
-
-logger = logging.getLogger("servers")
 
 
 class WebSocketRoute(SocketRoute):
@@ -51,7 +47,7 @@ class WebSocketRoute(SocketRoute):
         """
         wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
         if wanted:
-            return self._sessions.attach(scope.get(PRINCIPAL, ""), wanted[0])
+            return self._sessions.attach(owner_of(scope), wanted[0])
         return super().session_of(scope)
 
 
@@ -75,14 +71,14 @@ class _Frames:
                 raise
             return self.refusal(refusal)
         except FATAL as error:
-            return _execution_error(error)
+            return _failed(error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _execution_error(error)  # the environment's own: this task was not cancelled
+            return _failed(error)  # the environment's own: this task was not cancelled
         except BaseException as error:
-            return _execution_error(error)  # out of a step on the loop, which nothing stands around
+            return _failed(error)  # out of a step on the loop, which nothing stands around
 
     def refusal(self, refusal: Refusal) -> str:
         """Return the error frame of a refusal."""
@@ -108,9 +104,5 @@ class _Frames:
         return replies.encode_observation(await seat.run(lambda runner: runner.step(request)))
 
 
-def _execution_error(error: BaseException) -> str:
-    if isinstance(error, EnvironmentFailure):
-        logger.debug("the environment refused: %s", error)
-    else:
-        logger.error("the environment raised", exc_info=error)
-    return replies.encode_error(EXECUTION_ERROR, text_of(error))
+def _failed(error: BaseException) -> str:
+    return replies.encode_error(EXECUTION_ERROR, reported(error))

@@ -99,15 +99,15 @@ async def discard(receive: Receive) -> None:
         return
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body that was read, then what the connection gives."""
+def replay(first: Message, receive: Receive) -> Receive:
+    """Return a `receive` that gives a message once more, then what the connection gives."""
     given = False
 
-    async def receive_body() -> Message:
+    async def again() -> Message:
         nonlocal given
         if given:
             return await receive()
         given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return first
 
-    return receive_body
+    return again

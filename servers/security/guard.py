@@ -14,6 +14,11 @@ PRINCIPAL = "ropewalk.principal"
 """The key of the scope under which the name of the caller's token stands."""
 
 
+def owner_of(scope: Scope) -> str:
+    """Return the name of the caller's token; an empty one where there are no tokens, or no guard."""
+    return str(scope.get(PRINCIPAL, ""))
+
+
 class Guard:
     """An ASGI application that checks Host, Origin and token of every connection, and bounds bodies.
 
@@ -60,7 +65,8 @@ class Guard:
             self._admit(scope, headers)
             if not self._bodies.announced(headers):
                 return receive
-            return replay(await self._bodies.read(receive), receive)
+            body = await self._bodies.read(receive)
+            return replay({"type": "http.request", "body": body, "more_body": False}, receive)
         except Turned as turned:
             await _refuse(turned, scope, headers, receive, send)
         except ClientLeft:

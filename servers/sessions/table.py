@@ -15,7 +15,7 @@ from uuid import uuid4
 from openenv_core.protocol.codes import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal
 from openenv_core.protocol.faults import text_of
 from servers.execution import CLOSE_S, FATAL, Executor, Factory, Runner, keep
-from servers.methods import plan_of
+from servers.methods import name_of, plan_of
 from servers.sessions.calls import Call
 from servers.sessions.reaper import Reaper
 from servers.sessions.refusals import DeadlinePassed, UnknownSession
@@ -280,7 +280,7 @@ class SessionTable:
             raise
 
     async def _construct(self) -> Runner:
-        name = getattr(self.factory, "__name__", type(self.factory).__name__)
+        name = name_of(self.factory)
         deadline = asyncio.timeout(self.step_timeout_s)
         try:
             async with deadline:

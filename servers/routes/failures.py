@@ -1,0 +1,22 @@
+"""What becomes of an exception that an environment raised: the operator's log, and the caller's text."""
+
+import logging
+
+from openenv_core.errors import EnvironmentFailure
+from openenv_core.protocol.faults import text_of
+
+logger = logging.getLogger("servers")
+
+
+def reported(error: BaseException, what: str = "the environment raised") -> str:
+    """Log an exception of an environment, and return what its caller is told.
+
+    Args:
+        error: The exception. One that an environment raises to refuse something is none of the operator's business.
+        what: What happened, for the log.
+    """
+    if isinstance(error, EnvironmentFailure):
+        logger.debug("the environment refused: %s", error)
+    else:
+        logger.error("%s", what, exc_info=error)
+    return text_of(error)
