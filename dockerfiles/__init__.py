@@ -1,0 +1,1 @@
+"""The images that ours build on, as data: what `ropewalk build` reads."""
