@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from counter import Add, AsyncCounter, Awkward, Count, Counter, CountState, SlowAsync, Unbuildable
+from counter_client import CounterEnv
 from scripted import scripted
 from serving import eventually, serving
 from websockets.asyncio.server import ServerConnection
@@ -34,13 +35,6 @@ from openenv_core.client.session import websocket_url
 from servers import create_app
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
-
-
-class CounterEnv(EnvClient[Add, Count, CountState]):
-    action_type = Add
-    observation_type = Count
-    state_type = CountState
-    default_app = "counter:app"
 
 
 class Dawdling(Counter):

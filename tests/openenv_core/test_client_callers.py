@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from counter import Add, Count, Counter, CountState
+from counter import Add, Count, Counter
+from counter_client import CounterEnv
 from serving import eventually, rpc, serving
 
 from openenv_core import (
@@ -17,7 +18,6 @@ from openenv_core import (
     ConfigurationError,
     ConnectionFailed,
     ConnectionLost,
-    EnvClient,
     GenericAction,
     GenericEnvClient,
     LocalProcessProvider,
@@ -25,13 +25,6 @@ from openenv_core import (
 from servers import create_app
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
-
-
-class CounterEnv(EnvClient[Add, Count, CountState]):
-    action_type = Add
-    observation_type = Count
-    state_type = CountState
-    default_app = "counter:app"
 
 
 class OwnConstructor(CounterEnv):

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from counter import Add, Awkward, Count, Counter, CountState, SlowAsync
+from counter import Add, Awkward, Count, Counter, SlowAsync
+from counter_client import CounterEnv
 from serving import eventually, serving
 
 from openenv_core import (
@@ -16,7 +17,6 @@ from openenv_core import (
     ClientError,
     ConnectionFailed,
     ConnectionLost,
-    EnvClient,
     ExecutionFailed,
     GenericEnvClient,
     ProtocolError,
@@ -26,13 +26,6 @@ from openenv_core import (
 )
 from openenv_core.client.refusals import retry_after
 from servers import create_app
-
-
-class CounterEnv(EnvClient[Add, Count, CountState]):
-    action_type = Add
-    observation_type = Count
-    state_type = CountState
-
 
 Answer = tuple[int, dict[str, str], Any]
 

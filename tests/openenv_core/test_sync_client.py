@@ -14,14 +14,14 @@ from typing import Any
 
 import psutil
 import pytest
-from counter import Add, Count, CountState
+from counter import Add
+from counter_client import CounterEnv
 
 import openenv_core.client.loop_thread as loop_thread
 from openenv_core import (
     ClientClosed,
     ConfigurationError,
     ConnectionFailed,
-    EnvClient,
     GenericEnvClient,
     ServerStartFailed,
     SyncEnvClient,
@@ -31,12 +31,7 @@ from openenv_core import (
 SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
-class CounterEnv(EnvClient[Add, Count, CountState]):
-    action_type = Add
-    observation_type = Count
-    state_type = CountState
-    default_app = "counter:app"
-
+class DoublingEnv(CounterEnv):
     async def double_reset(self) -> int:
         """Add a method of the subclass's own."""
         await self.reset(seed=1)
@@ -73,7 +68,7 @@ async def test_awaiting_gives_the_async_client() -> None:
 
 
 def test_errors_and_extra_methods_pass_through(url: str) -> None:
-    with CounterEnv(url).sync() as env:
+    with DoublingEnv(url).sync() as env:
         with pytest.raises(ValidationFailed):
             env.step({"amount": "x"})  # type: ignore[arg-type]
         assert env.double_reset() == 2

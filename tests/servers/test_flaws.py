@@ -33,6 +33,7 @@ from counter import (
     SlowAsync,
     SlowBlocking,
 )
+from counter_client import CounterEnv
 from packaging.requirements import Requirement
 from serve_process import eventually as sync_eventually
 from serve_process import refusal, serve
@@ -41,7 +42,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
-from openenv_core import EnvClient, RequestTimeout
+from openenv_core import RequestTimeout
 from servers import create_app
 from servers.app import EnvironmentApp
 
@@ -328,12 +329,6 @@ class Waits(Counter):
     def step(self, action: Add) -> Count:
         self.proceed.wait(60)
         return super().step(action)
-
-
-class CounterEnv(EnvClient[Add, Count, CountState]):
-    action_type = Add
-    observation_type = Count
-    state_type = CountState
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
