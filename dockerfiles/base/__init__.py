@@ -1,0 +1,1 @@
+"""The base image; `ropewalk build base` makes it."""

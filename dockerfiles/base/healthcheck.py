@@ -1,0 +1,35 @@
+#!/opt/ropewalk/bin/python -IS
+"""Ask the server in this container whether it is healthy; the exit status is the answer.
+
+The standard library alone, and no more of it than has to be: the engine starts this again and again.
+"""
+
+import json
+import os
+import socket
+import sys
+
+
+def main() -> int:
+    """Return 0 where `GET /health` says healthy."""
+    port = int(os.environ.get("PORT") or 8000)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=4) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            reply = b""
+            while len(reply) < 65536 and (part := connection.recv(65536)):
+                reply += part
+        head, _, body = reply.partition(b"\r\n\r\n")
+        status = head.split(None, 2)[1]
+        said = json.loads(body)
+    except (OSError, ValueError, IndexError) as error:
+        print(f"no answer from port {port}: {error}")
+        return 1
+    if status == b"200" and isinstance(said, dict) and said.get("status") == "healthy":
+        return 0
+    print(f"expected a healthy server on port {port}, got {status.decode()} {body[:200]!r}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
