@@ -72,6 +72,11 @@ class EnvironmentApp(FastAPI):
         self.configure(settings)
 
     @property
+    def served(self) -> Served:
+        """What it serves; a checker looks into it."""
+        return self._served
+
+    @property
     def settings(self) -> ServerSettings:
         """The settings of this server."""
         return self._settings

@@ -20,6 +20,17 @@ _LOOPBACK: Final = "127.0.0.1"
 _FIRST_FREE_FD: Final = 3
 """Below are the standard streams."""
 
+SERVE_COMMAND: Final = (
+    sys.executable,
+    "-m",
+    "openenv_core.cli",
+    "serve",
+    "{app}",
+    "--fd",
+    "{fd}",
+)
+"""What runs unless another command is given."""
+
 BACKLOG: Final = 2048
 OUTPUT_BYTES: Final = 16_384
 """How much of the server's last output is kept for error messages."""
@@ -63,15 +74,7 @@ class LocalProcessProvider:
         self._cwd = cwd
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-        self._command = command or (
-            sys.executable,
-            "-m",
-            "openenv_core.cli",
-            "serve",
-            "{app}",
-            "--fd",
-            "{fd}",
-        )
+        self._command = command or SERVE_COMMAND
         self._lock = threading.Lock()
         self._url: str | None = None
         self._running: weakref.finalize[..., LocalProcessProvider] | None = None
@@ -87,6 +90,11 @@ class LocalProcessProvider:
     def alive(self) -> bool:
         """Whether the server's process runs; False before the start, and once it has ended by itself."""
         return self._guard is not None and self._guard.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that watches over the server, whose child the server is; None before the start."""
+        return None if self._guard is None else self._guard.pid
 
     def output(self) -> str:
         """Return the last of what the server printed, standard error included; empty before the start."""

@@ -1,0 +1,87 @@
+"""A check: one named property of an environment, and the ways it can come out."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from openenv_core.errors import OpenEnvError
+
+if TYPE_CHECKING:
+    from openenv_core.checker.subject import Subject
+
+PREFIX: Final = "check_"
+DEADLINE_S: Final = 120.0
+"""Seconds that a check may take, unless it says otherwise."""
+
+
+class Level(StrEnum):
+    """What a check looks at, from what costs least to what costs most."""
+
+    STATIC = "static"
+    RUNTIME = "runtime"
+    SEMANTIC = "semantic"
+    HOSTILE = "hostile"
+    LOAD = "load"
+
+
+class CheckFailed(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
+    """The property does not hold.
+
+    Args:
+        message: What was expected and what came.
+        change: What the author should change.
+    """
+
+    def __init__(self, message: str, *, change: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.change = change
+
+
+class NotApplicable(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
+    """The property cannot be looked at here: a URL has no Dockerfile, for one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One property. Called with a subject it returns, or raises `CheckFailed` or `NotApplicable`.
+
+    Attributes:
+        name: What it is called on the command line and in reports: that of its function without `check_`.
+        level: What it looks at.
+        says: The property, in one sentence.
+        deadline_s: Seconds after which it is given up.
+        function: What looks.
+    """
+
+    name: str
+    level: Level
+    says: str
+    deadline_s: float
+    function: Callable[["Subject"], None]
+
+    def __call__(self, subject: "Subject") -> None:
+        """Look at the subject, in this thread and without a deadline; `runner.run_check` has one."""
+        self.function(subject)
+
+
+def check(level: Level, *, deadline_s: float = DEADLINE_S) -> Callable[[Callable[["Subject"], None]], Check]:
+    """Make a function called `check_...` a check. The first line of its docstring says the property.
+
+    Raises:
+        ValueError: Another name, or no docstring.
+    """
+
+    def decorate(function: Callable[["Subject"], None]) -> Check:
+        name, doc = function.__name__, inspect.getdoc(function)
+        if not name.startswith(PREFIX) or not doc:
+            raise ValueError(f"expected a documented function called {PREFIX}..., got {name}")
+        return Check(name.removeprefix(PREFIX), level, doc.splitlines()[0], deadline_s, function)
+
+    return decorate

@@ -1,0 +1,137 @@
+"""Running checks, one after the other, whatever they or their subject do."""
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable
+from openenv_core.checker.deadline import Overran, within
+from openenv_core.checker.subject import Subject
+
+
+class Status(StrEnum):
+    """How a check came out."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    CRASHED = "crashed"
+
+
+BAD: Final = frozenset({Status.FAILED, Status.CRASHED})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one check.
+
+    Attributes:
+        check: Its name.
+        level: What it looks at.
+        says: The property.
+        status: How it came out.
+        message: What was expected and what came; why it was skipped; the last line of the traceback.
+        change: What the author should change.
+        seconds: How long it took.
+    """
+
+    check: str
+    level: Level
+    says: str
+    status: Status
+    message: str
+    change: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of all of them.
+
+    Attributes:
+        target: What was looked at.
+        results: One a check, in the order in which they ran.
+    """
+
+    target: str
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed or crashed."""
+        return not any(result.status in BAD for result in self.results)
+
+    def of(self, *statuses: Status) -> list[Result]:
+        """Return the results of some statuses."""
+        return [result for result in self.results if result.status in statuses]
+
+
+def run(
+    subject: Subject,
+    checks: Sequence[Check],
+    *,
+    before: Callable[[Check], None] = lambda _: None,
+    after: Callable[[Result], None] = lambda _: None,
+) -> Report:
+    """Run checks on a subject.
+
+    Args:
+        subject: What is looked at; it is left open.
+        checks: Which, in their order.
+        before: Told of each check before it runs.
+        after: Told of each result.
+    """
+    return Report(subject.target.text, tuple(_results(subject, checks, before, after)))
+
+
+def _results(
+    subject: Subject,
+    checks: Iterable[Check],
+    before: Callable[[Check], None],
+    after: Callable[[Result], None],
+) -> Iterable[Result]:
+    for one in checks:
+        before(one)
+        result = run_check(subject, one)
+        after(result)
+        yield result
+
+
+def run_check(subject: Subject, check: Check) -> Result:
+    """Run one check, in a thread and with its deadline."""
+    started = time.monotonic()
+    status, message, change = _outcome(subject, check)
+    return Result(check.name, check.level, check.says, status, message, change, time.monotonic() - started)
+
+
+def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
+    try:
+        within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
+    except CheckFailed as failure:
+        return Status.FAILED, failure.message, failure.change
+    except NotApplicable as reason:
+        return Status.SKIPPED, reason.reason, ""
+    except Overran:
+        return (
+            Status.FAILED,
+            f"expected the check to end within {check.deadline_s:g} s, got no end",
+            "find what the environment waits for: each reset, step and read of the state should end by itself",
+        )
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        last = traceback.format_exception_only(error)[-1].strip()
+        return Status.CRASHED, f"{last} ({_where(error)})", _after_crash(error)
+    return Status.PASSED, "", ""
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+
+
+def _after_crash(error: BaseException) -> str:
+    return "the check met something that it does not know: look at the server's output, and report the check"

@@ -1,0 +1,256 @@
+"""openenv.yaml: what a folder says of its environment, and what its author promises of it.
+
+The keys are those of the released package, and those of its `validation` block mean what they mean there; all of
+that block may be left out. `validation.episodes` is ours: the released parser passes over it.
+"""
+
+import difflib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from openenv_core.errors import ConfigurationError
+
+MANIFEST: Final = "openenv.yaml"
+
+
+class ManifestError(ConfigurationError):
+    """A manifest that is absent, cannot be read, or says what it cannot say.
+
+    Attributes:
+        faults: One line a fault.
+    """
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Reward(_Block):
+    """What the environment promises of its rewards.
+
+    Attributes:
+        range: The least and the greatest reward of one step.
+    """
+
+    range: tuple[float, float] = (0.0, 1.0)
+    oracle_tolerance: float = Field(default=0.0, ge=0)
+    floor_margin: float = Field(default=0.0, ge=0)
+    variance_tolerance: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _increasing(self) -> Self:
+        if not self.range[0] < self.range[1]:
+            raise ValueError(f"expected the lower end first, got {list(self.range)}")
+        return self
+
+
+class Resources(_Block):
+    """What the environment needs of a machine."""
+
+    cpu: float | None = Field(default=None, gt=0)
+    memory_mb: int | None = Field(default=None, gt=0)
+    disk_mb: int | None = Field(default=None, gt=0)
+    episode_timeout_s: float | None = Field(default=None, gt=0)
+    gpus: int = Field(default=0, ge=0)
+    gpu_types: list[str] = Field(default_factory=list)
+
+
+class Verifier(_Block):
+    """How a state is judged."""
+
+    kind: Literal["reward_channel", "script"]
+    entry: str | None = None
+
+
+class Oracle(_Block):
+    """How the greatest reward is shown."""
+
+    form: Literal["injected_state", "script"]
+    location: str
+
+
+class Capabilities(_Block):
+    """What the environment can do beside its episodes."""
+
+    verifier: Verifier | None = None
+    oracle: Oracle | None = None
+    set_state: bool = False
+    llm_judged: bool = False
+    rubric_tree: bool = False
+    task_api: bool = False
+    canaries: str | None = None
+    declared_tools: list[str] = Field(default_factory=list)
+    declared_task_count: dict[str, int] = Field(default_factory=dict)
+
+
+class Network(_Block):
+    """Whom the environment talks to.
+
+    Attributes:
+        mode: `public`: anybody; `no-network`: nobody; `allowlist`: the hosts named.
+    """
+
+    mode: Literal["public", "no-network", "allowlist"] = "public"
+    allowed_hosts: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _hosts_of_a_list(self) -> Self:
+        if (self.mode == "allowlist") != bool(self.allowed_hosts):
+            raise ValueError(f"expected allowed_hosts with mode allowlist and with no other, got {self.mode}")
+        return self
+
+
+class Tags(_Block):
+    """What sort of environment it is."""
+
+    tags: list[str] = Field(min_length=1)
+
+
+class Episodes(_Block):
+    """How its episodes go. Ours; see docs/validate.md.
+
+    Attributes:
+        endless: Episodes never come to an end by themselves.
+        max_steps: Steps of valid actions within which an episode ends.
+        example_actions: Valid actions that a checker plays with; without any it draws from the schema.
+    """
+
+    endless: bool = False
+    max_steps: int = Field(default=1000, ge=1)
+    example_actions: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class Judge(_Block):
+    """Which model judges."""
+
+    model: str
+    version: str
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class TaskDistribution(_Block):
+    """Where tasks come from."""
+
+    generator_seed: int | None = None
+    dataset_version: str | None = None
+    generator_model: str | None = None
+
+
+class Execution(_Block):
+    """How the released validator runs it."""
+
+    kind: Literal["openenv_ws"] = "openenv_ws"
+    probe_path: str = "validation/runtime.json"
+    dockerfile: str = "Dockerfile"
+    context: str = "."
+    agent_boundary: Literal["api"] = "api"
+    requires_credentials: bool = False
+
+
+class Validation(_Block):
+    """What the author promises, for a checker to hold the environment to."""
+
+    schema_version: str | None = None
+    reward: Reward | None = None
+    resources: Resources = Field(default_factory=Resources)
+    capabilities: Capabilities = Field(default_factory=Capabilities)
+    network: Network = Field(default_factory=Network)
+    types: Tags | None = None
+    judge: Judge | None = None
+    task_distribution: TaskDistribution | None = None
+    execution: Execution | None = None
+    episodes: Episodes = Field(default_factory=Episodes)
+
+
+class Variable(_Block):
+    """An environment variable that the author documents."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Manifest(_Block):
+    """All of openenv.yaml."""
+
+    spec_version: Literal[1]
+    name: str = Field(min_length=1)
+    version: str | None = None
+    description: str | None = None
+    type: Literal["space"] = "space"
+    runtime: Literal["fastapi"] = "fastapi"
+    app: str = Field(default="server.app:app", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    port: int = Field(default=8000, ge=1, le=65535)
+    variables: Any = None
+    validation: Validation = Field(default_factory=Validation)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest in a folder.
+
+    Raises:
+        ManifestError: It is absent, no YAML, or says what it cannot say; one line a fault.
+        ConfigurationError: The YAML library is absent.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigurationError(
+            f"expected a YAML library to read {MANIFEST}, got: {error}; pip install 'ropewalk[author]'"
+        ) from error
+    file = folder / MANIFEST
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ManifestError([f"expected {MANIFEST} in {folder}, got none"]) from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ManifestError([f"expected {file} to be YAML, got: {' '.join(str(error).split())}"]) from None
+    return parse_manifest(content)
+
+
+def parse_manifest(content: object) -> Manifest:
+    """Read a manifest that is data already.
+
+    Raises:
+        ManifestError: It says what it cannot say; one line a fault.
+    """
+    if not isinstance(content, Mapping):
+        raise ManifestError([f"expected {MANIFEST} to hold keys and values, got {type(content).__name__}"])
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise ManifestError([_fault(one) for one in error.errors()]) from None
+
+
+def _fault(error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    place = ".".join(path) or MANIFEST
+    if error["type"] == "extra_forbidden":
+        known = sorted(_keys(path[:-1]))
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+        return f"{place}: unknown key; {hint}"
+    if error["type"] == "missing":
+        return f"{place}: missing"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{place}: {message}, got {str(error['input'])[:80]!r}"
+
+
+def _keys(path: list[str]) -> set[str]:
+    """Return the keys that a block of the manifest may have."""
+    model: Any = Manifest
+    for part in path:
+        model = _model_of(model.model_fields[part].annotation)
+    return set(model.model_fields)
+
+
+def _model_of(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next(arm for arm in get_args(annotation) if arm is not type(None))
+    return annotation

@@ -1,0 +1,258 @@
+"""What a command is pointed at: an environment's name, a folder, a module, a running server, an image."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.manifest import MANIFEST
+
+_URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
+_MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_][\w.]*)")
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+_SUFFIX: Final = "_env"
+
+WITHOUT_TOKENS: Final = {"ROPEWALK_TOKENS": "", "ROPEWALK_TOKEN_FILE": ""}
+"""A server that is started to be looked at asks for none, whatever this shell's variables say."""
+
+
+class TargetKind(StrEnum):
+    """What sort of thing a target is."""
+
+    NAME = "name"
+    PATH = "path"
+    MODULE = "module"
+    URL = "url"
+    IMAGE = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a command is pointed at.
+
+    Attributes:
+        kind: What sort of thing it is.
+        text: What serves it: what `ropewalk serve` takes, a URL, or an image's name.
+        folder: The environment's own folder, where there is one on this machine.
+    """
+
+    kind: TargetKind
+    text: str
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A target that runs.
+
+    Attributes:
+        url: Where.
+        provider: What started it; None for a URL, which was there before.
+    """
+
+    url: str
+    provider: Any = None
+
+
+def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
+    """Tell what a text stands for.
+
+    In this order: a URL; a path that exists; `module:attribute` that can be imported; the name of an environment;
+    the name of an image. A name with a tag or a slash that is none of the others is an image.
+
+    Args:
+        text: What was typed.
+        kind: Says which it is, where the text could be two.
+
+    Raises:
+        ConfigurationError: It cannot be any of them, or not what `kind` says.
+    """
+    found = kind or _kind_of(text)
+    if found is TargetKind.URL and not _URL.match(text):
+        raise ConfigurationError(f"expected a URL, got {text!r}; begin with http:// or https://")
+    if found is TargetKind.PATH:
+        path = _path_of(text)
+        if not path.exists():
+            raise ConfigurationError(f"expected a folder or file at {text}, got none; check the path")
+        return Target(found, _absolute(text), _folder_around(path))
+    if found is TargetKind.MODULE:
+        match = _MODULE.fullmatch(text)
+        if match is None:
+            raise ConfigurationError(f"expected module:attribute, got {text!r}")
+        file = _file_of(match["module"])
+        return Target(found, text, None if file is None else _folder_around(file))
+    if found is TargetKind.NAME:
+        return Target(found, text, _folder_of_name(text))
+    return Target(found, text)
+
+
+@contextmanager
+def served(
+    target: Target,
+    *,
+    env_vars: Mapping[str, str] | None = None,
+    start_timeout_s: float = 60.0,
+    docker_options: Mapping[str, Any] | None = None,
+) -> Iterator[Served]:
+    """Run a target for as long as the block lasts; a URL runs already.
+
+    Args:
+        target: What to run.
+        env_vars: Environment variables of the server, beside this process's own.
+        start_timeout_s: Seconds until it must be healthy.
+        docker_options: Fields of `ContainerOptions`, for an image.
+
+    Raises:
+        ProviderError: It could not be started.
+    """
+    if target.kind is TargetKind.URL:
+        yield Served(target.text.rstrip("/"))
+        return
+    provider = provider_of(
+        target, env_vars=env_vars, start_timeout_s=start_timeout_s, docker_options=docker_options
+    )
+    try:
+        yield Served(provider.start(), provider)
+    finally:
+        provider.stop()
+
+
+def provider_of(
+    target: Target,
+    *,
+    env_vars: Mapping[str, str] | None = None,
+    start_timeout_s: float = 60.0,
+    docker_options: Mapping[str, Any] | None = None,
+    serve_options: tuple[str, ...] = (),
+) -> Any:
+    """Return what starts a target, unstarted.
+
+    Args:
+        target: What to run; no URL.
+        env_vars: Environment variables of the server, beside this process's own.
+        start_timeout_s: Seconds until it must be healthy.
+        docker_options: Fields of `ContainerOptions`, for an image.
+        serve_options: Further words for `ropewalk serve`, for anything else.
+    """
+    if target.kind is TargetKind.URL:
+        raise ConfigurationError(f"expected something to start, got {target.text}, which runs already")
+    if target.kind is TargetKind.IMAGE:
+        from openenv_core.providers.docker import LocalDockerProvider
+
+        options: dict[str, Any] = {"start_timeout_s": start_timeout_s, **(docker_options or {})}
+        if env_vars:
+            options["env_vars"] = {**options.get("env_vars", {}), **env_vars}
+        return LocalDockerProvider(target.text, **options)
+    from openenv_core.providers.process import SERVE_COMMAND, LocalProcessProvider
+
+    return LocalProcessProvider(
+        target.text,
+        env_vars={**WITHOUT_TOKENS, **(env_vars or {})},
+        start_timeout_s=start_timeout_s,
+        command=(*SERVE_COMMAND, *serve_options),
+    )
+
+
+def _kind_of(text: str) -> TargetKind:
+    if _URL.match(text):
+        return TargetKind.URL
+    path = _path_of(text)
+    if path.is_file() or (path.is_dir() and (_is_path(text) or is_environment_folder(path))):
+        return TargetKind.PATH
+    if (match := _MODULE.fullmatch(text)) is not None and _file_of(match["module"]) is not None:
+        return TargetKind.MODULE
+    if _folder_of_name(text) is not None:
+        return TargetKind.NAME
+    if text.startswith((".", "/", "~")) or text.endswith(".py"):
+        return TargetKind.PATH
+    if _IMAGE.fullmatch(text) and ("/" in text or ":" in text or _engine_knows(text)):
+        # A module that cannot be found is a module still where no image can be called so.
+        module = match is not None and "." in match["module"] and not _engine_knows(text)
+        return TargetKind.MODULE if module else TargetKind.IMAGE
+    return TargetKind.MODULE if match is not None else TargetKind.NAME
+
+
+def is_environment_folder(folder: Path) -> bool:
+    """Whether a folder says of itself that it is an environment."""
+    return (folder / MANIFEST).is_file() or (folder / "server" / "app.py").is_file()
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or text.startswith(".")
+
+
+def _path_of(text: str) -> Path:
+    """Return the path in a text: `FILE:ATTRIBUTE` names a file too."""
+    path = Path(text).expanduser()
+    before = Path(text.rpartition(":")[0]).expanduser()
+    return before if not path.exists() and ":" in text and before.is_file() else path
+
+
+def _absolute(text: str) -> str:
+    path = _path_of(text)
+    rest = text[text.rindex(":") :] if not Path(text).expanduser().exists() and ":" in text else ""
+    return f"{path.resolve()}{rest}"
+
+
+def _folder_around(path: Path) -> Path | None:
+    """Return the folder of the environment that a path lies in; the path itself where it is a folder."""
+    path = path.resolve()
+    if path.is_dir():
+        return path
+    return next((folder for folder in path.parents if is_environment_folder(folder)), None)
+
+
+def _file_of(module: str) -> Path | None:
+    """Find a module's file without importing anything."""
+    top, *rest = module.split(".")
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *_import_path()])
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin else None
+    for place in spec.submodule_search_locations or ():
+        path = Path(place).joinpath(*rest)
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _import_path() -> list[str]:
+    import sys
+
+    return sys.path
+
+
+def _folder_of_name(text: str) -> Path | None:
+    """Return where an environment of this name is, of this tree or installed, as `ropewalk serve` finds it."""
+    short = text.lower().replace("-", "_").removesuffix(_SUFFIX)
+    if short.isidentifier():
+        for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}"):
+            if (file := _file_of(package)) is not None and (file.parent / "server").is_dir():
+                return file.parent
+    return None
+
+
+def _engine_knows(image: str) -> bool:
+    """Whether a Docker engine of this machine has an image of that name; False where there is none to ask."""
+    try:
+        import docker
+
+        client = docker.from_env(timeout=5)
+    except Exception:
+        return False
+    try:
+        client.images.get(image)
+    except Exception:  # absent, or the engine does not answer: not known either way
+        return False
+    finally:
+        client.close()
+    return True
