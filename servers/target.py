@@ -272,13 +272,22 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
     return value
 
 
+def packages_of(name: str) -> tuple[str, ...]:
+    """Return the packages that an environment's name stands for, that of this tree first."""
+    short = _short(name)
+    return (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}") if short.isidentifier() else ()
+
+
+def _short(name: str) -> str:
+    return name.lower().replace("-", "_").removesuffix(_SUFFIX)
+
+
 def _by_name(target: str) -> Any:
     """Find an environment by its name, among those of this tree first."""
-    short = target.lower().replace("-", "_").removesuffix(_SUFFIX)
-    if short.isidentifier():
-        for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}"):
-            if _exists(package) and _exists(f"{package}.server"):
-                return _attribute(_import(f"{package}.server.app", target), "app", target)
+    short = _short(target)
+    for package in packages_of(target):
+        if _exists(package) and _exists(f"{package}.server"):
+            return _attribute(_import(f"{package}.server.app", target), "app", target)
     names = _names()
     near = difflib.get_close_matches(short, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}."

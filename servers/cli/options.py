@@ -35,6 +35,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--workers", type=partial(count, "--workers"), default=1, help="processes to serve from (%(default)s)"
     )
+    add(
+        "--reload",
+        action="store_true",
+        help="start anew whenever the environment's source changes; for its author, with one worker",
+    )
+    add(
+        "--reload-dir",
+        action="append",
+        metavar="PATH",
+        help="watch this folder too, with --reload; several times for several",
+    )
 
     access = parser.add_argument_group("who may come in")
     access.add_argument(

@@ -3,13 +3,20 @@
 import argparse
 import os
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from socket import socket
+from typing import Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError
 from servers.cli.options import OF_SESSIONS, add_options, given, insecure, take_settings
 from servers.listening import inherited, listen, listen_often, refuse_strangers_without_token, url_host
 from servers.settings import ServerSettings
+
+RELOAD_DRAIN_S: Final = 1.0
+"""What sessions get when the source has changed, unless --drain says otherwise: its author waits for it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
     """
+    _refuse_what_reload_cannot(arguments)
     settings = take_settings(arguments, os.environ)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
         refuse_strangers_without_token(listeners[0], settings, insecure=insecure(arguments))
+        if arguments.reload:
+            return _run_reloading(arguments, settings, listeners[0])
         try:
             if arguments.workers > 1:
                 return _run_fleet(arguments, settings, listeners)
@@ -90,6 +100,47 @@ def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listener
     return asyncio.run(Supervisor(plan, listeners).run())
 
 
+def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
+    from servers.reload.plan import ReloadPlan
+    from servers.reload.sources import source_of
+    from servers.reload.supervisor import Reloader, watcher
+
+    watcher()
+    folders = [source_of(arguments.app), *(_folder(path) for path in arguments.reload_dir or ())]
+    if settings.drain_s == ServerSettings().drain_s:
+        settings = replace(settings, drain_s=RELOAD_DRAIN_S)
+    plan = ReloadPlan(
+        app=arguments.app,
+        options=_options_of_sessions(arguments),
+        log_level=arguments.log_level,
+        settings=settings,
+        listener=-1,
+    )
+    _announce(arguments, listener)
+    print(f"ropewalk: watching {', '.join(map(str, folders))}", flush=True)
+    return Reloader(plan, listener, folders, partial(print, flush=True)).run()
+
+
+def _folder(path: str) -> Path:
+    found = Path(path).resolve()
+    if not found.is_dir():
+        raise ConfigurationError(f"expected --reload-dir to name a folder, got {path}")
+    return found
+
+
+def _refuse_what_reload_cannot(arguments: argparse.Namespace) -> None:
+    if not arguments.reload:
+        if arguments.reload_dir:
+            raise ConfigurationError("expected --reload with --reload-dir, got none; give both, or neither")
+        return
+    for option, is_there in (("--workers", arguments.workers > 1), ("--fd", arguments.fd is not None)):
+        if is_there:
+            raise ConfigurationError(
+                f"expected --reload without {option}, got both; --reload runs one process on a socket of its own, "
+                f"for an author at work: leave out {option}, or --reload"
+            )
+
+
 def _options_of_sessions(arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(option for name, option in OF_SESSIONS.items() if given(arguments, name))
 
@@ -107,6 +158,7 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk serve blackjack",
+        "ropewalk serve . --reload",
         "ropewalk serve . --port 8000 --workers 2",
         "ropewalk serve envs.blackjack_env.server.app:app --host 0.0.0.0 --token-file tokens.txt",
     ),

@@ -1,0 +1,76 @@
+"""The process that serves: `python -m servers.reload.worker`, which the supervisor starts below a guard."""
+
+import importlib
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Final
+
+import openenv_core
+from openenv_core.errors import ConfigurationError, OpenEnvError
+from servers.reload.plan import FAILED, ReloadPlan
+
+_NOT_THE_AUTHORS: Final = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{Path(openenv_core.__file__).parent}{os.sep}",
+    f"{Path(importlib.__file__).parent}{os.sep}",
+    "<frozen importlib",
+)
+"""Beginnings of the names of files that lead to the author's."""
+
+
+def main() -> int:
+    """Load and serve; say why where that cannot be."""
+    plan = ReloadPlan.take(os.environ)
+    os.set_inheritable(plan.listener, False)
+    try:
+        return _serve(plan)
+    except OpenEnvError as error:
+        print(f"ropewalk: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    except Exception as error:
+        traceback.print_exception(_of_the_author(error))
+    return FAILED
+
+
+def _serve(plan: ReloadPlan) -> int:
+    from servers.target import load_app
+
+    app = load_app(plan.app)
+    try:
+        from servers.assembly import assemble
+        from servers.hosting import host
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"expected a server's packages, got: {error}; pip install 'ropewalk[server]'"
+        ) from error
+    from servers.logs import configure_logging
+
+    configure_logging(plan.log_level, plan.settings.tokens)
+    assembled = assemble(app, plan.app, plan.settings, plan.options)
+
+    def started() -> None:
+        if plan.again:
+            print("ropewalk: serving again", flush=True)  # noqa: T201
+
+    with socket.socket(fileno=plan.listener) as listener:
+        return host(
+            assembled.app,
+            [listener],
+            drain=assembled.drain,
+            drain_s=plan.settings.drain_s,
+            on_started=started,
+        )
+
+
+def _of_the_author(error: Exception) -> Exception:
+    """Leave out how we came to the author's code: it says nothing of what is wrong with it."""
+    there = error.__traceback__
+    while there is not None and there.tb_frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
+        there = there.tb_next
+    return error.with_traceback(there)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""`ropewalk serve --reload` from outside: real files that change, real sockets that stay open."""
+
+import http.client
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from serve_process import PATIENCE_S, ServeProcess, eventually, gone, refusal, serve
+
+from openenv_core.errors import ConfigurationError
+from servers.reload.sources import SourceFilter, source_of
+
+APP = '''
+import os
+import subprocess
+import time
+
+from openenv_core import Action, Environment, Observation, State
+from servers import create_app
+
+
+class Tick(Action):
+    then: str = ""
+
+
+class Clock(Environment[Tick, Observation, State]):
+    """one"""
+
+    def reset(self, *, seed=None, episode_id=None):
+        return Observation()
+
+    def step(self, action):
+        if action.then == "hang":
+            print("hanging now", flush=True)
+            time.sleep(3600)
+        if action.then == "die":
+            os._exit(7)
+        if action.then == "start":
+            subprocess.Popen(["sleep", "3600"])
+        return Observation()
+
+    @property
+    def state(self):
+        return State()
+
+
+app = create_app(Clock, Tick, Observation, env_name="clock")
+'''
+
+LOOPS = "print('loading now', flush=True)\nwhile True:\n    pass\n"
+ONE, TWO = '"""one"""', '"""two"""'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "clock_env"
+    (made / "server").mkdir(parents=True)
+    (made / "openenv.yaml").write_text("spec_version: 1\nname: clock_env\n")
+    (made / "server" / "__init__.py").touch()
+    (made / "__init__.py").touch()
+    (made / "server" / "app.py").write_text(APP)
+    return made
+
+
+def description(server: ServeProcess) -> str:
+    status, body = server.get("/metadata")
+    assert status == 200
+    return str(body["description"])
+
+
+def edit(folder: Path, change: Callable[[str], str]) -> None:
+    app = folder / "server" / "app.py"
+    app.write_text(change(app.read_text()))
+
+
+def test_what_changes_is_served_and_nobody_is_refused(folder: Path) -> None:
+    with serve("--reload", app=str(folder)) as server:
+        assert description(server) == "one"
+        family = server.family
+        seen: list[str] = []
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                try:
+                    seen.append(description(server))
+                except ConnectionRefusedError:
+                    seen.append("refused")
+                except (http.client.HTTPException, OSError):  # it met the server that was ended
+                    pass
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        # At once, and of the same length: what was compiled of the file looks new.
+        edit(folder, lambda text: text.replace(ONE, TWO))
+        eventually(lambda: "two" in seen)
+        stop.set()
+        asking.join(PATIENCE_S)
+        assert set(seen) <= {"one", "two"}
+        assert "server/app.py changed" in server.output
+
+        edit(folder, lambda text: text.replace("class Tick(Action)", "class Tick(Action"))
+        eventually(lambda: "waiting for the next change" in server.output)
+        assert "SyntaxError" in server.output
+        assert "importlib" not in server.output
+        with server.connect() as waiting:  # it is not refused, and is answered once there is somebody
+            waiting.sendall(b"GET /metadata HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            edit(folder, lambda text: text.replace("class Tick(Action", "class Tick(Action)"))
+            assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
+        family += server.family
+        server.process.send_signal(signal.SIGINT)
+        assert server.ended() == 0
+        assert all(gone(process) for process in family)
+
+
+def test_what_is_no_source_restarts_nothing(folder: Path) -> None:
+    changes = SourceFilter([folder])
+    for name in ("models.py", "openenv.yaml", "server/deck.json", "data/words.yml"):
+        assert changes(None, str(folder / name)), name
+    for name in (
+        ".git/x.py",
+        ".venv/lib/x.py",
+        "server/__pycache__/x.py",
+        "tests/test_clock.py",
+        "outputs/run.json",
+        "clock_env.egg-info/x.json",
+        ".#models.py",
+        "README.md",
+        "models.py~",
+        "../elsewhere/x.py",
+    ):
+        assert not changes(None, os.path.normpath(folder / name)), name
+
+
+def test_the_folder_around_a_target_is_watched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.chdir(folder)
+    for target in (
+        ".",
+        "server/app.py",
+        "server/app.py:app",
+        "openenv.yaml",
+        "clock_env.server.app:app",
+        "clock",
+        "clock-env",
+        str(folder),
+    ):
+        assert source_of(target) == folder, target
+    assert "clock_env" not in __import__("sys").modules  # it was found, not run
+    root = Path(__file__).parents[2]
+    assert source_of("envs.blackjack_env.server.app:app") == root / "envs" / "blackjack_env"
+    assert source_of("blackjack") == root / "envs" / "blackjack_env"
+    assert source_of("counter:app") == root / "tests" / "support"
+    for nothing in ("no_such_env", "./no/such", "no.such.module:app", "clock_env.nothing:app"):
+        with pytest.raises(ConfigurationError, match=nothing):
+            source_of(nothing)
+
+
+def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fd = listener.fileno()
+        status, said = refusal("--reload", "--fd", str(fd), pass_fds=(fd,))
+    assert (status, "expected --reload without --fd" in said) == (2, True)
+    status, said = refusal("--reload", "--workers", "2")
+    assert (status, "expected --reload without --workers" in said) == (2, True)
+    status, said = refusal("--reload-dir", str(tmp_path))
+    assert (status, "expected --reload with --reload-dir" in said) == (2, True)
+    (tmp_path / "watchfiles.py").write_text("raise ModuleNotFoundError(\"No module named 'watchfiles'\")")
+    status, said = refusal("--reload", "--port", "0", PYTHONPATH=str(tmp_path))
+    assert (status, "ropewalk[author]" in said) == (2, True)
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_a_parent_that_is_killed(folder: Path) -> None:
+    with serve("--reload", app=str(folder)) as server:
+        status, _ = server.request("POST", "/step", {"action": {"then": "start"}})
+        assert status == 200
+        family = server.family
+        assert len(family) == 4  # the supervisor, the guard, the server, and what its environment started
+        server.process.kill()
+        eventually(lambda: all(gone(process) for process in family))
+
+
+@pytest.mark.slow
+def test_code_that_never_ends_neither_stays_nor_keeps(folder: Path) -> None:
+    with serve("--reload", app=str(folder)) as server, server.connect() as connection:
+        body = b'{"action": {"then": "hang"}}'
+        head = "POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        eventually(lambda: "hanging now" in server.output)
+        edit(folder, lambda text: LOOPS + text)
+        eventually(lambda: "loading now" in server.output)
+        edit(folder, lambda text: text.removeprefix(LOOPS).replace(ONE, TWO))
+        assert description(server) == "two"
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_waits_for_the_next_change(folder: Path) -> None:
+    with serve("--reload", app=str(folder)) as server:
+        with pytest.raises((http.client.HTTPException, OSError)):
+            server.request("POST", "/step", {"action": {"then": "die"}})
+        eventually(lambda: "ended with status 7; waiting for the next change" in server.output)
+        edit(folder, lambda text: text.replace(ONE, TWO))
+        assert description(server) == "two"
+
+
+@pytest.mark.slow
+def test_a_first_start_that_fails_waits_too_and_further_folders_are_watched(
+    folder: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    edit(folder, lambda text: f"from said import said\n{text.replace(ONE, TWO)}")
+    process_environ = {"PYTHONPATH": str(shared)}
+    fixing = threading.Timer(3.0, lambda: (shared / "said.py").write_text("said = 1\n"))
+    fixing.start()
+    with serve("--reload", "--reload-dir", str(shared), app=str(folder), **process_environ) as server:
+        assert "No module named 'said'" in server.output
+        assert "said.py changed" in server.output
+        assert description(server) == "two"
+    fixing.join()
+
+
+@pytest.mark.slow
+def test_tokens_reach_the_server_and_not_the_environment(folder: Path) -> None:
+    token = "correct-horse-battery-staple"
+    with serve("--reload", app="tell_environ:app", ROPEWALK_TOKENS=token) as server:
+        assert server.get("/")[0] == 401
+        status, said = server.get("/", Authorization=f"Bearer {token}")
+        assert status == 200
+        assert token not in said
+        assert "ROPEWALK_RELOAD" not in said
+        assert token not in " ".join(word for process in server.family for word in process.cmdline())
