@@ -17,11 +17,15 @@ from openenv_core.errors import (
     ConfigurationError,
     ConnectionFailed,
     ConnectionLost,
+    EngineRefused,
+    EngineUnavailable,
     EnvironmentFailure,
     EpisodeOver,
     ExecutionFailed,
     FactoryFailed,
+    ImageNotFound,
     OpenEnvError,
+    OptionUnavailable,
     ProtocolError,
     ProviderError,
     RequestTimeout,
@@ -34,7 +38,7 @@ from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, O
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
-    from openenv_core.providers import LocalProcessProvider
+    from openenv_core.providers import ContainerOptions, LocalDockerProvider, LocalProcessProvider
 
 __all__ = [
     "AccessRefused",
@@ -47,6 +51,9 @@ __all__ = [
     "ConfigurationError",
     "ConnectionFailed",
     "ConnectionLost",
+    "ContainerOptions",
+    "EngineRefused",
+    "EngineUnavailable",
     "EnvClient",
     "Environment",
     "EnvironmentFailure",
@@ -56,9 +63,12 @@ __all__ = [
     "FactoryFailed",
     "GenericAction",
     "GenericEnvClient",
+    "ImageNotFound",
+    "LocalDockerProvider",
     "LocalProcessProvider",
     "Observation",
     "OpenEnvError",
+    "OptionUnavailable",
     "ProtocolError",
     "ProviderError",
     "RequestTimeout",
@@ -76,6 +86,8 @@ _LAZY = {
     "GenericAction": "openenv_core.client",
     "GenericEnvClient": "openenv_core.client",
     "SyncEnvClient": "openenv_core.client",
+    "ContainerOptions": "openenv_core.providers",
+    "LocalDockerProvider": "openenv_core.providers",
     "LocalProcessProvider": "openenv_core.providers",
 }
 

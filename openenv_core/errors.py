@@ -19,7 +19,11 @@
     │       └── SessionFailed         SESSION_ERROR: anything else
     ├── ConfigurationError            an impossible combination of settings, or a name that does not resolve
     └── ProviderError                 a server could not be started, watched or stopped
-        └── ServerStartFailed         it ended, or stayed silent, before it was healthy
+        ├── ServerStartFailed         it ended, or stayed silent, before it was healthy
+        ├── EngineUnavailable         there is no Docker engine, or it does not answer
+        ├── EngineRefused             the engine answered, and said no
+        ├── ImageNotFound             the engine has no image of that name
+        └── OptionUnavailable         the engine cannot give a container what an option asks for
 
 A message says what was expected, what came, and what to do.
 """
@@ -178,3 +182,29 @@ class ServerStartFailed(ProviderError):
         tail = output.rstrip()
         super().__init__(f"{message}\n--- the server's last output ---\n{tail}" if tail else message)
         self.output = output
+
+
+class EngineUnavailable(ProviderError):
+    """There is no Docker engine, or it does not answer."""
+
+
+class EngineRefused(ProviderError):
+    """The Docker engine said no.
+
+    Attributes:
+        status: The HTTP status of its answer.
+        reason: Its own words.
+    """
+
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class ImageNotFound(ProviderError):
+    """The Docker engine has no image of that name."""
+
+
+class OptionUnavailable(ProviderError):
+    """The Docker engine cannot give a container what an option asks for: GPUs, a limit, a network."""

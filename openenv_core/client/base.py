@@ -1,11 +1,13 @@
 """EnvClient: one session on an environment server."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from openenv_core.client.session import ClientSession
 from openenv_core.client.sync import SyncEnvClient
 from openenv_core.errors import ConfigurationError
+from openenv_core.providers.base import AnyProvider
 from openenv_core.types import ActT, ObsT, StateT
 
 
@@ -85,6 +87,33 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
             )
         provider = LocalProcessProvider(target, env_vars=env_vars, cwd=cwd, start_timeout_s=start_timeout_s)
         return cls(provider=provider, **client_options).sync()
+
+    @classmethod
+    def from_docker_image(
+        cls, image: str, *, provider: AnyProvider | None = None, **options: Any
+    ) -> SyncEnvClient[ActT, ObsT, StateT]:
+        """Run an image of the local Docker engine for as long as the client is open.
+
+        The container starts when the client is first used. The sync client that is returned can be awaited
+        to the connected async one.
+
+        Args:
+            image: Name or id of the image. It is not pulled.
+            provider: Starts the container in place of `LocalDockerProvider`: an object with
+                `start_container(image, **options)`, `wait_for_ready(base_url)` and `stop_container()`, as
+                released packages have it.
+            options: What the constructor takes, and fields of `ContainerOptions`, or these together as
+                `options=ContainerOptions(...)`.
+
+        Raises:
+            ConfigurationError: There is no such option, or a value that no engine could honour.
+        """
+        from openenv_core.providers.docker.imaged import provider_for
+
+        known = inspect.signature(cls).parameters.keys() | inspect.signature(ClientSession).parameters.keys()
+        of_client = known - {"base_url", "provider"}
+        starter, client_options = provider_for(image, provider, options, of_client)
+        return cls(provider=starter, **client_options).sync()
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
         """Return the same client for code without asyncio.

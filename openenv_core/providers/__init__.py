@@ -1,6 +1,25 @@
 """Providers start and stop the servers that clients talk to."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from openenv_core.providers.base import AnyProvider, Provider
 from openenv_core.providers.process import LocalProcessProvider
 
-__all__ = ["AnyProvider", "LocalProcessProvider", "Provider"]
+if TYPE_CHECKING:
+    from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
+
+__all__ = ["AnyProvider", "ContainerOptions", "LocalDockerProvider", "LocalProcessProvider", "Provider"]
+
+_LAZY = {
+    "ContainerOptions": "openenv_core.providers.docker",
+    "LocalDockerProvider": "openenv_core.providers.docker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

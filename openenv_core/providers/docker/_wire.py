@@ -1,0 +1,135 @@
+"""HTTP to a Docker engine, over its socket. The standard library only.
+
+The companion and the relay are run by their paths and import this file as their neighbour, so that they start in
+a few milliseconds whatever is installed; the package imports it under its own name.
+"""
+
+import http.client
+import json
+import os
+import socket
+import ssl
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+ANSWER_BYTES = 64 * 2**20
+"""The longest answer that is read."""
+
+
+class Address(NamedTuple):
+    """Where an engine is.
+
+    Attributes:
+        url: unix:///path or tcp://host:port.
+        certificates: Folder of ca.pem, cert.pem and key.pem; None speaks without TLS.
+        verify: Whether the engine's certificate is checked.
+    """
+
+    url: str
+    certificates: str | None = None
+    verify: bool = True
+
+
+class Answer(NamedTuple):
+    """What the engine said."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body as JSON, None where there is none.
+
+        Raises:
+            ValueError: It is no JSON.
+        """
+        return json.loads(self.body) if self.body.strip() else None
+
+    def text(self) -> str:
+        """Return the engine's message, or the body where it sent none."""
+        try:
+            return str(self.json()["message"])
+        except (ValueError, KeyError, TypeError):
+            return self.body[:1000].decode(errors="replace").strip()
+
+
+def dial(address: Address, timeout_s: float) -> socket.socket:
+    """Return a connection to the engine.
+
+    Raises:
+        OSError: There is none to be had.
+    """
+    parts = urlsplit(address.url)
+    if parts.scheme == "unix":
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(parts.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    host, port = parts.hostname or "127.0.0.1", parts.port or 2375
+    connection = socket.create_connection((host, port), timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if address.certificates is None:
+        return connection
+    try:
+        return _tls(address.certificates, address.verify).wrap_socket(connection, server_hostname=host)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def call(
+    address: Address,
+    method: str,
+    path: str,
+    *,
+    query: dict[str, Any] | None = None,
+    body: Any = None,
+    timeout_s: float = 60.0,
+) -> Answer:
+    """Ask the engine one thing, on a connection of its own.
+
+    Raises:
+        OSError: It cannot be reached, or went silent.
+        http.client.HTTPException: What answered does not speak HTTP.
+    """
+    connection = _Connection(address, timeout_s)
+    try:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        connection.request(method, target(path, query), data, headers)
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.read(ANSWER_BYTES))
+    finally:
+        connection.close()
+
+
+def target(path: str, query: dict[str, Any] | None = None) -> str:
+    """Return what is asked for: values that are no text go as JSON, as the engine wants them."""
+    if not query:
+        return quote(path)
+    plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in query.items()}
+    return f"{quote(path)}?{urlencode(plain)}"
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        super().__init__("docker")
+        self._address, self._timeout_s = address, timeout_s
+
+    def connect(self) -> None:
+        self.sock = dial(self._address, self._timeout_s)
+
+
+def _tls(folder: str, verify: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if os.path.exists(ca := os.path.join(folder, "ca.pem")):
+        context.load_verify_locations(ca)
+    if os.path.exists(certificate := os.path.join(folder, "cert.pem")):
+        context.load_cert_chain(certificate, os.path.join(folder, "key.pem"))
+    return context

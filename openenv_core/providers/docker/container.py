@@ -1,0 +1,376 @@
+"""One running container with a server in it."""
+
+import math
+import os
+import secrets
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any, Final
+
+from openenv_core.errors import (
+    EngineRefused,
+    EngineUnavailable,
+    ImageNotFound,
+    OptionUnavailable,
+    ServerStartFailed,
+)
+from openenv_core.providers.docker import companion
+from openenv_core.providers.docker._owner import LABEL, owner
+from openenv_core.providers.docker.engine import Engine
+from openenv_core.providers.docker.options import ContainerOptions
+from openenv_core.providers.docker.spec import dropped, spec
+from openenv_core.providers.health import LOOPBACK, status_of
+
+FIRST_PAUSE_S: Final = 0.003
+LAST_PAUSE_S: Final = 0.05
+"""Pauses between two looks at a server that starts; they grow, since what starts slowly needs the CPU itself."""
+
+LOOK_S: Final = 0.25
+"""How often it is asked whether a container that starts still runs."""
+
+OUTPUT_LINES: Final = 200
+OUTPUT_BYTES: Final = 16_384
+"""How much of a container's log goes into an error."""
+
+UNSURE_S: Final = 2.0
+"""How long a container is looked for whose creation was interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """What became of a container.
+
+    Attributes:
+        running: Whether its command runs.
+        exit_code: What it ended with; None while it runs.
+        out_of_memory: Whether the kernel killed one of its processes for its memory. Known once it ended.
+        error: What the engine says of it.
+    """
+
+    running: bool
+    exit_code: int | None = None
+    out_of_memory: bool = False
+    error: str = ""
+
+    def __str__(self) -> str:
+        if self.running:
+            return "running"
+        why = ", killed for its memory" if self.out_of_memory else ""
+        return f"ended with exit code {self.exit_code}{why}" + (f" ({self.error})" if self.error else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStats:
+    """What a container uses.
+
+    Attributes:
+        memory_bytes: Its memory, without the cache of files.
+        cpu_s: The CPU time that it has used.
+        pids: Its processes and threads.
+    """
+
+    memory_bytes: int
+    cpu_s: float
+    pids: int
+
+
+class Container:
+    """A container whose server was healthy. Made by `start_container`; ends with this process at the latest.
+
+    Attributes:
+        id: The engine's id.
+        name: Its name.
+        image: What it was made from.
+        options: What it was made with.
+        url: Where its server is.
+    """
+
+    def __init__(
+        self, engine: Engine, container_id: str, name: str, image: str, options: ContainerOptions
+    ) -> None:
+        self.id = container_id
+        self.name = name
+        self.image = image
+        self.options = options
+        self.url = ""
+        self._engine = engine
+        self._born = time.time()
+        self._process = os.getpid()
+        self._removal = weakref.finalize(self, _remove, engine, container_id, self._process)
+        # The companion, told at exit, removes what is left; one call for all of them.
+        self._removal.atexit = False
+
+    def __repr__(self) -> str:
+        return f"Container({self.name!r}, image={self.image!r}, url={self.url!r})"
+
+    def alive(self) -> bool:
+        """Whether the container runs.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+        """
+        try:
+            return bool(self._engine.inspect(self.id)["State"]["Running"])
+        except EngineRefused as error:
+            if error.status == 404:
+                return False
+            raise
+
+    def state(self) -> ContainerState:
+        """Return what became of the container.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+            EngineRefused: There is no such container any more.
+        """
+        state = self._engine.inspect(self.id)["State"]
+        if state["Running"]:
+            return ContainerState(True)
+        # The flag stays off where a child of the first process was killed; the engine's events have it.
+        out_of_memory = bool(state.get("OOMKilled")) or self._engine.ended_for_memory(
+            self.id, self._born - 1, time.time() + 1
+        )
+        return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
+
+    def logs(self, tail: int = OUTPUT_LINES) -> str:
+        """Return the last lines that the container printed, at most 16 KiB of them.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+            EngineRefused: There is no such container any more.
+        """
+        return self._engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
+
+    def pids(self) -> list[int]:
+        """Return the processes inside, by their numbers on the engine's machine.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+            EngineRefused: The container does not run.
+        """
+        found = self._engine.call("GET", f"/containers/{self.id}/top")
+        column = found["Titles"].index("PID")
+        return [int(process[column]) for process in found["Processes"] or ()]
+
+    def stats(self) -> ContainerStats:
+        """Return what the container uses.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+            EngineRefused: There is no such container any more.
+        """
+        query = {"stream": False, "one-shot": True}
+        found = self._engine.call("GET", f"/containers/{self.id}/stats", query=query)
+        memory = found.get("memory_stats") or {}
+        cache = memory.get("stats") or {}
+        unused = int(cache.get("total_inactive_file", cache.get("inactive_file", 0)))
+        cpu = found.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0)
+        return ContainerStats(
+            memory_bytes=max(0, int(memory.get("usage", 0)) - unused),
+            cpu_s=int(cpu) / 1e9,
+            pids=int((found.get("pids_stats") or {}).get("current", 0)),
+        )
+
+    def remove(self, grace_s: float = 0.0) -> None:
+        """End the container and remove it, with its anonymous volumes. Idempotent.
+
+        Args:
+            grace_s: Seconds that the server gets to end in order.
+
+        Raises:
+            EngineUnavailable: The engine does not answer; call again.
+        """
+        if not self._removal.alive or os.getpid() != self._process:
+            return
+        if grace_s > 0:
+            _stop(self._engine, self.id, grace_s)
+        _remove(self._engine, self.id, self._process)
+        self._removal.detach()
+
+    def _wait_until_healthy(self, port: int, deadline: float, stopping: threading.Event | None) -> None:
+        pause, seen, next_look = FIRST_PAUSE_S, "no answer", time.monotonic() + LOOK_S
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                status = status_of(port, left)
+            except (OSError, ValueError) as error:
+                seen = f"{type(error).__name__}: {error}"
+            else:
+                if status == "healthy":
+                    return
+                seen = f"status {status!r}"
+            if stopping is not None and stopping.is_set():
+                raise ServerStartFailed(f"expected {self.image} to start, but it was stopped meanwhile")
+            if time.monotonic() >= next_look:
+                self._require_running()
+                next_look = time.monotonic() + LOOK_S
+            time.sleep(pause)
+            pause = min(pause * 1.2, LAST_PAUSE_S)
+        self._require_running()
+        raise ServerStartFailed(
+            f"expected {self.image} to be healthy on port {self.options.port} within "
+            f"{self.options.start_timeout_s:g} s, got {seen}; raise start_timeout_s if it needs longer, "
+            "or name the port where it listens",
+            self.logs(),
+        )
+
+    def _require_running(self) -> None:
+        try:
+            state = self.state()
+        except EngineRefused as error:
+            raise ServerStartFailed(f"expected {self.image} to start, but somebody removed it") from error
+        if not state.running:
+            hint = "raise memory" if state.out_of_memory else "the output tells why"
+            raise ServerStartFailed(
+                f"expected {self.image} to start, but its container {state}; {hint}", self.logs()
+            )
+
+
+def start_container(
+    image: str,
+    options: ContainerOptions | None = None,
+    *,
+    engine: Engine | None = None,
+    stopping: threading.Event | None = None,
+) -> Container:
+    """Start a container and wait until its server is healthy.
+
+    Args:
+        image: Name or id of the image. It is not pulled.
+        options: What the container gets.
+        engine: Where it runs; by default the engine that DOCKER_HOST or the context in use names.
+        stopping: Ends the wait when it is set.
+
+    Raises:
+        EngineUnavailable: There is no engine, or it does not answer.
+        ImageNotFound: The engine has no such image.
+        OptionUnavailable: The engine cannot honour an option.
+        ServerStartFailed: The container ended, or stayed silent, before its server was healthy.
+    """
+    options = options or ContainerOptions()
+    engine = engine or Engine.find()
+    deadline = time.monotonic() + options.start_timeout_s
+    companion.ensure(engine.address)
+    name = f"ropewalk-{_stem(image)}-{secrets.token_hex(4)}"
+    asked = spec(image, options, {LABEL: str(owner())})
+    container = Container(engine, _create(engine, name, asked), name, image, options)
+    try:
+        _run(engine, container, options)
+        found = engine.inspect(container.id)
+        _require_honoured(image, asked, found)
+        port = _published(found, options.port)
+        if port is None:
+            raise NotImplementedError
+        container._wait_until_healthy(port, deadline, stopping)
+        container.url = f"http://{LOOPBACK}:{port}"
+    except BaseException:
+        container.remove()
+        raise
+    return container
+
+
+def _create(engine: Engine, name: str, asked: dict[str, Any]) -> str:
+    try:
+        created = engine.call("POST", "/containers/create", query={"name": name}, body=asked)
+    except EngineRefused as error:
+        if error.status == 404:
+            raise ImageNotFound(
+                f"expected an image {asked['Image']!r} on the Docker engine, got none; build it with "
+                f"`ropewalk build PATH`, or fetch it with `docker pull {asked['Image']}`"
+            ) from error
+        raise OptionUnavailable(
+            f"expected the Docker engine to make a container of {asked['Image']}, got: {error.reason}; "
+            "change the option that it names"
+        ) from error
+    except BaseException:
+        _forget(engine, name)
+        raise
+    return str(created["Id"])
+
+
+def _run(engine: Engine, container: Container, options: ContainerOptions) -> None:
+    try:
+        engine.call("POST", f"/containers/{container.id}/start")
+    except EngineRefused as error:
+        if options.gpus is not None and "gpu" in error.reason:
+            raise OptionUnavailable(
+                f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without "
+                f"({error.reason}); install the NVIDIA container toolkit there, or leave gpus out"
+            ) from error
+        if "network" in error.reason and options.network not in ("bridge", "none"):
+            raise OptionUnavailable(
+                f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
+                f"make it with `docker network create {options.network}`"
+            ) from error
+        raise OptionUnavailable(
+            f"expected the Docker engine to start {container.image}, got: {error.reason}"
+        ) from error
+
+
+def _require_honoured(image: str, asked: dict[str, Any], found: dict[str, Any]) -> None:
+    lost = dropped(asked, found)
+    if lost:
+        hint = (
+            "; swap=None does without a limit on swap" if any("MemorySwap" in line for line in lost) else ""
+        )
+        raise OptionUnavailable(
+            f"expected the Docker engine to honour every option of {image}, got {'; '.join(lost)}; "
+            f"its kernel may lack the control group{hint}"
+        )
+
+
+def _published(found: dict[str, Any], port: int) -> int | None:
+    bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or ()
+    return next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
+
+
+def _stop(engine: Engine, container: str, grace_s: float) -> None:
+    try:
+        engine.call(
+            "POST",
+            f"/containers/{container}/stop",
+            query={"t": math.ceil(grace_s)},
+            timeout_s=grace_s + 60,
+        )
+    except EngineRefused as error:
+        if error.status != 404:
+            raise
+
+
+def _remove(engine: Engine, container: str, process: int) -> None:
+    """Remove a container; a fork of its owner leaves it alone."""
+    if os.getpid() != process:
+        return
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            engine.call("DELETE", f"/containers/{container}", query={"force": True, "v": True})
+        except EngineRefused as error:
+            if error.status == 404:
+                return
+            # Somebody else is at it: wait until it is done.
+            if error.status != 409 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _forget(engine: Engine, name: str) -> None:
+    """Remove what an interrupted request may still create. The companion finds what this does not."""
+    deadline = time.monotonic() + UNSURE_S
+    while time.monotonic() < deadline:
+        try:
+            engine.call("DELETE", f"/containers/{name}", query={"force": True, "v": True}, timeout_s=UNSURE_S)
+        except EngineRefused:
+            time.sleep(0.05)
+        except EngineUnavailable:
+            return
+        else:
+            return
+
+
+def _stem(image: str) -> str:
+    last = image.rpartition("/")[2].partition("@")[0].partition(":")[0]
+    return "".join(each if each.isalnum() and each.isascii() else "-" for each in last)[:40] or "image"

@@ -1,0 +1,153 @@
+"""One Docker engine, as far as a container's life needs it."""
+
+import http.client
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from openenv_core.errors import EngineRefused, EngineUnavailable
+from openenv_core.providers.docker import _wire
+from openenv_core.providers.docker._wire import Address
+from openenv_core.providers.docker.address import find_engine
+
+HOW_TO: Final = (
+    "start one (`sudo systemctl start docker`, Docker Desktop, or `scripts/docker-engine start` in a checkout), "
+    "or let DOCKER_HOST name another"
+)
+CALL_S: Final = 60.0
+"""How long, in seconds, the engine may take to answer."""
+
+DONE: Final = (200, 201, 204, 304)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A Docker engine. Every call has a connection of its own, so threads and forks may share it."""
+
+    address: Address
+
+    @classmethod
+    def find(cls) -> "Engine":
+        """Return the engine that DOCKER_HOST, the context in use or the usual socket names.
+
+        Raises:
+            ConfigurationError: It is named in a way that cannot be followed.
+            EngineUnavailable: The context in use is not there.
+        """
+        return cls(find_engine())
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, Any] | None = None,
+        body: Any = None,
+        timeout_s: float = CALL_S,
+    ) -> Any:
+        """Ask one thing and return the answer's JSON, None where there is none.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+            EngineRefused: It says no.
+        """
+        answer = self._ask(method, path, query, body, timeout_s)
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise EngineUnavailable(
+                f"expected JSON from the Docker engine for {method} {path}, got {answer.text()!r}"
+            ) from error
+
+    def ping(self, timeout_s: float = 5.0) -> None:
+        """Return if the engine answers.
+
+        Raises:
+            EngineUnavailable: It does not.
+        """
+        self._ask("GET", "/_ping", None, None, timeout_s)
+
+    def has_image(self, name: str) -> bool:
+        """Whether the engine has an image of this name.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+        """
+        try:
+            self._ask("GET", f"/images/{name}/json", None, None, CALL_S)
+        except EngineRefused as error:
+            if error.status in (400, 404):
+                return False
+            raise
+        return True
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        """Return what the engine knows of a container."""
+        found: dict[str, Any] = self.call("GET", f"/containers/{container}/json")
+        return found
+
+    def labelled(self, *labels: str) -> list[dict[str, Any]]:
+        """Return the containers, stopped ones too, that have all these labels ("key" or "key=value")."""
+        query = {"all": True, "filters": {"label": list(labels)}}
+        found: list[dict[str, Any]] = self.call("GET", "/containers/json", query=query)
+        return found
+
+    def logs(self, container: str, tail: int) -> bytes:
+        """Return the last lines of what a container printed, both streams as they came."""
+        query = {"stdout": True, "stderr": True, "tail": tail}
+        return _without_headers(self._ask("GET", f"/containers/{container}/logs", query, None, CALL_S).body)
+
+    def ended_for_memory(self, container: str, since: float, until: float) -> bool:
+        """Whether the kernel killed a process of the container for its memory in that time."""
+        query = {
+            "since": f"{since:.3f}",
+            "until": f"{until:.3f}",
+            "filters": {"container": [container], "event": ["oom"], "type": ["container"]},
+        }
+        try:
+            return bool(self._ask("GET", "/events", query, None, 5.0).body.strip())
+        except EngineUnavailable:
+            return False
+
+    def execute(self, container: str, command: Sequence[str]) -> str:
+        """Prepare a command inside a container and return the id that starts it."""
+        body = {"Cmd": list(command), "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+        return str(self.call("POST", f"/containers/{container}/exec", body=body)["Id"])
+
+    def _ask(
+        self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout_s: float
+    ) -> _wire.Answer:
+        try:
+            answer = _wire.call(self.address, method, path, query=query, body=body, timeout_s=timeout_s)
+        except PermissionError as error:
+            raise EngineUnavailable(
+                f"expected to be let in by the Docker engine at {self.address.url}, got: {error}; "
+                "add yourself to its group (`sudo usermod -aG docker $USER`, then log in again)"
+            ) from error
+        except TimeoutError as error:
+            raise EngineUnavailable(
+                f"expected the Docker engine at {self.address.url} to answer {method} {path} "
+                f"within {timeout_s:g} s, got nothing; see its log"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineUnavailable(
+                f"expected a Docker engine at {self.address.url}, got {type(error).__name__}: {error}; {HOW_TO}"
+            ) from error
+        if answer.status not in DONE:
+            raise EngineRefused(
+                f"expected the Docker engine to do {method} {path}, got {answer.status}: {answer.text()}",
+                answer.status,
+                answer.text(),
+            )
+        return answer
+
+
+def _without_headers(data: bytes) -> bytes:
+    """Return a log without the engine's header before each piece of it: stream, three zeros, length."""
+    pieces, at = [], 0
+    while at + 8 <= len(data) and data[at] <= 2 and data[at + 1 : at + 4] == b"\0\0\0":
+        length = int.from_bytes(data[at + 4 : at + 8], "big")
+        pieces.append(data[at + 8 : at + 8 + length])
+        at += 8 + length
+    pieces.append(data[at:])
+    return b"".join(pieces)

@@ -1,0 +1,229 @@
+"""What a container gets, and what it does not."""
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, TypeGuard
+
+from openenv_core.errors import ConfigurationError
+
+RESERVED_LABELS: Final = "ropewalk."
+"""Labels that begin with this are ours."""
+
+TMPFS: Final = "rw,nosuid,nodev,noexec,size=256m,mode=1777"
+"""How a writable place is mounted whose options are not given."""
+
+LEAST_MEMORY: Final = 6 * 2**20
+"""No engine starts a container with less."""
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+Reach: TypeAlias = Literal["auto", "port", "exec"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContainerOptions:
+    """The options of one container. Whatever the engine cannot honour raises; nothing is dropped silently.
+
+    By default a container has no capabilities, cannot gain privileges, cannot write to its root and cannot
+    have more than 256 processes. Each of these is switched off by its own name.
+
+    Attributes:
+        port: Where the server listens inside. It is published on a free port of the loopback interface.
+        env_vars: Environment variables. Whoever may ask the engine can read them.
+        memory: The most memory, as "512m" or in bytes; None sets no limit.
+        swap: How much swap beyond `memory`; None sets no limit, for engines that cannot limit it.
+        cpus: The most CPU time, in CPUs: 0.5 is half of one.
+        pids: The most processes and threads; None sets no limit.
+        network: "bridge"; "none" for no network at all, where the server is reached through the engine; or the
+            name of a network.
+        reach: How the server is reached: "port" publishes it, "exec" goes through the engine, "auto" takes
+            "exec" where a published port could not be reached.
+        tmpfs: Writable places, as paths, or as paths with mount options: {"/work": "size=1g,exec"}.
+        gpus: "all", how many, or device ids as "0,2".
+        labels: Labels of the container beside our own.
+        read_only: Whether the root is read-only.
+        cap_drop: Capabilities that are taken away.
+        cap_add: Capabilities that are given back.
+        no_new_privileges: Whether setuid programs and file capabilities are without effect.
+        user: Who runs the command; None for whom the image says.
+        init: Whether an init reaps processes and passes signals on.
+        command: What runs instead of the image's command.
+        start_timeout_s: Seconds until the server must be healthy.
+        stop_timeout_s: Seconds that the server gets to end in order.
+
+    Raises:
+        ConfigurationError: A value that no engine could honour.
+    """
+
+    port: int = 8000
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    memory: str | int | None = None
+    swap: str | int | None = 0
+    cpus: float | None = None
+    pids: int | None = 256
+    network: str = "bridge"
+    reach: Reach = "auto"
+    tmpfs: Mapping[str, str] | Sequence[str] = ("/tmp",)
+    gpus: str | int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    read_only: bool = True
+    cap_drop: Sequence[str] = ("ALL",)
+    cap_add: Sequence[str] = ()
+    no_new_privileges: bool = True
+    user: str | None = None
+    init: bool = True
+    command: Sequence[str] | None = None
+    start_timeout_s: float = 60.0
+    stop_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _require(_is_int(self.port) and 0 < self.port < 65536, "port", "1 to 65535", self.port)
+        for name in ("env_vars", "labels"):
+            _require_texts(name, getattr(self, name))
+        for key in self.env_vars:
+            _require(key != "" and "=" not in key, "env_vars", "names without '='", key)
+        for key in self.labels:
+            _require(not key.startswith(RESERVED_LABELS), "labels", f"none of {RESERVED_LABELS}*", key)
+        if self.memory is not None:
+            size = size_of("memory", self.memory)
+            _require(size >= LEAST_MEMORY, "memory", "at least 6m", self.memory)
+        if self.swap is not None:
+            size_of("swap", self.swap)
+            _require(self.memory is not None or self.swap == 0, "swap", "memory beside it", self.swap)
+        _require(self.cpus is None or (_is_number(self.cpus) and self.cpus > 0), "cpus", "> 0", self.cpus)
+        _require(
+            self.pids is None or (_is_int(self.pids) and self.pids > 0), "pids", "> 0 or None", self.pids
+        )
+        self._check_network()
+        self._check_tmpfs()
+        self._check_gpus()
+        for name in ("cap_drop", "cap_add"):
+            _require_list(name, getattr(self, name))
+        if self.command is not None:
+            _require_list("command", self.command)
+        for name in ("read_only", "no_new_privileges", "init"):
+            _require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
+        _require(
+            self.user is None or (isinstance(self.user, str) and self.user != ""), "user", "a name", self.user
+        )
+        for name, least in (("start_timeout_s", "> 0"), ("stop_timeout_s", ">= 0")):
+            seconds = getattr(self, name)
+            _require(
+                _is_number(seconds) and (seconds > 0 or (seconds == 0 and least == ">= 0")),
+                name,
+                least,
+                seconds,
+            )
+        # Nobody changes what has been checked.
+        for name in ("env_vars", "labels"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The limit on memory in bytes."""
+        return None if self.memory is None else size_of("memory", self.memory)
+
+    @property
+    def swap_bytes(self) -> int:
+        """How much swap there is beyond the memory, in bytes."""
+        return 0 if self.swap is None else size_of("swap", self.swap)
+
+    @property
+    def mounts(self) -> dict[str, str]:
+        """The writable places, each with its mount options."""
+        if isinstance(self.tmpfs, Mapping):
+            return {path: options or TMPFS for path, options in self.tmpfs.items()}
+        return dict.fromkeys(self.tmpfs, TMPFS)
+
+    def _check_network(self) -> None:
+        _require(isinstance(self.network, str) and self.network != "", "network", "a name", self.network)
+        _require(
+            self.network != "host" and not self.network.startswith("container:"),
+            "network",
+            '"bridge", "none" or the name of a network, which a container shares with nobody\'s host',
+            self.network,
+        )
+        _require(self.reach in ("auto", "port", "exec"), "reach", '"auto", "port" or "exec"', self.reach)
+        _require(
+            self.network != "none" or self.reach != "port", "reach", '"auto" without a network', self.reach
+        )
+
+    def _check_tmpfs(self) -> None:
+        if isinstance(self.tmpfs, Mapping):
+            _require_texts("tmpfs", self.tmpfs)
+        else:
+            _require_list("tmpfs", self.tmpfs)
+        for path in self.tmpfs:
+            _require(path.startswith("/") and path.strip("/") != "", "tmpfs", "absolute paths below /", path)
+
+    def _check_gpus(self) -> None:
+        if self.gpus is None:
+            return
+        if isinstance(self.gpus, str):
+            _require(self.gpus.strip(", ") != "", "gpus", '"all", a number, or device ids', self.gpus)
+        else:
+            _require(
+                _is_int(self.gpus) and self.gpus > 0, "gpus", '"all", a number > 0, or device ids', self.gpus
+            )
+
+
+def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) -> ContainerOptions:
+    """Return the options with some fields changed.
+
+    Raises:
+        ConfigurationError: There is no such field, or its value cannot be.
+    """
+    known = [each.name for each in dataclasses.fields(ContainerOptions)]
+    for name in fields:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            raise ConfigurationError(f"expected an option of a container, got {name!r}; {hint}")
+    if not isinstance(options, ContainerOptions | None):
+        raise ConfigurationError(f"expected options to be ContainerOptions, got {type(options).__name__}")
+    return dataclasses.replace(options or ContainerOptions(), **fields)
+
+
+def size_of(name: str, value: object) -> int:
+    """Return a size in bytes: a number, or text as "512m".
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if _is_int(value) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigurationError(f'expected {name} in bytes or as "512m" or "2g", got {value!r}')
+    return int(float(match[1]) * _FACTOR[match[2].lower()])
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require(fine: bool, name: str, expected: str, got: object) -> None:
+    if not fine:
+        raise ConfigurationError(f"expected {name} to be {expected}, got {got!r}")
+
+
+def _require_texts(name: str, value: object) -> None:
+    fine = isinstance(value, Mapping) and all(isinstance(x, str) for pair in value.items() for x in pair)
+    _require(fine, name, "a mapping of texts to texts", value)
+
+
+def _require_list(name: str, value: object) -> None:
+    fine = (
+        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(x, str) for x in value)
+    )
+    _require(fine, name, "a list of texts", value)

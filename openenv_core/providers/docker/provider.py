@@ -1,0 +1,102 @@
+"""A server in a container of the local Docker engine."""
+
+import threading
+from typing import Any, Self
+
+from openenv_core.errors import EngineUnavailable, ProviderError
+from openenv_core.providers.docker.container import Container, start_container
+from openenv_core.providers.docker.options import ContainerOptions, options_with
+
+
+class LocalDockerProvider:
+    """Runs an image, on a free port of the loopback interface.
+
+    The container has no capabilities, a read-only root and a bounded number of processes, unless told
+    otherwise by name. It ends with this process, whatever that dies of: a companion process removes it.
+
+    Args:
+        image: Name or id of the image. It is not pulled.
+        options: What the container gets.
+        fields: Fields of `ContainerOptions`, in place of those of `options`.
+
+    Raises:
+        ConfigurationError: There is no such option, or a value that no engine could honour.
+    """
+
+    def __init__(self, image: str, *, options: ContainerOptions | None = None, **fields: Any) -> None:
+        self.image = image
+        self.options = options_with(options, fields)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._container: Container | None = None
+
+    @property
+    def container(self) -> Container | None:
+        """The container; None while there is none."""
+        return self._container
+
+    @property
+    def url(self) -> str | None:
+        """Where the server is; None while there is none."""
+        container = self._container
+        return None if container is None else container.url
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container runs; False before the start, and once it has ended by itself."""
+        container = self._container
+        if container is None:
+            return False
+        try:
+            return container.alive()
+        except EngineUnavailable:
+            return True  # nobody knows; the container may outlive its engine
+
+    def output(self) -> str:
+        """Return the last of what the container printed, and how it ended; empty before the start."""
+        container = self._container
+        if container is None:
+            return ""
+        try:
+            state, text = container.state(), container.logs()
+        except ProviderError as error:
+            return f"[{error}]"
+        return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()
+
+    def start(self) -> str:
+        """Start the container, wait until its server is healthy, and return its URL.
+
+        A second call returns the same.
+
+        Raises:
+            EngineUnavailable: There is no Docker engine, or it does not answer.
+            ImageNotFound: The engine has no such image.
+            OptionUnavailable: The engine cannot honour an option.
+            ServerStartFailed: The container ended, or stayed silent, before its server was healthy.
+        """
+        with self._lock:
+            if self._container is None:
+                self._stopping.clear()
+                self._container = start_container(self.image, self.options, stopping=self._stopping)
+            return self._container.url
+
+    def stop(self) -> None:
+        """End the container and remove it. Idempotent.
+
+        A start that is under way in another thread fails then.
+
+        Raises:
+            EngineUnavailable: The engine does not answer; call again.
+        """
+        self._stopping.set()
+        with self._lock:
+            if self._container is not None:
+                self._container.remove(self.options.stop_timeout_s)
+                self._container = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
