@@ -23,11 +23,11 @@ def main() -> int:
         status = head.split(None, 2)[1]
         said = json.loads(body)
     except (OSError, ValueError, IndexError) as error:
-        print(f"no answer from port {port}: {error}")
+        sys.stdout.write(f"no answer from port {port}: {error}\n")
         return 1
     if status == b"200" and isinstance(said, dict) and said.get("status") == "healthy":
         return 0
-    print(f"expected a healthy server on port {port}, got {status.decode()} {body[:200]!r}")
+    sys.stdout.write(f"expected a healthy server on port {port}, got {status.decode()} {body[:200]!r}\n")
     return 1
 
 

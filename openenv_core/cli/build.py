@@ -1,0 +1,187 @@
+"""`ropewalk build`: container images of environments, and the base that they stand on."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from openenv_core.cli.command import Command
+from openenv_core.errors import ConfigurationError, OpenEnvError
+
+if TYPE_CHECKING:
+    import docker
+
+    from openenv_core.images.plan import Plan
+
+BASE: Final = "base"
+"""The word that stands for the base images."""
+
+FAILED: Final = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `build`."""
+    add = parser.add_argument
+    add(
+        "targets",
+        nargs="+",
+        metavar="PATH|NAME",
+        help=f"an environment's folder or name; several for several; `{BASE}` for the base images themselves",
+    )
+    add(
+        "-t",
+        "--tag",
+        action="append",
+        default=[],
+        metavar="IMAGE",
+        help="what the image is called, several times for several; {name} in it is replaced, as in "
+        "registry.example.org/team/{name}:1.0 (NAME-env:latest)",
+    )
+    add(
+        "--build-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of an ARG of the Dockerfile; NAME alone takes it from this shell",
+    )
+    add("--base", metavar="IMAGE", help="image to stand on, instead of ours (ARG BASE_IMAGE)")
+    add(
+        "-f",
+        "--file",
+        metavar="PATH",
+        help="the Dockerfile, inside the folder (server/Dockerfile, Dockerfile)",
+    )
+    add("--no-cache", action="store_true", help="do every step anew")
+    add("--pull", action="store_true", help="ask the registry for newer images to stand on")
+    add("-v", "--verbose", action="store_true", help="show what every step prints")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build all, and return 1 where any failed.
+
+    Raises:
+        ConfigurationError: What is asked for is impossible; nothing was built then.
+        EngineUnavailable: No engine answers.
+    """
+    plans = _plans(arguments)
+    from openenv_core.images.engine import engine
+
+    failures: dict[str, OpenEnvError] = {}
+    with engine() as api:
+        for target, planned in plans:
+            try:
+                _build(api, target, planned, arguments)
+            except OpenEnvError as error:
+                print(f"ropewalk: {target}: {error}", file=sys.stderr)
+                failures[target] = error
+    if failures and len(plans) > 1:
+        print(f"ropewalk: {len(failures)} of {len(plans)} failed: {', '.join(failures)}", file=sys.stderr)
+    return FAILED if failures else 0
+
+
+def _plans(arguments: argparse.Namespace) -> "list[tuple[str, Plan | None]]":
+    """Say what to build before anything is; None is the base."""
+    from openenv_core.images.plan import plan, read_build_args
+
+    build_args = read_build_args(arguments.build_arg)
+    targets = list(dict.fromkeys(arguments.targets))
+    several = len(targets) > 1
+    if several and (fixed := [tag for tag in arguments.tag if "{name}" not in tag]):
+        raise ConfigurationError(
+            f"expected {{name}} in the tags of several environments, got {fixed[0]!r}; "
+            "write --tag 'registry.example.org/team/{name}:1.0'"
+        )
+    found: list[tuple[str, Plan | None]] = []
+    for target in targets:
+        if target == BASE and not Path(target, "openenv.yaml").is_file():
+            if arguments.tag or arguments.base or arguments.file:
+                raise ConfigurationError(
+                    f"expected `ropewalk build {BASE}` without --tag, --base and --file, got one of them; "
+                    "the base's names say its version"
+                )
+            found.append((target, None))
+            continue
+        planned = plan(
+            _folder(target),
+            tags=arguments.tag,
+            build_args=build_args,
+            base_image=arguments.base,
+            file=arguments.file,
+            no_cache=arguments.no_cache,
+            pull=arguments.pull,
+        )
+        found.append((target, planned))
+    _refuse_same_tags(found)
+    return found
+
+
+def _refuse_same_tags(plans: "list[tuple[str, Plan | None]]") -> None:
+    taken: dict[str, str] = {}
+    for target, planned in plans:
+        for tag in planned.request.tags if planned is not None else ():
+            if taken.setdefault(tag, target) != target:
+                raise ConfigurationError(
+                    f"expected environments with names of their own, got {taken[tag]} and {target}, which both "
+                    f"become {tag}; build them one by one with --tag"
+                )
+
+
+def _folder(target: str) -> Path:
+    from openenv_core.targets import TargetKind, target_of
+
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    found = target_of(target)
+    if found.folder is None or found.kind not in (TargetKind.PATH, TargetKind.NAME):
+        raise ConfigurationError(
+            f"expected an environment's folder or name, got {target!r}; name the folder that holds its openenv.yaml"
+        )
+    return found.folder
+
+
+def _build(
+    api: "docker.APIClient", target: str, planned: "Plan | None", arguments: argparse.Namespace
+) -> None:
+    from openenv_core.cli.image_progress import shown
+    from openenv_core.images import base
+    from openenv_core.images.build import build
+
+    began = time.monotonic()
+    print(f"{target}:", file=sys.stderr)
+    with shown(verbose=arguments.verbose) as tell:
+        if planned is not None:
+            built = {planned.request.tags: build(api, planned, tell)}
+        else:
+            from openenv_core.images.plan import read_build_args
+
+            for variant in base.Variant:
+                base.ensure(
+                    api,
+                    variant,
+                    tell,
+                    build_args=read_build_args(arguments.build_arg),
+                    no_cache=arguments.no_cache,
+                    pull=arguments.pull,
+                )
+            built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
+    for tags, image in built.items():
+        found = api.inspect_image(image)
+        size = f"{found['Size'] / 1e6:.0f} MB"
+        print(f"{' '.join(tags)}  {found['Id'].removeprefix('sha256:')[:12]}  {size}")
+    print(f"done in {time.monotonic() - began:.1f} s", file=sys.stderr)
+
+
+COMMAND: Final = Command(
+    name="build",
+    help="Build the container images of environments.",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk build my_env",
+        "ropewalk build my_env other_env --tag 'registry.example.org/team/{name}:1.0'",
+        "ropewalk build my_env --base my-base:1 --build-arg VERSION=2",
+        "ropewalk build base        # the images that environments stand on",
+    ),
+)

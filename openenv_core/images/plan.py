@@ -1,0 +1,221 @@
+"""What to build for a folder: which Dockerfile, what it stands on, what the image is called."""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.images import base
+from openenv_core.images.dockerfile import BASE_ARG, PREDEFINED_ARGS, Dockerfile
+from openenv_core.images.request import Request
+
+MANIFEST: Final = "openenv.yaml"
+PLACES: Final = ("server/Dockerfile", "Dockerfile")
+"""Where a folder's Dockerfile may be; the first that is there is taken."""
+
+ENVIRONMENT: Final = "ropewalk.environment"
+"""The label with the environment's name."""
+
+_NAME = re.compile(r"name\s*:\s*(?P<quote>['\"]?)(?P<name>[\w.-]+)(?P=quote)\s*(#.*)?$")
+_TAG = re.compile(
+    r"(?:(?:localhost|[\w-]+(?:\.[\w-]+)+|[\w-]+(?=:\d))(?::\d+)?/)?"  # a registry's host
+    r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?"
+)
+_RELEASED = re.compile(r"(^|/)openenv-base(:|@|$)")
+_OURS = re.compile(rf"^{base.REPOSITORY}(?::(?P<tag>.*))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be done for one environment.
+
+    Attributes:
+        name: What the environment is called.
+        request: The image to build; a base that is made first is already named in its arguments.
+        variant: The base of ours that it stands on; None: it stands on something else.
+        for_buildkit: What in the Dockerfile needs BuildKit; empty: the SDK can build it.
+        notes: What a person should know before.
+    """
+
+    name: str
+    request: Request
+    variant: base.Variant | None
+    for_buildkit: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan(
+    folder: Path,
+    *,
+    tags: Sequence[str] = (),
+    build_args: Mapping[str, str] | None = None,
+    base_image: str | None = None,
+    file: str | None = None,
+    no_cache: bool = False,
+    pull: bool = False,
+) -> Plan:
+    """Read a folder and say how its image is built.
+
+    Args:
+        folder: The environment's own folder, which is all that COPY sees.
+        tags: What the image is called; `{name}` stands for the environment's name. By default `NAME-env:latest`.
+        build_args: Values for ARGs that the Dockerfile has.
+        base_image: What the image stands on, instead of ours.
+        file: The Dockerfile, relative to the folder.
+        no_cache: Do every step anew.
+        pull: Ask the registry for newer images to stand on.
+
+    Raises:
+        ConfigurationError: The folder is no environment, or cannot be built that way.
+    """
+    path = _dockerfile_of(folder, file)
+    dockerfile = Dockerfile.read(folder / path)
+    notes: list[str] = []
+    if not (folder / MANIFEST).is_file():
+        notes.append(f"{folder} has no {MANIFEST}: what reads it of an environment will not know this one")
+    name = name_of(folder)
+    given = dict(build_args or {})
+    if base_image is not None:
+        if BASE_ARG in given:
+            raise ConfigurationError(
+                f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one out"
+            )
+        if dockerfile.base is None:
+            raise ConfigurationError(
+                f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base gives a value, got "
+                f"FROM {', '.join(dockerfile.images)} in {folder / path}; begin it with `ARG {BASE_ARG}=...` and "
+                f"`FROM ${{{BASE_ARG}}}`"
+            )
+        given[BASE_ARG] = base_image
+    _refuse_unknown(given, dockerfile, folder / path)
+    variant = None if BASE_ARG in given else variant_for(dockerfile)
+    if variant is not None:
+        given[BASE_ARG] = base.tags(variant)[0]
+    return Plan(
+        name=name,
+        request=Request(
+            context=folder,
+            dockerfile=path,
+            tags=tuple(named(tags, name)) or (default_tag(name),),
+            build_args=given,
+            labels={ENVIRONMENT: name},
+            no_cache=no_cache,
+            # Our base is made here; a registry does not have it.
+            pull=pull and variant is None,
+        ),
+        variant=variant,
+        for_buildkit=dockerfile.for_buildkit,
+        notes=tuple(notes),
+    )
+
+
+def name_of(folder: Path) -> str:
+    """Return what the environment in a folder is called: by its manifest, or as the folder is."""
+    try:
+        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        lines = []
+    # One key of a line of its own: reading the rest takes a YAML library, which building does without.
+    found = next((match["name"] for line in lines if (match := _NAME.match(line))), None)
+    return found or folder.resolve().name
+
+
+def default_tag(name: str) -> str:
+    """Return what an environment's image is called: `blackjack-env:latest` for `blackjack` and `blackjack_env`."""
+    short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    short = short.removesuffix("-env") or short
+    if not short:
+        raise ConfigurationError(f"expected a name that an image can have, got {name!r}; give one with --tag")
+    return f"{short}-env:latest"
+
+
+def named(tags: Sequence[str], name: str) -> list[str]:
+    """Fill in the environment's name, and say `latest` where no tag is given.
+
+    Raises:
+        ConfigurationError: No image can be called that.
+    """
+    short = default_tag(name).partition(":")[0]
+    found = []
+    for text in tags:
+        tag = text.replace("{name}", short)
+        match = _TAG.fullmatch(tag)
+        if match is None:
+            raise ConfigurationError(
+                f"expected an image's name such as my-env:1.0 or registry.example.org/team/my-env:1.0, got {tag!r}; "
+                "names are in lower case"
+            )
+        found.append(tag if match["tag"] else f"{tag}:latest")
+    return found
+
+
+def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
+    """Return which base of ours a Dockerfile asks for by the default of its ARG BASE_IMAGE."""
+    if dockerfile.base is None:
+        return None
+    if _RELEASED.search(dockerfile.base):
+        return base.Variant.BUILD
+    if (match := _OURS.match(dockerfile.base)) is not None:
+        tag = match["tag"] or ""
+        return base.Variant.BUILD if tag == "build" or tag.endswith("-build") else base.Variant.RUNTIME
+    return None
+
+
+def read_build_args(words: Sequence[str]) -> dict[str, str]:
+    """Read `NAME=VALUE`, or `NAME` for the value that this shell's variable has.
+
+    Raises:
+        ConfigurationError: A word is neither.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ConfigurationError(f"expected --build-arg NAME=VALUE, got {word!r}")
+        if not equals:
+            if name not in os.environ:
+                raise ConfigurationError(
+                    f"expected --build-arg {name}=VALUE, or a variable {name} in this shell, got neither"
+                )
+            value = os.environ[name]
+        found[name] = value
+    return found
+
+
+def _dockerfile_of(folder: Path, file: str | None) -> str:
+    if not folder.is_dir():
+        raise ConfigurationError(f"expected an environment's folder at {folder}, got none; check the path")
+    if file is not None:
+        path = (folder / file).resolve()
+        if not path.is_file() or not path.is_relative_to(folder.resolve()):
+            raise ConfigurationError(f"expected a Dockerfile inside {folder}, got {file}")
+        return path.relative_to(folder.resolve()).as_posix()
+    for place in PLACES:
+        if (folder / place).is_file():
+            return place
+    if not (folder / MANIFEST).is_file():
+        raise ConfigurationError(
+            f"expected an environment's folder, got {folder}, with neither {MANIFEST} nor a Dockerfile; "
+            "name the folder that holds them, or make one with `ropewalk init NAME`"
+        )
+    raise ConfigurationError(
+        f"expected a Dockerfile at {' or '.join(PLACES)} of {folder}, got none; `ropewalk init` writes one that "
+        "can be copied"
+    )
+
+
+def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path) -> None:
+    known = {*dockerfile.args, *PREDEFINED_ARGS}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, dockerfile.args, n=1)
+            there = ", ".join(dockerfile.args) or "none"
+            hint = f"did you mean {near[0]}?" if near else f"it has: {there}"
+            raise ConfigurationError(
+                f"expected a build argument that {path} has an ARG for, got {name}; {hint}"
+            )
