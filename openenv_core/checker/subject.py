@@ -466,6 +466,6 @@ def plain(result: StepResult[dict[str, Any]]) -> dict[str, Any]:
 def _attempt(work: Callable[[], object]) -> None:
     """Do something at the end whose failure changes nothing."""
     try:
-        within(SLOT_WAIT_S, work)  # type: ignore[arg-type]
+        within(SLOT_WAIT_S, work)
     except Exception:
         return
