@@ -1,0 +1,143 @@
+"""Removes a program's containers when the program is gone, whatever it died of.
+
+    python _companion.py URL CERTIFICATES VERIFY OWNER
+
+Its standard input is a pipe whose other end only the program holds. One byte on it says that the program is done
+and makes no more containers; the end of the pipe, or another parent, says that it died, perhaps with a request
+under way. Either way every container that is labelled with OWNER is removed, however often that takes to ask:
+the engine may be starting again.
+
+At its own start it removes what is left of owners that ended together with their companions.
+"""
+
+import http.client
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from openenv_core.providers.docker import _owner, _wire
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import _owner
+    import _wire
+
+PARENT_CHECK_S = 0.5
+"""A fork of the program may hold the pipe open after the program's death, so the parent is looked at too."""
+
+PAUSE_S = 0.25
+QUIET_S = 5.0
+"""How long after a death there must have been none: the engine may still be at the dead program's last request."""
+
+GIVE_UP_S = 600.0
+"""When an engine that does not come back is given up. The next owner's companion finds what is left."""
+
+CALL_S = 30.0
+AT_ONCE = 8
+
+OLD_S = 600.0
+"""How old a stopped container must be to be removed when its owner's fate cannot be told."""
+
+UNWELL = (OSError, http.client.HTTPException, ValueError)
+
+
+def main(arguments: list[str]) -> int:
+    """Wait for the owner's end, remove its containers, and return 0 when none is left."""
+    url, certificates, verify, label = arguments
+    address = _wire.Address(url, certificates or None, verify == "1")
+    owner = _owner.parse(label)
+    assert owner is not None
+    # Its work begins when others are told to stop.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
+    orderly = wait(owner.pid)
+    return clean(address, label, 0.0 if orderly else QUIET_S)
+
+
+def wait(owner: int) -> bool:
+    """Return when the owner is done, and whether it said so."""
+    while os.getppid() == owner:
+        if select.select([0], [], [], PARENT_CHECK_S)[0]:
+            return os.read(0, 1) != b""
+    return False
+
+
+def clean(address: _wire.Address, label: str, quiet_s: float) -> int:
+    """Remove an owner's containers until none has been there for a while."""
+    begin = last = time.monotonic()
+    while time.monotonic() - begin < GIVE_UP_S:
+        try:
+            found = labelled(address, f"{_owner.LABEL}={label}")
+        except UNWELL:
+            last = time.monotonic()
+        else:
+            if found:
+                remove(address, (str(each["Id"]) for each in found))
+                last = time.monotonic()
+            elif time.monotonic() - last >= quiet_s:
+                return 0
+        time.sleep(PAUSE_S if quiet_s else PAUSE_S / 10)
+    return 1
+
+
+def sweep(address: _wire.Address, own: _owner.Owner) -> None:
+    """Remove the containers of owners that are gone. An engine that is away has nothing to be swept."""
+    with suppress(*UNWELL):
+        remove(
+            address,
+            [str(each["Id"]) for each in labelled(address, _owner.LABEL) if orphaned(each, own, address)],
+        )
+
+
+def orphaned(container: dict[str, Any], own: _owner.Owner, address: _wire.Address) -> bool:
+    """Whether nobody will remove this container but us."""
+    owner = _owner.parse(str(container["Labels"][_owner.LABEL]))
+    if owner is None or owner == own:
+        return False
+    gone = _owner.is_gone(owner)
+    if gone is not None:
+        return gone
+    # It began before this machine did, or in another namespace or on another machine. After a new start of the
+    # engine's machine its containers do not run.
+    stopped = container.get("State") not in ("running", "paused", "restarting")
+    return (
+        stopped
+        and owner.boot != own.boot
+        and urlsplit(address.url).scheme == "unix"
+        and time.time() - float(container["Created"]) > OLD_S
+    )
+
+
+def labelled(address: _wire.Address, label: str) -> list[dict[str, Any]]:
+    """Return the containers that have a label, stopped ones too."""
+    query = {"all": True, "filters": {"label": [label]}}
+    answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_S)
+    if answer.status != 200:
+        raise ValueError(answer.text())
+    found: list[dict[str, Any]] = answer.json()
+    return found
+
+
+def remove(address: _wire.Address, containers: Iterable[str]) -> None:
+    """Remove containers, several at a time. Whoever asked looks again."""
+
+    def one(container: str) -> None:
+        with suppress(*UNWELL):
+            query = {"force": True, "v": True}
+            _wire.call(address, "DELETE", f"/containers/{container}", query=query, timeout_s=CALL_S)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(one, containers))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
