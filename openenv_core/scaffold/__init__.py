@@ -1,0 +1,1 @@
+"""`ropewalk init`: a new environment from a template."""

@@ -1,0 +1,127 @@
+"""A template's folder, under another name."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.scaffold.names import PLACE_HOLDER, Names
+
+TEMPLATES: Final[Mapping[str, str]] = {
+    "game": "a number to guess: rules in one file",
+    "tools": "a question to answer by calling tools",
+    "gymnasium": "one of Gymnasium's environments, by its id",
+}
+"""What there is, and what it is."""
+
+_FOLDER: Final = Path(__file__).with_name("templates")
+_LEFT_OUT: Final = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info", "*.py[co]")
+"""What running a template leaves in it."""
+
+
+def make(names: Names, template: str = "game", parent: Path | None = None) -> Path:
+    """Make an environment's folder, whole or not at all.
+
+    Args:
+        names: What it is called.
+        template: One of `TEMPLATES`.
+        parent: Where; made where it is absent. The working directory by default.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigurationError: There is no such template, or the folder is there already or cannot be made.
+    """
+    if template not in TEMPLATES:
+        near = get_close_matches(template, TEMPLATES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TEMPLATES)}"
+        raise ConfigurationError(f"expected a template, got {template!r}; {hint}")
+    folder = (Path.cwd() if parent is None else parent) / names.package
+    _refuse_what_is_there(folder)
+    try:
+        with _parent_of(folder), _unfinished(folder) as unfinished:
+            _copy(_FOLDER / template, unfinished, names)
+            # Takes the place of an empty folder too, and of no other.
+            unfinished.rename(folder)
+    except OSError as error:
+        raise ConfigurationError(
+            f"expected to make the folder {folder}, got: {error}; choose another place with --dir"
+        ) from error
+    return folder
+
+
+def _refuse_what_is_there(folder: Path) -> None:
+    if not os.path.lexists(folder):
+        return
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        return
+    what = "a folder with something in it" if folder.is_dir() else "something else of that name"
+    raise ConfigurationError(
+        f"expected no {folder} yet, got {what}; choose another name or another --dir, or remove it"
+    )
+
+
+@contextmanager
+def _parent_of(folder: Path) -> Iterator[None]:
+    """Make the folders above one; where the block fails, remove those that this made."""
+    made: list[Path] = []
+    try:
+        for parent in reversed(folder.parents):
+            if not parent.is_dir():
+                parent.mkdir()
+                made.append(parent)
+        yield
+    except BaseException:
+        for parent in reversed(made):
+            with suppress(OSError):  # somebody else's by now
+                parent.rmdir()
+        raise
+
+
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """Make a folder beside the one that it is to become, and remove it where the block fails."""
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield made
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _copy(template: Path, folder: Path, names: Names) -> None:
+    """Copy a template into an empty folder, spelling its name in the new way wherever it stands."""
+    spellings = {
+        PLACE_HOLDER.package: names.package,
+        PLACE_HOLDER.image: names.image,
+        PLACE_HOLDER.prefix: names.prefix,
+        PLACE_HOLDER.title: names.title,
+        PLACE_HOLDER.short: names.short,
+    }
+    # In one pass, the longer before those they begin with, so that nothing is replaced twice.
+    pattern = re.compile("|".join(sorted(map(re.escape, spellings), key=len, reverse=True)))
+    shutil.copytree(
+        template,
+        folder,
+        ignore=shutil.ignore_patterns(*_LEFT_OUT),
+        dirs_exist_ok=True,
+        copy_function=shutil.copyfile,
+    )
+    for path in folder.rglob("*"):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            path.write_text(pattern.sub(lambda found: spellings[found[0]], text), encoding="utf-8")
+    folder.chmod(0o777 & ~_umask())  # a temporary folder is its owner's alone
+
+
+def _umask() -> int:
+    current = os.umask(0o077)
+    os.umask(current)
+    return current

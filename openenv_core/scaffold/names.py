@@ -1,0 +1,113 @@
+"""The name of a new environment, and how each place spells it."""
+
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from openenv_core.errors import ConfigurationError
+
+SUFFIX: Final = "_env"
+LONGEST: Final = 50
+
+RESERVED: Final = {
+    "base": "`ropewalk build base` makes the base image",
+    "call_tool": "its action would be called as the core's own, CallToolAction",
+    "list_tools": "its action would be called as the core's own, ListToolsAction",
+    "openenv": "it is the name of the released package",
+    "ropewalk": "it is the name of this one",
+    "place_holder": "templates are called that",
+}
+"""Names that would be taken for something else, and why."""
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The spellings of one name.
+
+    Attributes:
+        short: `rock_paper`; environments are served by it.
+    """
+
+    short: str
+
+    @property
+    def package(self) -> str:
+        """`rock_paper_env`: the package, and its folder."""
+        return self.short + SUFFIX
+
+    @property
+    def image(self) -> str:
+        """`rock-paper-env`: the image; the distribution is `openenv-` with this."""
+        return self.package.replace("_", "-")
+
+    @property
+    def prefix(self) -> str:
+        """`RockPaper`: what classes begin with."""
+        return "".join(word.capitalize() for word in self.short.split("_"))
+
+    @property
+    def title(self) -> str:
+        """`Rock Paper`: in prose."""
+        return " ".join(word.capitalize() for word in self.short.split("_"))
+
+
+PLACE_HOLDER: Final = Names("place_holder")
+"""What templates are called."""
+
+
+def names_of(text: str) -> Names:
+    """Return the spellings of a name; `dice`, `dice_env` and `dice-env` are the same one.
+
+    Raises:
+        ConfigurationError: No environment can be called that.
+    """
+    short = text.replace("-", "_").removesuffix(SUFFIX)
+    if not _NAME.fullmatch(short) or len(short) > LONGEST:
+        raise _refusal(
+            text, f"a name of lower-case letters, digits and single underscores, at most {LONGEST}"
+        )
+    if short == "env":
+        raise _refusal(text, "a name beside the ending _env")
+    if keyword.iskeyword(short) or keyword.issoftkeyword(short):
+        raise _refusal(text, "a name that is no keyword of Python")
+    if (why := RESERVED.get(short)) is not None:
+        raise _refusal(text, f"a name that is free ({why})")
+    names = Names(short)
+    # `ropewalk serve NAME` looks for both.
+    for module in (names.package, f"envs.{names.package}"):
+        if (where := _installed(module)) is not None:
+            raise _refusal(text, f"a name that is free (there is a package {module} at {where})")
+    return names
+
+
+def _installed(module: str) -> str | None:
+    """Return where a module is that a new package would hide, or be hidden by; not what lies in this folder."""
+    if module in sys.stdlib_module_names:
+        return "Python's own library"
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    where = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    if where is None:
+        return "this interpreter"
+    here = Path.cwd().resolve()
+    # A folder of this name in the working directory is no installation: the folder itself says so, if it is in the way.
+    return None if here in Path(where).resolve().parents and module.count(".") == 0 else where
+
+
+def _refusal(text: str, expected: str) -> ConfigurationError:
+    near = re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", text).lower()).strip("_").removesuffix(SUFFIX)
+    near = near[:LONGEST] if near[:1].isalpha() else f"game_{near}"[:LONGEST]
+    other = near if near != text.replace("-", "_").removesuffix(SUFFIX) and _NAME.fullmatch(near) else ""
+    hint = f"try {other!r}" if other and other not in RESERVED else "choose another"
+    return ConfigurationError(f"expected {expected}, got {text!r}; {hint}")

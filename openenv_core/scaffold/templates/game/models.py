@@ -1,0 +1,39 @@
+"""What crosses the wire of Place Holder."""
+
+from typing import Final, Literal, TypeAlias
+
+from pydantic import Field
+
+from openenv_core import Action, Observation, State
+
+LOWEST: Final = 1
+HIGHEST: Final = 100
+GUESSES: Final = 8
+
+Hint: TypeAlias = Literal["higher", "lower", "found"]
+
+
+class PlaceHolderAction(Action):
+    """One guess."""
+
+    # Strict: without it, pydantic takes true for 1 and "7" for 7.
+    guess: int = Field(ge=LOWEST, le=HIGHEST, strict=True, description="the number that is guessed")
+
+
+class PlaceHolderObservation(Observation):
+    """What the player knows. The reward is null after a reset, 1 for the right number, 0 otherwise."""
+
+    hint: Hint | None = Field(
+        default=None, description="where the number is, seen from the last guess; null after a reset"
+    )
+    lowest: int = Field(description="the least number that it can still be")
+    highest: int = Field(description="the greatest number that it can still be")
+    guesses_left: int = Field(ge=0, description="how many guesses are left")
+    text: str = Field(description="all of this in words, for people and language models")
+
+
+class PlaceHolderState(State):
+    """Where the episode stands, for the one who runs it. Whoever knows the seed knows the number."""
+
+    seed: int | None = Field(default=None, description="what the number was drawn from; null before a reset")
+    done: bool = Field(default=False, description="whether the episode has ended")

@@ -1,0 +1,14 @@
+"""The client of a Place Holder server."""
+
+from openenv_core import EnvClient
+
+from .models import PlaceHolderAction, PlaceHolderObservation, PlaceHolderState
+
+
+class PlaceHolderEnv(EnvClient[PlaceHolderAction, PlaceHolderObservation, PlaceHolderState]):
+    """Plays Place Holder behind a server: at a URL, or with `from_process()` in a process of its own."""
+
+    action_type = PlaceHolderAction
+    observation_type = PlaceHolderObservation
+    state_type = PlaceHolderState
+    default_app = f"{__package__}.server.app:app"

@@ -1,0 +1,50 @@
+"""Between Gymnasium's spaces and JSON: arrays are lists, tuples are lists, numpy's numbers are plain ones."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+from gymnasium import Space, spaces
+
+from openenv_core.errors import EnvironmentFailure
+
+
+def to_json(value: Any) -> Any:
+    """Return a value of a space as JSON has it."""
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): to_json(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(part) for part in value]
+    return value
+
+
+def from_json(space: Space[Any], value: Any) -> Any:
+    """Return what a space takes for a value that came as JSON.
+
+    Raises:
+        EnvironmentFailure: The space does not take it.
+    """
+    try:
+        found = _read(space, value)
+        taken = space.contains(found)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise EnvironmentFailure(
+            f"expected an action of {space}, got {str(value)[:200]} ({error})"
+        ) from error
+    if not taken:
+        raise EnvironmentFailure(f"expected an action of {space}, got {str(value)[:200]}")
+    return found
+
+
+def _read(space: Space[Any], value: Any) -> Any:
+    if isinstance(space, spaces.Discrete):
+        return space.dtype.type(value)
+    if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return numpy.asarray(value, dtype=space.dtype)
+    if isinstance(space, spaces.Tuple):
+        return tuple(_read(part, one) for part, one in zip(space.spaces, value, strict=True))
+    if isinstance(space, spaces.Dict):
+        return {key: _read(part, value[key]) for key, part in space.spaces.items()}
+    return value

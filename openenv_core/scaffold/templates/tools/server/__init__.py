@@ -1,0 +1,1 @@
+"""The server's side of Place Holder: the environment, and the app that hosts it."""
