@@ -1,0 +1,108 @@
+"""Put first on a server's path as `sitecustomize`: notes whom its process talks to, and stops what is not allowed.
+
+Standard library alone: it runs before anything else, and in every Python process that the server starts.
+"""
+
+import errno
+import json
+import os
+import socket
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from typing import Any
+
+OUT = "ROPEWALK_CHECK_NETWORK"
+"""The variable that names the file of notes: one host a line."""
+
+HOSTS = "ROPEWALK_CHECK_HOSTS"
+"""The variable with the hosts that are allowed, as a list in JSON."""
+
+_OF_ADDRESSES = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
+_OF_NAMES = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
+_LOCAL = frozenset({"", "localhost", "localhost.localdomain", "ip6-localhost", "0.0.0.0", "::", "::1"})
+
+
+def is_local(host: str) -> bool:
+    """Whether a name or an address is this machine's own."""
+    host = host.lower().rstrip(".").partition("%")[0]
+    return host in _LOCAL or host.startswith(("127.", "::ffff:127.")) or host == socket.gethostname().lower()
+
+
+def is_allowed(host: str, allowed: list[str]) -> bool:
+    """Whether a list has a host: by its name, or by `*.` and the end of it."""
+    host = host.lower().rstrip(".")
+    return any(
+        host == one.lower() or (one.startswith("*.") and host.endswith(one[1:].lower())) for one in allowed
+    )
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is given by its number."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host.partition("%")[0])
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def host_in(event: str, args: tuple[Any, ...]) -> str | None:
+    """Return the host that an event of the interpreter is about; None where it is about none beyond this machine."""
+    if event in _OF_NAMES:
+        host = args[0]
+    elif event in _OF_ADDRESSES and isinstance(args[1], tuple) and args[1]:
+        host = args[1][0]
+    else:
+        return None
+    if isinstance(host, (bytes, bytearray)):
+        host = bytes(host).decode("ascii", "replace")
+    if not isinstance(host, str) or is_local(host):
+        return None
+    # To look up a number asks nobody; to connect to it does.
+    return None if event in _OF_NAMES and is_address(host) else host
+
+
+def install(out: str, allowed: list[str]) -> None:
+    """Begin to note."""
+    found = False
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal found
+        if event not in _OF_NAMES and event not in _OF_ADDRESSES:
+            return
+        host = host_in(event, args)
+        if host is None:
+            return
+        if is_allowed(host, allowed):
+            found = True
+            return
+        if found and event in _OF_ADDRESSES and is_address(host):
+            return  # what an allowed name was looked up for
+        _note(out, host)
+        raise OSError(errno.ENETUNREACH, f"the manifest's network policy does not allow {host}")
+
+    _note(out, "")
+    sys.addaudithook(hook)
+
+
+def _note(out: str, host: str) -> None:
+    file = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, f"{host}\n".encode())
+    finally:
+        os.close(file)
+
+
+def run_next() -> None:
+    """Run the `sitecustomize` that this one stands before."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != here])
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if __name__ == "sitecustomize" and OUT in os.environ:
+    install(os.environ[OUT], json.loads(os.environ.get(HOSTS, "[]")))
+    run_next()
