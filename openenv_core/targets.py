@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
@@ -179,6 +179,13 @@ def _kind_of(text: str) -> TargetKind:
     return TargetKind.MODULE if match is not None else TargetKind.NAME
 
 
+def can_be_found(target: Target) -> bool:
+    """Whether there is something to import, for a name or a module; what becomes of the import is open."""
+    if target.kind is TargetKind.MODULE:
+        return _file_of(target.text.partition(":")[0]) is not None
+    return target.kind is not TargetKind.NAME or target.folder is not None
+
+
 def is_environment_folder(folder: Path) -> bool:
     """Whether a folder says of itself that it is an environment."""
     return (folder / MANIFEST).is_file() or (folder / "server" / "app.py").is_file()
@@ -243,16 +250,11 @@ def _folder_of_name(text: str) -> Path | None:
 
 def _engine_knows(image: str) -> bool:
     """Whether a Docker engine of this machine has an image of that name; False where there is none to ask."""
-    try:
-        import docker
+    from openenv_core.providers.docker.engine import Engine
 
-        client = docker.from_env(timeout=5)
-    except Exception:
-        return False
     try:
-        client.images.get(image)
-    except Exception:  # absent, or the engine does not answer: not known either way
+        engine = Engine.find()
+        engine.ping()
+        return engine.has_image(image)
+    except OpenEnvError:  # no engine, or none that answers: not known either way
         return False
-    finally:
-        client.close()
-    return True

@@ -52,6 +52,8 @@ class NotApplicable(OpenEnvError):  # noqa: N818 - says what happened, as the tr
 class Check:
     """One property. Called with a subject it returns, or raises `CheckFailed` or `NotApplicable`.
 
+    What it returns, if anything, is a figure or a note that the report shows beside the name.
+
     Attributes:
         name: What it is called on the command line and in reports: that of its function without `check_`.
         level: What it looks at.
@@ -64,21 +66,23 @@ class Check:
     level: Level
     says: str
     deadline_s: float
-    function: Callable[["Subject"], None]
+    function: Callable[["Subject"], str | None]
 
-    def __call__(self, subject: "Subject") -> None:
+    def __call__(self, subject: "Subject") -> str | None:
         """Look at the subject, in this thread and without a deadline; `runner.run_check` has one."""
-        self.function(subject)
+        return self.function(subject)
 
 
-def check(level: Level, *, deadline_s: float = DEADLINE_S) -> Callable[[Callable[["Subject"], None]], Check]:
+def check(
+    level: Level, *, deadline_s: float = DEADLINE_S
+) -> Callable[[Callable[["Subject"], str | None]], Check]:
     """Make a function called `check_...` a check. The first line of its docstring says the property.
 
     Raises:
         ValueError: Another name, or no docstring.
     """
 
-    def decorate(function: Callable[["Subject"], None]) -> Check:
+    def decorate(function: Callable[["Subject"], str | None]) -> Check:
         name, doc = function.__name__, inspect.getdoc(function)
         if not name.startswith(PREFIX) or not doc:
             raise ValueError(f"expected a documented function called {PREFIX}..., got {name}")

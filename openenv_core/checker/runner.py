@@ -10,6 +10,7 @@ from typing import Final
 from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable
 from openenv_core.checker.deadline import Overran, within
 from openenv_core.checker.subject import Subject
+from openenv_core.errors import ClientError, RequestTimeout
 
 
 class Status(StrEnum):
@@ -33,7 +34,8 @@ class Result:
         level: What it looks at.
         says: The property.
         status: How it came out.
-        message: What was expected and what came; why it was skipped; the last line of the traceback.
+        message: What was expected and what came; why it was skipped; the last line of the traceback; a figure
+            or a note where it passed.
         change: What the author should change.
         seconds: How long it took.
     """
@@ -109,7 +111,7 @@ def run_check(subject: Subject, check: Check) -> Result:
 
 def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     try:
-        within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
+        note = within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
     except CheckFailed as failure:
         return Status.FAILED, failure.message, failure.change
     except NotApplicable as reason:
@@ -120,18 +122,30 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
             f"expected the check to end within {check.deadline_s:g} s, got no end",
             "find what the environment waits for: each reset, step and read of the state should end by itself",
         )
+    except RequestTimeout as error:
+        return (
+            Status.FAILED,
+            f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
+            "make reset, step and state end sooner, or allow them more with --step-timeout",
+        )
+    except ClientError as error:
+        return (
+            Status.FAILED,
+            f"expected a server that answers, got {type(error).__name__}: {error}",
+            "see what the server prints under `ropewalk serve`, and what the environment raises",
+        )
     except KeyboardInterrupt:
         raise
-    except BaseException as error:
+    except BaseException as error:  # of anybody's code
         last = traceback.format_exception_only(error)[-1].strip()
-        return Status.CRASHED, f"{last} ({_where(error)})", _after_crash(error)
-    return Status.PASSED, "", ""
+        return (
+            Status.CRASHED,
+            f"{last} ({_where(error)})",
+            "the check met what it does not know; look at what the environment does, and report the check",
+        )
+    return Status.PASSED, note or "", ""
 
 
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
-
-
-def _after_crash(error: BaseException) -> str:
-    return "the check met something that it does not know: look at the server's output, and report the check"

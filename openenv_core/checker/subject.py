@@ -89,7 +89,12 @@ class Subject:
         target: What is looked at.
         limits: How much is tried.
         token: Bearer token of the server, where a URL asks for one.
+
+    Attributes:
+        chosen: Names of the checks that the pytest suite runs; None: all.
     """
+
+    chosen: frozenset[str] | None = None
 
     def __init__(self, target: Target, limits: Limits | None = None, *, token: str | None = None) -> None:
         self.target = target

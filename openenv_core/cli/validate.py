@@ -1,40 +1,160 @@
 """`ropewalk validate`: every check on one environment."""
 
 import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from openenv_core.cli.command import Command
+from openenv_core.errors import ConfigurationError
 
-LEVELS = ("static", "runtime", "semantic", "hostile", "load")
+if TYPE_CHECKING:
+    from openenv_core.checker.runner import Report
+    from openenv_core.checker.subject import Subject
+
+LEVELS: Final = ("static", "runtime", "semantic", "hostile", "load")
+KINDS: Final = ("name", "path", "module", "url", "image")
+
+PASSED: Final = 0
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+
+TOKEN: Final = "ROPEWALK_TOKEN"
+"""The environment variable with the token of a server at a URL."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `validate`."""
     add = parser.add_argument
-    add("target", nargs="?", metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE", help="what is looked at")
-    add("--level", action="append", choices=LEVELS, default=[], help="only this level; may be given again")
-    add("--check", action="append", metavar="NAME", default=[], help="only this check; may be given again")
+    add(
+        "target",
+        nargs="?",
+        metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE",
+        help="an environment by its name, its folder or file, its app, a running server, or an image",
+    )
+    add("--kind", choices=KINDS, help="which of these it is, where it could be two")
+    chosen = parser.add_argument_group("which checks (all of them)")
+    chosen.add_argument(
+        "--level", action="append", choices=LEVELS, default=[], help="of this level; repeatable"
+    )
+    chosen.add_argument(
+        "--check", action="append", metavar="NAME", default=[], help="of this name; repeatable"
+    )
+    chosen.add_argument("--list", action="store_true", help="tell which checks there are, and run none")
+    told = parser.add_argument_group("how it is told")
+    told.add_argument(
+        "--json", action="store_true", help="one JSON document on standard output, nothing else"
+    )
+    told.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
+    tried = parser.add_argument_group("how much is tried")
+    tried.add_argument("--sessions", type=_count, metavar="N", help="sessions at once under load (16)")
+    tried.add_argument(
+        "--episodes", type=_count, metavar="N", help="episodes that leaks are looked for over (1000)"
+    )
+    tried.add_argument("--steps", type=_count, metavar="N", help="steps of one episode (200)")
+    tried.add_argument("--fuzz", type=_count, metavar="N", help="fuzzed actions a check (100)")
+    tried.add_argument("--seed", type=int, metavar="N", help="what every choice comes from (0)")
+    tried.add_argument("--step-timeout", type=_seconds, metavar="SECONDS", help="for each reply (10)")
+    tried.add_argument("--start-timeout", type=_seconds, metavar="SECONDS", help="for a server to start (60)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the checks; 0 when none failed, 1 when one did."""
+    """Run the checks.
+
+    Returns:
+        0 when nothing failed, 1 when a check did, 130 after Ctrl-C.
+
+    Raises:
+        OpenEnvError: Wrong usage, or the target cannot be had: status 2.
+    """
     from openenv_core.checker.catalogue import chosen
     from openenv_core.checker.check import Level
-    from openenv_core.checker.runner import Result
+    from openenv_core.checker.report import Console, as_json, as_junit, listing
     from openenv_core.checker.runner import run as run_checks
-    from openenv_core.checker.subject import Subject
 
     checks = chosen([Level(level) for level in arguments.level], arguments.check)
+    if arguments.list:
+        print("\n".join(listing(checks)))
+        return PASSED
+    if arguments.target is None:
+        raise ConfigurationError(
+            "expected what to look at, got nothing; `ropewalk validate .` is this folder"
+        )
+    junit = None if arguments.junit is None else _writable(arguments.junit)
+    console = Console(sys.stdout, len(checks))
+    with _subject(arguments) as subject:
+        try:
+            if arguments.json:
+                report = run_checks(subject, checks)
+                print(as_json(report))
+            else:
+                report = run_checks(subject, checks, before=console.begin, after=console.end)
+                console.finish(report)
+        except KeyboardInterrupt:
+            if not arguments.json:
+                console.interrupted()
+            return INTERRUPTED
+    if junit is not None:
+        junit.write_text(as_junit(report), encoding="utf-8")
+    return _status(report)
 
-    def tell(result: Result) -> None:
-        print(f"{result.status:<8}{result.seconds:6.2f} s  {result.check}")
-        if result.message:
-            print(f"        {result.message}")
-        if result.change:
-            print(f"        change: {result.change}")
 
-    with Subject.of(arguments.target) as subject:
-        report = run_checks(subject, checks, after=tell)
-    return 0 if report.ok else 1
+def _status(report: "Report") -> int:
+    return PASSED if report.ok else FAILED
+
+
+def _subject(arguments: argparse.Namespace) -> "Subject":
+    from openenv_core.checker.reachable import require
+    from openenv_core.checker.subject import Subject
+    from openenv_core.targets import TargetKind, target_of
+
+    target = target_of(arguments.target, kind=TargetKind(arguments.kind) if arguments.kind else None)
+    limits = {
+        "sessions": arguments.sessions,
+        "episodes": arguments.episodes,
+        "steps": arguments.steps,
+        "fuzz": arguments.fuzz,
+        "seed": arguments.seed,
+        "step_timeout_s": arguments.step_timeout,
+        "start_timeout_s": arguments.start_timeout,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    subject = Subject.of(target, token=os.environ.get(TOKEN) or None, **given)
+    require(subject)
+    return subject
+
+
+def _writable(text: str) -> Path:
+    """Return the path of a report, before minutes are spent on what it would hold.
+
+    Raises:
+        ConfigurationError: Nothing can be written there.
+    """
+    path = Path(text)
+    try:
+        path.touch()
+    except OSError as error:
+        raise ConfigurationError(
+            f"expected --junit to name a file that can be written, got: {error}"
+        ) from None
+    return path
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return found
 
 
 COMMAND = Command(
@@ -42,5 +162,10 @@ COMMAND = Command(
     help="check an environment: manifest, behaviour, determinism, hostile callers, load",
     configure=configure,
     run=run,
-    examples=("ropewalk validate .", "ropewalk validate blackjack --level static --level runtime"),
+    examples=(
+        "ropewalk validate .",
+        "ropewalk validate blackjack --level static --level runtime",
+        "ropewalk validate http://127.0.0.1:8000 --json",
+        "ropewalk validate blackjack-env:latest --junit report.xml",
+    ),
 )

@@ -1,0 +1,45 @@
+"""Whether there is anything to look at, before the first check looks."""
+
+from openenv_core.apps import load_app
+from openenv_core.checker.subject import Subject
+from openenv_core.errors import ConfigurationError, ImageNotFound
+from openenv_core.targets import TargetKind, can_be_found
+
+
+def require(subject: Subject) -> None:
+    """Return when the target is there; whether it is any good is for the checks to say.
+
+    Raises:
+        ConfigurationError: There is no such environment, or nothing answers at the URL.
+        ProviderError: There is no such image, or no engine to run it.
+    """
+    if subject.kind is TargetKind.URL:
+        _require_server(subject)
+    elif subject.kind is TargetKind.IMAGE:
+        _require_image(subject.target.text)
+    elif not can_be_found(subject.target):
+        load_app(subject.target.text)  # says which there are
+
+
+def _require_server(subject: Subject) -> None:
+    import httpx
+
+    try:
+        with subject.http() as http:
+            http.get("/health")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigurationError(
+            f"expected a server at {subject.url}, got {type(error).__name__}: {error}; start it first"
+        ) from None
+
+
+def _require_image(image: str) -> None:
+    from openenv_core.providers.docker.engine import Engine
+
+    engine = Engine.find()
+    engine.ping()
+    if not engine.has_image(image):
+        raise ImageNotFound(
+            f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
+            "`ropewalk list` tells the names, and `ropewalk build PATH` makes an image"
+        )

@@ -1,0 +1,186 @@
+"""What came of the checks, for people, for programs and for CI."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, TextIO
+from xml.etree import ElementTree
+
+from openenv_core.checker.check import Check, Level
+from openenv_core.checker.runner import BAD, Report, Result, Status
+
+MARKS: Final[Mapping[Status, str]] = {
+    Status.PASSED: "✓",
+    Status.FAILED: "✗",
+    Status.SKIPPED: "-",
+    Status.CRASHED: "!",
+}
+_PLAIN_MARKS: Final[Mapping[Status, str]] = {**MARKS, Status.PASSED: "+", Status.FAILED: "x"}
+_COLOURS: Final[Mapping[Status, str]] = {
+    Status.PASSED: "32",
+    Status.FAILED: "31",
+    Status.SKIPPED: "2",
+    Status.CRASHED: "35",
+}
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_WIDTH: Final = 34
+
+
+@dataclass(slots=True)
+class Console:
+    """Writes one line a check as it comes, and the failures after them.
+
+    Attributes:
+        out: Where to; a terminal gets colours, and the name of the check that is running.
+        total: How many checks there will be.
+    """
+
+    out: TextIO
+    total: int
+    _done: int = 0
+    _level: Level | None = None
+
+    def begin(self, check: Check) -> None:
+        """Say which check runs now."""
+        if check.level is not self._level:
+            self._level = check.level
+            self._write(f"{check.level}\n")
+        if self._terminal:
+            self._write(f"  … {check.name} ({self._done + 1} of {self.total})")
+
+    def end(self, result: Result) -> None:
+        """Say what came of it."""
+        self._done += 1
+        # What a subject says is shown, and must not move the cursor.
+        beside = f"  {printable(result.message)}" if result.message and result.status not in BAD else ""
+        mark = self._paint(result.status, self._marks[result.status])
+        start = "\r\x1b[K" if self._terminal else ""
+        self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{beside}\n")
+
+    def finish(self, report: Report) -> None:
+        """Tell what failed, what to change, and how many there were of each."""
+        bad = report.of(*BAD)
+        for result in bad:
+            mark = self._paint(result.status, self._marks[result.status])
+            self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
+            self._write(f"    {result.status}: {_indented(result.message)}\n")
+            self._write(f"    change: {_indented(result.change)}\n")
+        spent = sum(result.seconds for result in report.results)
+        self._write(f"\n{report.target}: {summary_line(report)} in {spent:.1f} s\n")
+
+    def interrupted(self) -> None:
+        """Leave the line that was begun."""
+        if self._terminal:
+            self._write("\r\x1b[K")
+        self._write(f"interrupted after {self._done} of {self.total} checks\n")
+
+    @property
+    def _terminal(self) -> bool:
+        return self.out.isatty()
+
+    @property
+    def _marks(self) -> Mapping[Status, str]:
+        encoding = (getattr(self.out, "encoding", None) or "ascii").lower()
+        return MARKS if encoding.startswith("utf") else _PLAIN_MARKS
+
+    def _paint(self, status: Status, text: str) -> str:
+        if not self._terminal or os.environ.get("NO_COLOR"):
+            return text
+        return f"\x1b[{_COLOURS[status]}m{text}\x1b[0m"
+
+    def _write(self, text: str) -> None:
+        encoding = getattr(self.out, "encoding", None) or "utf-8"
+        self.out.write(text.encode(encoding, "replace").decode(encoding))
+        self.out.flush()
+
+
+def summary(report: Report) -> dict[str, int]:
+    """Return how many checks came out in each way."""
+    return {status.value: len(report.of(status)) for status in Status}
+
+
+def summary_line(report: Report) -> str:
+    """Return the same in words."""
+    counts = summary(report)
+    parts = [f"{number} {name}" for name, number in counts.items() if number]
+    count = len(report.results)
+    return f"{count} check{'' if count == 1 else 's'}: {', '.join(parts) or 'none'}"
+
+
+def as_json(report: Report) -> str:
+    """Return the report as one JSON document."""
+    return json.dumps(
+        {
+            "target": report.target,
+            "ok": report.ok,
+            "summary": summary(report),
+            "results": [{**asdict(result), "seconds": round(result.seconds, 4)} for result in report.results],
+        },
+        indent=2,
+    )
+
+
+def as_junit(report: Report) -> str:
+    """Return the report as JUnit XML: one test case a check, one suite a level."""
+    root = ElementTree.Element("testsuites", _counts("ropewalk validate", report.results))
+    for level in Level:
+        of_level = [result for result in report.results if result.level is level]
+        if not of_level:
+            continue
+        suite = ElementTree.SubElement(root, "testsuite", _counts(f"{report.target}: {level}", of_level))
+        for result in of_level:
+            _case(suite, result)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def listing(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield the lines that tell which checks there are."""
+    level = None
+    for one in checks:
+        if one.level is not level:
+            level = one.level
+            yield str(level)
+        yield f"  {one.name:<{_WIDTH}} {one.says}"
+
+
+def printable(text: str) -> str:
+    """Return text on one line, without what would move a cursor or break a document."""
+    return " ".join(_CONTROL.sub("�", text).split())
+
+
+def _indented(text: str) -> str:
+    return _CONTROL.sub("�", text).strip().replace("\n", "\n        ")
+
+
+def _counts(name: str, results: Sequence[Result]) -> dict[str, str]:
+    def count(status: Status) -> str:
+        return str(sum(result.status is status for result in results))
+
+    return {
+        "name": printable(name),
+        "tests": str(len(results)),
+        "failures": count(Status.FAILED),
+        "errors": count(Status.CRASHED),
+        "skipped": count(Status.SKIPPED),
+        "time": f"{sum(result.seconds for result in results):.3f}",
+    }
+
+
+def _case(suite: ElementTree.Element, result: Result) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        {"classname": f"ropewalk.{result.level}", "name": result.check, "time": f"{result.seconds:.3f}"},
+    )
+    message = _CONTROL.sub("�", result.message)
+    if result.status is Status.SKIPPED:
+        ElementTree.SubElement(case, "skipped", {"message": printable(message)})
+    elif result.status in BAD:
+        kind = "error" if result.status is Status.CRASHED else "failure"
+        node = ElementTree.SubElement(case, kind, {"message": printable(message)})
+        node.text = f"{result.says}\n{message}\nchange: {_CONTROL.sub('�', result.change)}"
+    elif message:
+        ElementTree.SubElement(case, "system-out").text = message

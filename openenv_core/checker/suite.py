@@ -1,0 +1,75 @@
+"""The checks as pytest functions, for an environment's own tests.
+
+    from pathlib import Path
+
+    from openenv_core.checker.suite import *
+
+    subject = environment_subject(Path(__file__).parents[1])
+
+gives one test a check, called after it. A check that has nothing to look at is skipped.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv_core.checker.catalogue import checks
+from openenv_core.checker.check import Check, Level
+from openenv_core.checker.runner import BAD, Status, run_check
+from openenv_core.checker.subject import Subject
+
+__all__ = ["environment_subject"]
+
+
+def environment_subject(
+    target: str | Path, *, levels: Iterable[str] = (), skip: Iterable[str] = (), **limits: Any
+) -> Any:
+    """Return the fixture `subject`: one environment under test, for all tests of a file.
+
+    Args:
+        target: What `ropewalk validate` takes; most often the environment's folder.
+        levels: The levels to look at; all by default. The others' tests are skipped.
+        skip: Names of checks whose tests are skipped too.
+        limits: Fields of `openenv_core.checker.subject.Limits`, such as `episodes=100`.
+
+    Raises:
+        ValueError: There is no such level or check.
+    """
+    wanted = frozenset(Level(level) for level in levels) or frozenset(Level)
+    without = frozenset(name.replace("-", "_") for name in skip)
+    if unknown := without - {one.name for one in checks()}:
+        raise ValueError(f"expected names of checks to skip, got {', '.join(sorted(unknown))}")
+
+    @pytest.fixture(scope="module", name="subject")
+    def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+        with Subject.of(target, **limits) as found:
+            found.chosen = frozenset(
+                one.name for one in checks() if one.level in wanted and one.name not in without
+            )
+            yield found
+
+    return subject
+
+
+def _test_of(check: Check) -> Callable[[Subject], None]:
+    def test(subject: Subject) -> None:
+        if subject.chosen is not None and check.name not in subject.chosen:
+            pytest.skip("left out by environment_subject")
+        result = run_check(subject, check)
+        if result.status is Status.SKIPPED:
+            pytest.skip(result.message)
+        if result.status in BAD:
+            pytest.fail(
+                f"{result.says}\n{result.status}: {result.message}\nchange: {result.change}", pytrace=False
+            )
+
+    test.__name__ = test.__qualname__ = f"test_{check.name}"
+    test.__doc__ = check.says
+    return test
+
+
+for _check in checks():
+    globals()[f"test_{_check.name}"] = _test_of(_check)
+    __all__ += [f"test_{_check.name}"]
