@@ -20,6 +20,7 @@ from openenv_core.providers.docker import companion
 from openenv_core.providers.docker._owner import LABEL, owner
 from openenv_core.providers.docker.engine import Engine
 from openenv_core.providers.docker.options import ContainerOptions
+from openenv_core.providers.docker.relay import Relay
 from openenv_core.providers.docker.spec import dropped, spec
 from openenv_core.providers.health import LOOPBACK, status_of
 
@@ -101,6 +102,7 @@ class Container:
         self._removal = weakref.finalize(self, _remove, engine, container_id, self._process)
         # The companion, told at exit, removes what is left; one call for all of them.
         self._removal.atexit = False
+        self._relay: Relay | None = None
 
     def __repr__(self) -> str:
         return f"Container({self.name!r}, image={self.image!r}, url={self.url!r})"
@@ -184,10 +186,18 @@ class Container:
         """
         if not self._removal.alive or os.getpid() != self._process:
             return
+        if self._relay is not None:
+            self._relay.close()
         if grace_s > 0:
             _stop(self._engine, self.id, grace_s)
         _remove(self._engine, self.id, self._process)
         self._removal.detach()
+
+    def _relayed(self) -> int:
+        """Have a way in that needs no network, and return the port where it begins."""
+        self._relay = Relay(self._engine.address, self.id, self.options.port)
+        weakref.finalize(self, _close, self._relay, self._process).atexit = False
+        return self._relay.port
 
     def _wait_until_healthy(self, port: int, deadline: float, stopping: threading.Event | None) -> None:
         pause, seen, next_look = FIRST_PAUSE_S, "no answer", time.monotonic() + LOOK_S
@@ -204,6 +214,11 @@ class Container:
                 raise ServerStartFailed(f"expected {self.image} to start, but it was stopped meanwhile")
             if time.monotonic() >= next_look:
                 self._require_running()
+                if self._relay is not None and (why := self._relay.failure()) is not None:
+                    raise ServerStartFailed(
+                        f"expected a way into {self.image}, which has no published port, got: {why}",
+                        self.logs(),
+                    )
                 next_look = time.monotonic() + LOOK_S
             time.sleep(pause)
             pause = min(pause * 1.2, LAST_PAUSE_S)
@@ -261,7 +276,7 @@ def start_container(
         _require_honoured(image, asked, found)
         port = _published(found, options.port)
         if port is None:
-            raise NotImplementedError
+            port = container._relayed()
         container._wait_until_healthy(port, deadline, stopping)
         container.url = f"http://{LOOPBACK}:{port}"
     except BaseException:
@@ -323,6 +338,11 @@ def _require_honoured(image: str, asked: dict[str, Any], found: dict[str, Any]) 
 def _published(found: dict[str, Any], port: int) -> int | None:
     bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or ()
     return next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
+
+
+def _close(relay: Relay, process: int) -> None:
+    if os.getpid() == process:
+        relay.close()
 
 
 def _stop(engine: Engine, container: str, grace_s: float) -> None:
