@@ -1,0 +1,219 @@
+"""Folders that `ropewalk init` makes: what is in them, and what is not made at all."""
+
+import ast
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import released
+
+from openenv_core.cli.main import main
+from openenv_core.errors import ConfigurationError
+from openenv_core.manifest import read_manifest
+from openenv_core.scaffold import making
+from openenv_core.scaffold.making import TEMPLATES, make
+from openenv_core.scaffold.names import Names
+
+FOLDER = Path(making.__file__).with_name("templates")
+NAMES = Names("rock_paper")
+PARTS = {
+    ".dockerignore",
+    ".gitignore",
+    "README.md",
+    "__init__.py",
+    "client.py",
+    "models.py",
+    "openenv.yaml",
+    "py.typed",
+    "pyproject.toml",
+    "server/Dockerfile",
+    "server/__init__.py",
+    "server/app.py",
+    "server/environment.py",
+    "tests/__init__.py",
+    "tests/test_checks.py",
+    "tests/test_environment.py",
+}
+# What has nothing of a template's own in it is the same in all, and of one cloth with BlackJack's.
+SAME = (".dockerignore", ".gitignore", "server/Dockerfile", "server/__init__.py", "tests/__init__.py")
+
+
+@pytest.fixture(params=TEMPLATES)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return make(NAMES, request.param, tmp_path)
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_is_whole_and_has_its_own_name_everywhere(made: Path) -> None:
+    found = files(made)
+    assert made.name == "rock_paper_env"
+    assert set(found) >= PARTS
+    assert not [name for name in found if "pycache" in name or name.endswith(".pyc")]
+    for name, text in found.items():
+        assert not re.search("place.?holder", f"{name} {text}", re.IGNORECASE), name
+    assert "class RockPaperEnv(" in found["client.py"]
+    assert 'env_name="rock_paper"' in found["server/app.py"]
+    assert 'name = "openenv-rock-paper-env"' in found["pyproject.toml"]
+    assert '"rock_paper_env.server.app:app"' in found["server/Dockerfile"]
+    assert found["README.md"].startswith("# Rock Paper\n")
+    assert read_manifest(made).name == "rock_paper_env"
+
+
+def test_what_is_python_compiles(made: Path) -> None:
+    for path in made.rglob("*.py"):
+        compile(path.read_text(), path, "exec", dont_inherit=True)
+
+
+def test_its_caller_loads_no_server(made: Path) -> None:
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys, {made.name} as made\nprint(made.RockPaperEnv.default_app)\n"
+            "print([m for m in ('gymnasium', 'fastapi', 'servers', 'numpy') if m in sys.modules])",
+        ],
+        cwd=made.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert said.stdout.splitlines() == ["rock_paper_env.server.app:app", "[]"]
+
+
+def test_other_people_can_read_it(made: Path) -> None:
+    plain = made.parent / "plain"
+    plain.mkdir()
+    assert made.stat().st_mode == plain.stat().st_mode
+
+
+def test_templates_agree_where_they_are_the_same() -> None:
+    for name in SAME:
+        first, *others = (FOLDER / template / name for template in TEMPLATES)
+        for other in others:
+            assert filecmp.cmp(first, other, shallow=False), other
+    ours = released.ROOT / "envs" / "blackjack_env"
+    for name in (".dockerignore", "server/Dockerfile"):
+        text = (FOLDER / "game" / name).read_text()
+        expected = (ours / name).read_text().replace("build envs/blackjack_env`", "build`")
+        assert text.replace("place_holder", "blackjack") == expected
+
+
+def test_every_template_is_told_of() -> None:
+    assert sorted(path.name for path in FOLDER.iterdir() if (path / "openenv.yaml").is_file()) == sorted(
+        TEMPLATES
+    )
+
+
+def test_no_docstring_of_a_template_is_missing() -> None:
+    for path in FOLDER.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_an_empty_folder_is_taken_and_a_missing_parent_is_made(tmp_path: Path) -> None:
+    (tmp_path / "there" / NAMES.package).mkdir(parents=True)
+    for parent in ("there", "new/newer"):
+        assert (make(NAMES, "game", tmp_path / parent) / "openenv.yaml").is_file()
+        assert left(tmp_path / parent) == [NAMES.package]
+
+
+def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / NAMES.package
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
+    with pytest.raises(ConfigurationError, match="a folder with something in it"):
+        make(NAMES, "game", tmp_path)
+    assert files(tmp_path) == {f"{NAMES.package}/mine": "mine"}
+    shutil.rmtree(folder)
+    folder.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="something else of that name"):
+        make(NAMES, "game", tmp_path)
+    assert left(tmp_path) == [NAMES.package]
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_nothing_is_left_of_a_folder_that_could_not_be_finished(
+    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+    whole = Path.write_text
+
+    def write(self: Path, *arguments: str, **options: str) -> int:
+        nonlocal written
+        written += 1
+        if written == 5:
+            raise failure
+        return whole(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ConfigurationError
+    with pytest.raises(expected):
+        make(NAMES, "game", tmp_path / "new" / "newer")
+    assert written == 5
+    assert left(tmp_path) == []
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="choose another place"):
+        make(NAMES, "game", tmp_path / "file")
+    assert left(tmp_path) == ["file"]
+
+
+def test_the_command_says_what_it_made_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "rock-paper", "--dir", "envs", "--template", "tools"]) == 0
+    said = capsys.readouterr().out
+    assert f"cd {os.path.join('envs', 'rock_paper_env')}\n" in said
+    for word in (
+        "play .",
+        "serve . --reload",
+        "pytest",
+        "validate .",
+        "build .",
+        "validate rock-paper-env:latest",
+    ):
+        assert word in said
+    assert main(["init", "rock-paper", "--dir", "envs"]) == 2
+    assert main(["init", "dice", "--template", "tool"]) == 2
+    said = capsys.readouterr().err
+    assert "a folder with something in it" in said
+    assert "did you mean 'tools'?" in said
+    assert left(tmp_path) == ["envs"]
+
+
+@pytest.mark.interop
+def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser\n"
+        "found = OpenEnvYamlParser().parse(Path(sys.argv[1]))\n"
+        "print(found.name, found.reward.range, found.network.mode)"
+    )
+    done = subprocess.run(
+        [str(released.python("0.10.0")), "-c", code, str(made)],
+        env=released.environment(),
+        capture_output=True,
+        text=True,
+        timeout=released.PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout.split("\n")[0] == "rock_paper_env (0.0, 1.0) no-network", done.stderr
