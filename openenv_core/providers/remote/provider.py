@@ -1,0 +1,252 @@
+"""A server in a sandbox that a service hosts."""
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Self
+
+from pydantic import ValidationError
+
+from openenv_core.errors import ConfigurationError, ProviderError, ServerStartFailed
+from openenv_core.providers.docker.options import size_of
+from openenv_core.providers.remote.api import SandboxApi
+from openenv_core.providers.remote.errors import SandboxLost
+from openenv_core.providers.remote.health import healthy
+from openenv_core.providers.remote.lease import LeasedSandbox
+from openenv_core.providers.remote.messages import Sandbox, SandboxSpec, SandboxState
+
+OUTPUT_BYTES: Final = 16_384
+"""How much of the server's last output is asked for."""
+
+LOOK_TIMEOUT_S: Final = 2.0
+"""How long a question whether it lives may take: whoever asks has an error to tell of."""
+
+VERDICT_S: Final = 2.0
+"""How long the service may take, beyond the start's own time, to say why it came to nothing."""
+
+FIRST_POLL_S: Final = 0.02
+LAST_POLL_S: Final = 1.0
+HOLD_S: Final = 10.0
+"""How long the service is asked to hold its answer back while the sandbox starts. One that does not is polled."""
+
+
+class RemoteSandboxProvider:
+    """Runs a server in a sandbox of a service that speaks the interface of docs/sandboxes.md.
+
+    While the provider lives it renews the sandbox's lease from a thread of its own. When this process dies, of
+    whatever cause, nobody does, and the service ends the sandbox when the lease runs out.
+
+    Args:
+        base_url: Where the service is.
+        image: The container image to run.
+        command: Words of the command to run: instead of the image's own, or, where the service allows it,
+            without an image. `{port}` in them is replaced by the port to listen on.
+        token: The service's bearer token. The sandbox never sees it.
+        port: Where the server inside of an image listens.
+        env_vars: Environment variables of the server.
+        memory: The limit on its memory: bytes, or as in "512m".
+        cpus: The limit on its CPU time, in cores.
+        pids: The limit on its processes and threads.
+        network: "none" for a sandbox that reaches nothing.
+        lease_s: Seconds after which the sandbox of a dead owner is ended.
+        start_timeout_s: Seconds until the server must be healthy.
+        stop_timeout_s: Seconds that the request to end the sandbox may take.
+        request_timeout_s: Seconds that any other request may take.
+
+    Raises:
+        ConfigurationError: Neither an image nor a command, or a setting that cannot be.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        image: str | None = None,
+        command: Sequence[str] | None = None,
+        token: str | None = None,
+        port: int = 8000,
+        env_vars: Mapping[str, str] | None = None,
+        memory: str | int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        network: Literal["bridge", "none"] | None = None,
+        lease_s: float = 60.0,
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 15.0,
+        request_timeout_s: float = 10.0,
+    ) -> None:
+        if isinstance(command, str):
+            raise ConfigurationError(
+                f"expected the command as a list of words, got {command!r}; shlex.split makes one"
+            )
+        self._spec = _checked_spec(
+            image=image,
+            command=None if command is None else list(command),
+            port=port,
+            env_vars=dict(env_vars or {}),
+            memory_bytes=None if memory is None else size_of("memory", memory),
+            cpus=cpus,
+            pids=pids,
+            network=network,
+            lease_s=lease_s,
+            start_timeout_s=start_timeout_s,
+        )
+        self._service = (base_url, token, request_timeout_s)
+        self._stop_timeout_s = stop_timeout_s
+        SandboxApi(*self._service).close()  # says at once what is wrong with the URL or the token
+        self._lock = threading.Lock()
+        self._url: str | None = None
+        self._api: SandboxApi | None = None
+        self._leased: LeasedSandbox | None = None
+        self._running: weakref.finalize[..., RemoteSandboxProvider] | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where the server is; None while there is none."""
+        return self._url
+
+    @property
+    def sandbox_id(self) -> str | None:
+        """What the service calls the sandbox; None while there is none."""
+        return None if self._leased is None else self._leased.id
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox that was started still runs, as far as can be told within a moment."""
+        leased, api = self._leased, self._api
+        if leased is None or api is None or leased.ended or leased.lost is not None:
+            return False
+        try:
+            return api.get(leased.id, timeout_s=LOOK_TIMEOUT_S).state is SandboxState.RUNNING
+        except SandboxLost:
+            return False
+        except ProviderError:
+            return True  # a service that does not answer says nothing of its sandboxes
+
+    def output(self) -> str:
+        """Return the last of what the server printed; where its lease was lost, that as well."""
+        leased, api = self._leased, self._api
+        if leased is None or api is None or leased.ended:
+            return ""
+        lines = [] if leased.lost is None else [f"[{leased.lost}]"]
+        try:
+            lines.insert(0, api.logs(leased.id, OUTPUT_BYTES))
+        except ProviderError as error:
+            lines.append(f"[no output: {error}]")
+        return "\n".join(line for line in lines if line)
+
+    def start(self) -> str:
+        """Start the sandbox, wait until its server is healthy, and return its URL. A second call returns the same.
+
+        Raises:
+            ServerStartFailed: The server ended, or was not healthy in time.
+            SandboxRefused: The service says no: the token, its limits, an image that it does not have.
+            SandboxServiceUnavailable: It does not answer.
+        """
+        with self._lock:
+            if self._url is not None:
+                return self._url
+            deadline = time.monotonic() + self._spec.start_timeout_s
+            api = SandboxApi(*self._service)
+            try:
+                made = api.create(self._spec)
+            except BaseException:
+                api.close()
+                raise
+            leased = LeasedSandbox(api, made.id, self._spec.lease_s, self._stop_timeout_s)
+            self._api, self._leased = api, leased
+            self._running = weakref.finalize(self, leased.end)
+            try:
+                url = self._wait_until_running(api, leased, made, deadline + VERDICT_S)
+                self._wait_until_healthy(leased, url, deadline)
+            except BaseException:
+                self._stop()
+                raise
+            self._url = url
+            return url
+
+    def stop(self) -> None:
+        """End the sandbox. Idempotent.
+
+        A service that cannot be reached ends it when the lease runs out. A start that is under way in another
+        thread fails then.
+        """
+        if (running := self._running) is not None:
+            running()
+        with self._lock:
+            self._stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _stop(self) -> None:
+        self._url = None
+        if self._running is not None:
+            self._running()
+            self._running = None
+
+    def _wait_until_running(
+        self, api: SandboxApi, leased: LeasedSandbox, seen: Sandbox, deadline: float
+    ) -> str:
+        pause_s = FIRST_POLL_S
+        while True:
+            if seen.state is SandboxState.RUNNING and seen.url is not None:
+                return seen.url
+            if seen.state is SandboxState.ENDED:
+                raise ServerStartFailed(
+                    f"expected the sandbox {leased.id} to start, but it ended: {seen.reason or 'no reason given'}",
+                    self.output(),
+                )
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ServerStartFailed(
+                    f"expected the sandbox {leased.id} to run within {self._spec.start_timeout_s:g} s, got state "
+                    f"{seen.state.value!r}; raise start_timeout_s if it needs longer",
+                    self.output(),
+                )
+            if leased.wait(min(pause_s, left_s)):
+                raise SandboxLost(f"expected the sandbox {leased.id} to start, but it was stopped meanwhile")
+            pause_s = min(2 * pause_s, LAST_POLL_S)
+            try:
+                seen = api.get(leased.id, wait_s=min(HOLD_S, left_s))
+            except (ProviderError, RuntimeError):
+                if leased.ended:
+                    continue  # stopped while asked; said above
+                raise
+
+    def _wait_until_healthy(self, leased: LeasedSandbox, url: str, deadline: float) -> None:
+        seen, pause_s = "no answer", FIRST_POLL_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            told = healthy(url, min(left_s, self._service[2]))
+            if told is None:
+                return
+            seen = told
+            if leased.wait(pause_s):
+                raise SandboxLost(f"expected the sandbox {leased.id} to start, but it was stopped meanwhile")
+            pause_s = min(2 * pause_s, LAST_POLL_S)
+            if not self.alive:
+                raise ServerStartFailed(
+                    f"expected the sandbox {leased.id} to be healthy, but it ended; the last that was seen: {seen}",
+                    self.output(),
+                )
+        raise ServerStartFailed(
+            f"expected {url} to be healthy within {self._spec.start_timeout_s:g} s, got {seen}; can this machine "
+            "reach it? raise start_timeout_s if it needs longer",
+            self.output(),
+        )
+
+
+def _checked_spec(**fields: Any) -> SandboxSpec:
+    try:
+        return SandboxSpec(**fields)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'sandbox'}: {fault['msg']}"
+            for fault in error.errors(include_url=False, include_input=False)
+        )
+        raise ConfigurationError(f"expected settings that a sandbox can have, got: {faults}") from None

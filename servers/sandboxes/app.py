@@ -1,0 +1,176 @@
+"""The service of sandboxes as an ASGI application: routes that translate, behind the guard of all our servers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope, Send
+
+from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.providers.remote.messages import (
+    MAX_LOG_BYTES,
+    MAX_WAIT_S,
+    ROOT,
+    Lease,
+    Sandbox,
+    SandboxSpec,
+)
+from servers.sandboxes.backend import Backend, local_backend
+from servers.sandboxes.limits import SandboxLimits
+from servers.sandboxes.refusals import SandboxRefusal
+from servers.sandboxes.table import SandboxTable
+from servers.security.guard import Guard, owner_of
+from servers.settings import MAKE_TOKEN, ServerSettings
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+FAULTS = 8
+"""How many faults of one request are told."""
+
+
+class SandboxApp(FastAPI):
+    """The application. It asks everybody for a token.
+
+    Args:
+        settings: Who may come in, and what they may bring.
+        limits: What they may run.
+        backend: What runs it.
+
+    Raises:
+        ConfigurationError: The settings have no token.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, limits: SandboxLimits, backend: Backend = local_backend
+    ) -> None:
+        if not settings.tokens:
+            raise ConfigurationError(
+                "expected a token, got none: whoever reaches a service of sandboxes runs what they like; give "
+                f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN})"
+            )
+        super().__init__(title="Ropewalk sandboxes", version="1", lifespan=_lifespan)
+        self._guard = Guard(_inside(self), settings)
+        self._drain_s = settings.drain_s
+        self.table = SandboxTable(backend, limits)
+        self.include_router(_router(self.table))
+        self.add_exception_handler(SandboxRefusal, _refused)
+        self.add_exception_handler(OpenEnvError, _failed)
+
+    async def drain(self, deadline_s: float | None = None) -> None:
+        """End every sandbox."""
+        await self.table.close(self._drain_s if deadline_s is None else deadline_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, or the application's lifespan."""
+        if scope["type"] == "lifespan":
+            await super().__call__(scope, receive, send)
+        else:
+            await self._guard(scope, receive, send)
+
+    async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection that the guard has let in."""
+        await super().__call__(scope, receive, send)
+
+
+def _inside(app: SandboxApp) -> Any:
+    async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
+        await app.serve_admitted(scope, receive, send)
+
+    return admitted
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    assert isinstance(app, SandboxApp)
+    try:
+        yield
+    finally:
+        await app.drain()
+
+
+def _router(table: SandboxTable) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Tell that the service runs."""
+        return {"status": "healthy"}
+
+    @router.post(ROOT, status_code=201, openapi_extra=_body_of(SandboxSpec))
+    async def create(request: Request, response: Response) -> Sandbox:
+        """Begin to start a sandbox."""
+        spec = await _read(request, SandboxSpec)
+        made = table.create(owner_of(request.scope), spec)
+        response.headers["Location"] = f"{request.scope.get('root_path', '')}{ROOT}/{made.id}"
+        return made
+
+    @router.get(ROOT + "/{sandbox_id}")
+    async def get(request: Request, sandbox_id: str, wait_s: float = 0.0) -> Sandbox:
+        """Tell of a sandbox; while it starts, after at most `wait_s` seconds."""
+        wait_s = min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0  # NaN is not above 0
+        return await table.get(owner_of(request.scope), sandbox_id, wait_s)
+
+    @router.post(ROOT + "/{sandbox_id}/lease", openapi_extra=_body_of(Lease))
+    async def renew(request: Request, sandbox_id: str) -> Sandbox:
+        """Let a sandbox live on."""
+        lease = await _read(request, Lease)
+        return await table.renew(owner_of(request.scope), sandbox_id, lease.lease_s)
+
+    @router.get(ROOT + "/{sandbox_id}/logs")
+    async def logs(request: Request, sandbox_id: str) -> PlainTextResponse:
+        """Return the last of what a sandbox has printed; `bytes` of it at most."""
+        asked = request.query_params.get("bytes", str(MAX_LOG_BYTES))
+        if not asked.isascii() or not asked.isdigit() or not 0 < len(asked) < 10 or int(asked) < 1:
+            raise SandboxRefusal(422, "invalid", "expected bytes to be a whole number of at least 1")
+        text = await table.logs(owner_of(request.scope), sandbox_id, int(asked))
+        return PlainTextResponse(text, headers={"X-Content-Type-Options": "nosniff"})
+
+    @router.delete(ROOT + "/{sandbox_id}", status_code=204)
+    async def delete(request: Request, sandbox_id: str) -> None:
+        """End a sandbox."""
+        await table.delete(owner_of(request.scope), sandbox_id)
+
+    return router
+
+
+async def _read(request: Request, model: type[ModelT]) -> ModelT:
+    """Read the body, which the guard has bounded.
+
+    Raises:
+        SandboxRefusal: 415 or 422. Values are not repeated: they may be secrets.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise SandboxRefusal(415, "invalid", "expected a body of type application/json, got another")
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        told = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:FAULTS]]
+        if len(faults) > FAULTS:
+            told.append(f"and {len(faults) - FAULTS} more")
+        raise SandboxRefusal(
+            422, "invalid", f"expected a {model.__name__} of docs/sandboxes.md, got: {'; '.join(told)}"[:4000]
+        ) from None
+
+
+def _body_of(model: type[BaseModel]) -> dict[str, Any]:
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": model.model_json_schema()}},
+        }
+    }
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SandboxRefusal)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _failed(_: Request, error: Exception) -> JSONResponse:
+    """Answer for what runs the sandboxes: an engine that does not answer, for one."""
+    return JSONResponse({"detail": str(error), "code": type(error).__name__}, 503)

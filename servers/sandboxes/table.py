@@ -1,0 +1,254 @@
+"""The sandboxes of a service: admission under caps, leases, and an end that is tried until it succeeds."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from secrets import token_hex
+from typing import Any, Final, TypeVar
+
+from openenv_core.errors import OpenEnvError, ServerStartFailed
+from openenv_core.providers.remote.messages import MAX_LOG_BYTES, Sandbox, SandboxSpec, SandboxState
+from servers.sandboxes.backend import Backend
+from servers.sandboxes.entry import Entry
+from servers.sandboxes.limits import SandboxLimits
+from servers.sandboxes.refusals import SandboxRefusal, no_such_sandbox
+
+logger = logging.getLogger("servers")
+
+T = TypeVar("T")
+
+LOOK_S: Final = 0.25
+"""How often leases are looked at."""
+
+AGAIN_S: Final = 1.0
+"""Pause before a removal that failed is tried again: the engine may be restarting."""
+
+RETRY_AFTER_S: Final = 5
+_HELPERS: Final = 8
+"""Threads for everything but starts. Their queue is bounded by the connections that the server takes."""
+
+
+class SandboxTable:
+    """All sandboxes of one service, each its owner's alone. Lives on one event loop.
+
+    Args:
+        backend: Makes what runs a sandbox.
+        limits: What is allowed.
+    """
+
+    def __init__(self, backend: Backend, limits: SandboxLimits) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._entries: dict[str, Entry] = {}
+        self._starters = ThreadPoolExecutor(limits.max_starting, "ropewalk-sandbox-start")
+        self._helpers = ThreadPoolExecutor(_HELPERS, "ropewalk-sandbox")
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._reaper: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def create(self, owner: str, spec: SandboxSpec) -> Sandbox:
+        """Begin to start a sandbox.
+
+        Raises:
+            SandboxRefusal: It is not allowed, or there is no room for it.
+        """
+        if self._closing:
+            raise SandboxRefusal(503, "stopping", "expected a service that runs, got one that is stopping")
+        spec = self._limits.admit(spec)
+        self._require_room(owner)
+        provider = self._backend(spec)
+        now = asyncio.get_running_loop().time()
+        entry = Entry(token_hex(12), owner, provider, now + spec.lease_s)
+        self._entries[entry.id] = entry
+        self._keep_reaping()
+        entry.job = self._starters.submit(_started, entry)
+        entry.starting = self._task(self._start(entry, entry.job), f"start of {entry.id}")
+        return entry.told(now)
+
+    async def get(self, owner: str, sandbox_id: str, wait_s: float) -> Sandbox:
+        """Tell of a sandbox, after a while where it is starting.
+
+        Raises:
+            SandboxRefusal: This caller has none of this name.
+        """
+        entry = self._entry(owner, sandbox_id)
+        if wait_s > 0 and not entry.settled.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(entry.settled.wait(), wait_s)
+        await self._look_at(entry)
+        return entry.told(asyncio.get_running_loop().time())
+
+    async def renew(self, owner: str, sandbox_id: str, lease_s: float) -> Sandbox:
+        """Let a sandbox live on, counted from now.
+
+        Raises:
+            SandboxRefusal: This caller has none of this name, or the lease is too long.
+        """
+        entry = self._entry(owner, sandbox_id)
+        self._limits.admit_lease(lease_s)
+        now = asyncio.get_running_loop().time()
+        entry.expires = now + lease_s
+        await self._look_at(entry)
+        return entry.told(now)
+
+    async def logs(self, owner: str, sandbox_id: str, size: int) -> str:
+        """Return the last of what a sandbox has printed.
+
+        Raises:
+            SandboxRefusal: This caller has none of this name.
+        """
+        entry = self._entry(owner, sandbox_id)
+        text = entry.output
+        if entry.state is not SandboxState.ENDED:
+            text = await self._helped(entry.provider.output)
+        return text.encode()[-min(size, MAX_LOG_BYTES) :].decode(errors="replace")
+
+    async def delete(self, owner: str, sandbox_id: str) -> None:
+        """End a sandbox, and return when it is gone.
+
+        Raises:
+            SandboxRefusal: This caller has none of this name; or its removal failed and is tried again.
+        """
+        entry = self._entry(owner, sandbox_id)
+        await asyncio.shield(self._end(entry, "it was deleted"))
+        if entry.id in self._entries:
+            raise SandboxRefusal(
+                503, "not_removed", f"expected to remove {entry.id}, got: {entry.reason}; it is tried again"
+            )
+
+    async def close(self, deadline_s: float) -> None:
+        """End every sandbox, and take no further ones."""
+        self._closing = True
+        endings = [self._end(entry, "the service is stopping") for entry in self._entries.values()]
+        if endings:
+            await asyncio.wait(endings, timeout=deadline_s)
+        if self._reaper is not None:
+            self._reaper.cancel()
+        if self._entries:
+            logger.error("sandboxes left to whatever guards them: %s", ", ".join(sorted(self._entries)))
+        self._starters.shutdown(wait=False, cancel_futures=True)
+        self._helpers.shutdown(wait=False, cancel_futures=True)
+
+    def _entry(self, owner: str, sandbox_id: str) -> Entry:
+        entry = self._entries.get(sandbox_id)
+        if entry is None or entry.owner != owner or entry.doomed:
+            raise no_such_sandbox(sandbox_id)
+        return entry
+
+    def _require_room(self, owner: str) -> None:
+        of_owner = sum(entry.owner == owner for entry in self._entries.values())
+        per_token = self._limits.max_sandboxes_per_token
+        for count, cap, whose in (
+            (len(self._entries), self._limits.max_sandboxes, ""),
+            (of_owner, per_token, " of one token"),
+        ):
+            if cap is not None and count >= cap:
+                raise SandboxRefusal(
+                    429,
+                    "too_many_sandboxes",
+                    f"expected at most {cap} sandboxes{whose}, got one more; delete one, or come back",
+                    RETRY_AFTER_S,
+                )
+
+    async def _start(self, entry: Entry, job: "Future[str | None]") -> None:
+        """Wait for a start, and note what became of it."""
+        await asyncio.wait([asyncio.wrap_future(job)])
+        if job.cancelled() or entry.doomed:
+            return
+        if (error := job.exception()) is None:
+            entry.state, entry.url = SandboxState.RUNNING, job.result()
+            entry.settled.set()
+            return
+        if not isinstance(error, OpenEnvError):
+            logger.error("sandbox %s could not be started", entry.id, exc_info=error)
+        output = error.output if isinstance(error, ServerStartFailed) else ""
+        entry.over(str(error).partition("\n--- ")[0], output)
+        await self._swept(entry)
+
+    async def _look_at(self, entry: Entry) -> None:
+        """Note the end of a sandbox that has ended by itself, and take away what is left of it."""
+        if entry.state is not SandboxState.RUNNING or entry.doomed:
+            return
+        if await self._helped(lambda: entry.provider.alive) or entry.state is not SandboxState.RUNNING:
+            return
+        output = await self._helped(entry.provider.output)
+        entry.over("its server has ended", output)
+        await self._swept(entry)
+
+    async def _swept(self, entry: Entry) -> None:
+        try:
+            await self._helped(entry.provider.stop)
+        except Exception as error:
+            # Its deletion, or the end of its lease, tries again.
+            logger.warning("what is left of sandbox %s could not be removed: %s", entry.id, error)
+
+    def _end(self, entry: Entry, reason: str) -> "asyncio.Task[None]":
+        """Begin to remove a sandbox, unless that is under way."""
+        if entry.ending is None or entry.ending.done():
+            entry.doomed = True
+            entry.ending = self._task(self._remove(entry, reason), f"end of {entry.id}")
+        return entry.ending
+
+    async def _remove(self, entry: Entry, reason: str) -> None:
+        entry.settled.set()  # whoever waits for its start is told
+        try:
+            await self._stopped(entry)
+        except Exception as error:
+            logger.warning("sandbox %s could not be removed, and will be: %s", entry.id, error)
+            entry.over(str(error))
+            entry.again = asyncio.get_running_loop().time() + AGAIN_S
+            return
+        entry.over(reason)
+        self._entries.pop(entry.id, None)
+        logger.info("sandbox %s is gone: %s", entry.id, reason)
+
+    async def _stopped(self, entry: Entry) -> None:
+        if entry.job is None or entry.job.cancel():
+            return  # nothing of it was ever made
+        await self._helped(entry.provider.stop)
+        if entry.starting is not None and not entry.starting.done():
+            # The start may have begun just after that.
+            await asyncio.wait([entry.starting])
+            await self._helped(entry.provider.stop)
+
+    def _keep_reaping(self) -> None:
+        if self._reaper is None or self._reaper.done():
+            self._reaper = asyncio.create_task(self._reap(), name="reaper of sandboxes")
+            self._reaper.add_done_callback(self._reaper_ended)
+
+    def _reaper_ended(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            logger.error("the reaper of sandboxes has died; another takes over", exc_info=error)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._keep_reaping)
+
+    async def _reap(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._entries:
+            await asyncio.sleep(LOOK_S)
+            now = loop.time()
+            for entry in list(self._entries.values()):
+                if (entry.doomed and now >= entry.again) or now >= entry.expires:
+                    self._end(entry, "its lease ran out")
+
+    def _task(self, work: Any, name: str) -> "asyncio.Task[Any]":
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _helped(self, fn: Callable[[], T]) -> T:
+        return await self._run(self._helpers, fn)
+
+    async def _run(self, pool: ThreadPoolExecutor, fn: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, fn)
+
+
+def _started(entry: Entry) -> str | None:
+    return None if entry.doomed else entry.provider.start()
