@@ -1,0 +1,218 @@
+"""`ropewalk play`: any environment, in the terminal."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from openenv_core.cli.command import Command
+from openenv_core.errors import ConfigurationError, OpenEnvError
+
+if TYPE_CHECKING:
+    from openenv_core.play.game import Game
+    from openenv_core.targets import Served, Target
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `play`."""
+    add = parser.add_argument
+    add(
+        "target",
+        metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE",
+        help="what to play: it is served for as long as the game lasts, unless it is a URL",
+    )
+    add("--seed", type=int, help="of the first reset, and of what --random draws")
+    add("--reset", metavar="JSON", type=_object, default={}, help="further options of every reset")
+    add(
+        "--action",
+        metavar="JSON",
+        type=_object,
+        action="append",
+        help="take this step without asking; several times for several, in one episode",
+    )
+    add("--random", metavar="N", type=_positive, help="take N steps with actions drawn from the schema")
+    add("--json", action="store_true", help="print one JSON object a line: resets, steps, episodes, errors")
+    add("--token", help="bearer token of the server at a URL; prefer ROPEWALK_TOKEN")
+    add(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=60.0,
+        help="that a reset or step may take; 0 for no bound (%(default)g)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Play; 1 where something went wrong that nobody was there to see."""
+    from openenv_core.play.game import Game
+    from openenv_core.play.reporters import ForPeople, ForPrograms
+    from openenv_core.play.terminal import Terminal
+    from openenv_core.targets import served, target_of
+
+    if arguments.action and arguments.random:
+        raise ConfigurationError("expected --action or --random, got both; leave one out")
+    terminal = Terminal(quiet=arguments.json)
+    reporter = ForPrograms(terminal) if arguments.json else ForPeople(terminal)
+    target = target_of(arguments.target)
+    token = _token(arguments, target)
+    with served(target) as found:
+        from openenv_core.client import GenericEnvClient
+
+        schema = _schema(found.url, token)
+        timeout_s = arguments.timeout or None
+        with GenericEnvClient(found.url, token=token, message_timeout_s=timeout_s).sync() as client:
+            game = Game(client, reporter)
+            try:
+                if arguments.action or arguments.random:
+                    return _unattended(arguments, game, target, schema)
+                return _attended(arguments, game, terminal, reporter, schema, found)
+            except (KeyboardInterrupt, OpenEnvError) as error:
+                if isinstance(error, KeyboardInterrupt):
+                    terminal.say()  # below the prompt
+                game.leave()
+                raise
+            except BrokenPipeError:  # whoever read has gone
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 1
+
+
+def _attended(
+    arguments: argparse.Namespace,
+    game: "Game",
+    terminal: Any,
+    reporter: Any,
+    schema: dict[str, Any],
+    found: "Served",
+) -> int:
+    from openenv_core.play.form import forms_of
+    from openenv_core.play.loop import Loop
+    from openenv_core.play.prompts import Prompts, described
+
+    forms = forms_of(schema["action"]) if "action" in schema else ()
+    terminal.say(f"{arguments.target} on {found.url}   (:help for commands)")
+    for form in forms:
+        for line in () if form.lists_tools or form.calls_tools else described(form):
+            terminal.say(terminal.faint(line))
+    provider = found.provider
+
+    def serves() -> bool:
+        return bool(getattr(provider, "alive", True))
+
+    prompts = Prompts(terminal, forms)
+    return Loop(
+        game, terminal, prompts, reporter, schema=schema, options=_options(arguments), serves=serves
+    ).run()
+
+
+def _unattended(arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]) -> int:
+    from openenv_core.play.unattended import play_actions, play_at_random
+
+    options = _options(arguments)
+    if arguments.action:
+        play_actions(game, arguments.action, options)
+    else:
+        actions = _drawn(arguments, game, target, schema)
+        play_at_random(game, islice(actions, arguments.random), options)
+    game.leave()
+    return 0
+
+
+def _drawn(
+    arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield valid actions: the author's examples where there are some, else what the schema allows."""
+    import random
+
+    from openenv_core.checker.actions import pool
+    from openenv_core.manifest import read_manifest
+
+    if "action" not in schema:
+        raise ConfigurationError("expected a server with /schema for --random, got none; give --action")
+    given: list[dict[str, Any]] = []
+    if target.folder is not None:
+        with suppress(ConfigurationError):  # a bad manifest is for `ropewalk validate` to tell of
+            given = read_manifest(target.folder).validation.episodes.example_actions
+
+    def tools() -> list[dict[str, Any]]:
+        game.reset(_options(arguments))
+        return game.tools()
+
+    seed = arguments.seed if arguments.seed is not None else random.randrange(2**32)
+    return pool(schema["action"], given, tools, seed).draw(random.Random(seed))
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    seed = {} if arguments.seed is None else {"seed": arguments.seed}
+    return {**arguments.reset, **seed}
+
+
+def _token(arguments: argparse.Namespace, target: "Target") -> str | None:
+    from openenv_core.targets import TargetKind
+
+    if target.kind is TargetKind.URL:
+        return arguments.token or os.environ.get("ROPEWALK_TOKEN") or None
+    if arguments.token:
+        raise ConfigurationError(
+            f"expected --token with a URL, got {target.text}, which asks for none; leave it out"
+        )
+    return None
+
+
+def _schema(url: str, token: str | None) -> dict[str, Any]:
+    """Return what the server says of its models; nothing where it says nothing that can be used."""
+    import httpx
+
+    from openenv_core.client.urls import http_url
+
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        reply = httpx.get(f"{http_url(url)}/schema", headers=headers, timeout=10, trust_env=False)
+        found = reply.json() if reply.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}  # the session tells what is wrong
+    return found if isinstance(found, dict) and isinstance(found.get("action"), dict) else {}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"expected a JSON object, got {text!r}: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"expected a JSON object, got {text!r}")
+    return found
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(f"expected --random to be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ConfigurationError(f"expected --timeout to be a number of seconds, got {text!r}")
+    return found
+
+
+COMMAND = Command(
+    name="play",
+    help="step an environment in the terminal",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk play blackjack --seed 7",
+        "ropewalk play .",
+        "ropewalk play http://127.0.0.1:8000",
+        "ropewalk play blackjack-env:latest --random 20 --json",
+        """ropewalk play blackjack --seed 7 --action '{"action": "hit"}' --action '{"action": "stand"}'""",
+    ),
+)

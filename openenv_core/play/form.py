@@ -1,0 +1,188 @@
+"""What an action is made of, read from its JSON schema."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+
+ABSENT: Final = object()
+"""In place of a default that there is not."""
+
+_UNASKED: Final = frozenset({"metadata"})
+"""Every action has it and none needs it; whoever wants it gives the whole action as JSON."""
+
+_FOLLOWED: Final = 16
+"""How many references are followed one after another: a schema may point at itself."""
+
+_ARTICLES: Final = {"object": "JSON object", "array": "list", "any": "JSON"}
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """One part of an action.
+
+    Attributes:
+        name: Its key.
+        kind: `integer`, `number`, `string`, `boolean`, `array`, `object`, or `any`.
+        choices: The values that it can have, where the schema names them.
+        required: Whether the action needs it.
+        nullable: Whether it can be null.
+        default: Its value where none is given; ABSENT without one.
+        description: The author's words.
+        schema: The schema itself, without null.
+        item: The kind of a list's items.
+    """
+
+    name: str
+    kind: str
+    choices: tuple[Any, ...] = ()
+    required: bool = False
+    nullable: bool = False
+    default: Any = ABSENT
+    description: str = ""
+    schema: Json = field(default_factory=dict)
+    item: str = "any"
+
+    @property
+    def label(self) -> str:
+        """What can be typed, in a few words."""
+        if self.choices:
+            return "|".join(as_text(choice) for choice in self.choices)
+        name = f"list of {self.item}s" if self.kind == "array" and self.item != "any" else self.kind
+        if self.kind == "object" and (parts := self.schema.get("properties")):
+            name = f"JSON object of {', '.join(parts)}"
+        low, high = self.schema.get("minimum"), self.schema.get("maximum")
+        bounds = f" {_end(low)}..{_end(high)}" if low is not None or high is not None else ""
+        return _ARTICLES.get(name, name) + bounds + (" or null" if self.nullable else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One sort of action.
+
+    Attributes:
+        title: What the schema calls it.
+        fields: What is to be filled in.
+        fixed: What is the same each time.
+        description: The author's words.
+    """
+
+    title: str
+    fields: tuple[FormField, ...]
+    fixed: Json
+    description: str = ""
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it calls a tool by its name."""
+        return {"tool_name", "arguments"} <= {one.name for one in self.fields}
+
+    @property
+    def lists_tools(self) -> bool:
+        """Whether it asks which tools there are."""
+        return self.fixed.get("type") == "list_tools"
+
+
+def forms_of(schema: Mapping[str, Any]) -> tuple[Form, ...]:
+    """Return the sorts of action that a schema allows: more than one where it is of a union."""
+    root = dict(schema)
+    return tuple(_form(arm, root) for arm in _arms(_resolved(root, root), root))
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is typed: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+def _form(schema: Json, root: Json) -> Form:
+    required = schema.get("required", ())
+    fields, fixed = [], {}
+    for name, part in (schema.get("properties") or {}).items():
+        if name in _UNASKED and name not in required:
+            continue
+        found = _field(name, part, root, name in required)
+        if len(found.choices) == 1 and not found.nullable:
+            fixed[name] = found.choices[0]
+        else:
+            fields.append(found)
+    return Form(str(schema.get("title", "action")), tuple(fields), fixed, str(schema.get("description", "")))
+
+
+def _field(name: str, part: Any, root: Json, required: bool) -> FormField:
+    schema = _resolved(part, root)
+    arms = list(_arms(schema, root))
+    some = [arm for arm in arms if arm.get("type") != "null"]
+    nullable = len(some) < len(arms)
+    about = schema
+    if len(some) == 1:
+        schema = some[0]
+    choices = _choices(some)
+    kinds = {_kind(arm) for arm in some}
+    item = _resolved(schema.get("items"), root)
+    return FormField(
+        name=name,
+        kind=kinds.pop() if len(kinds) == 1 else "any",
+        choices=choices,
+        required=required,
+        nullable=nullable or (isinstance(schema.get("type"), list) and "null" in schema["type"]),
+        default=about.get("default", schema.get("default", ABSENT)),
+        description=str(about.get("description", schema.get("description", ""))),
+        schema=schema,
+        item=_kind(item),
+    )
+
+
+def _arms(schema: Json, root: Json, depth: int = 0) -> Iterator[Json]:
+    arms = schema.get("oneOf") or schema.get("anyOf")
+    if not isinstance(arms, list) or depth > _FOLLOWED:
+        yield schema
+        return
+    for arm in arms:
+        yield from _arms(_resolved(arm, root), root, depth + 1)
+
+
+def _choices(arms: list[Json]) -> tuple[Any, ...]:
+    found: list[Any] = []
+    for arm in arms:
+        if "const" in arm:
+            found.append(arm["const"])
+        elif isinstance(arm.get("enum"), list):
+            found += arm["enum"]
+        elif arm.get("type") == "boolean":
+            found += [True, False]
+        else:
+            return ()
+    return tuple(found)
+
+
+def _kind(schema: Json) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kinds = [one for one in kind if one != "null"]
+        kind = kinds[0] if len(kinds) == 1 else None
+    return kind if isinstance(kind, str) else "any"
+
+
+def _resolved(schema: Any, root: Json) -> Json:
+    """Follow references, each with what stands beside it."""
+    for _ in range(_FOLLOWED):
+        if not isinstance(schema, Mapping):
+            return {}
+        found = dict(schema)
+        if isinstance(reference := found.pop("$ref", None), str):
+            target: Any = root
+            for part in reference.removeprefix("#/").split("/"):
+                target = target.get(part, {}) if isinstance(target, Mapping) else {}
+            schema = {**target, **found} if isinstance(target, Mapping) else found
+        elif isinstance(parts := found.get("allOf"), list) and len(parts) == 1:
+            del found["allOf"]
+            schema = {**parts[0], **found} if isinstance(parts[0], Mapping) else found
+        else:
+            return found
+    return {}
+
+
+def _end(bound: Any) -> str:
+    return "" if bound is None else str(bound)

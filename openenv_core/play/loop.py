@@ -1,0 +1,156 @@
+"""A game whose actions come one after another from a terminal or a pipe."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from openenv_core.errors import ConnectionLost, RequestTimeout, ServerError, SessionFailed
+from openenv_core.play.form import Json
+from openenv_core.play.game import Game, Reporter
+from openenv_core.play.prompts import COMMANDS, Asked, Prompts, arguments_of, described
+from openenv_core.play.terminal import Terminal
+
+SURVIVED: Final = (ServerError, RequestTimeout, ConnectionLost)
+"""What a game goes on after."""
+
+
+class Loop:
+    """Asks, steps and tells, until nobody has anything more to say.
+
+    Args:
+        game: What is played.
+        terminal: Where.
+        prompts: Asks for actions.
+        reporter: Is told.
+        schema: What the server says of its models.
+        options: What every reset is given.
+        serves: Whether there is still somebody to connect to.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        terminal: Terminal,
+        prompts: Prompts,
+        reporter: Reporter,
+        *,
+        schema: Json,
+        options: Json,
+        serves: Callable[[], bool],
+    ) -> None:
+        self._game = game
+        self._terminal = terminal
+        self._prompts = prompts
+        self._reporter = reporter
+        self._schema = schema
+        self._options = options
+        self._serves = serves
+        self._failed = 0
+        self._asked_for_tools = False
+
+    def run(self) -> int:
+        """Play to the end of the input; return the exit status."""
+        self._attempt(self._reset, self._options)
+        while True:
+            try:
+                if self._game.over:
+                    self._between()
+                else:
+                    self._attempt(self._game.step, self._prompts.action())
+            except Asked as asked:
+                if asked.name == ":quit":
+                    break
+                self._attempt(self._do, asked)
+            except EOFError:
+                self._terminal.say()
+                break
+        self._game.leave()
+        # Nobody was there to see what was refused, or to say something else instead.
+        return 1 if (self._failed or self._prompts.refused) and not self._terminal.attended else 0
+
+    def _between(self) -> None:
+        text = self._prompts.line("Enter for another episode, :quit to leave: ")
+        if text:
+            self._prompts.refuse(f"expected :reset or Enter after the end of an episode, got {text!r}")
+        else:
+            self._attempt(self._reset, {name: v for name, v in self._options.items() if name != "seed"})
+
+    def _attempt(self, work: Callable[[Any], None], given: Any) -> None:
+        try:
+            work(given)
+        except SURVIVED as error:
+            if not self._serves():
+                raise
+            self._failed += 1
+            self._reporter.failed(error)
+            if isinstance(error, ConnectionLost | SessionFailed):
+                self._game.lost()
+
+    def _do(self, asked: Asked) -> None:
+        match asked.name:
+            case ":reset":
+                self._reset_with(asked.rest)
+            case ":state":
+                self._reporter.told("state", self._game.state())
+            case ":schema":
+                self._tell_schema()
+            case ":tools":
+                self._find_tools()
+                self._tell_tools()
+            case _:
+                self._tell_help()
+
+    def _reset_with(self, rest: str) -> None:
+        try:
+            given = json.loads(rest) if rest else {}
+        except ValueError:
+            given = None
+        if isinstance(given, int) and not isinstance(given, bool):
+            given = {"seed": given}
+        if not isinstance(given, dict):
+            self._prompts.refuse(f"expected :reset with a seed or a JSON object of options, got {rest!r}")
+            return
+        options = {name: value for name, value in self._options.items() if name != "seed"}
+        self._reset({**options, **given})
+
+    def _reset(self, options: Json) -> None:
+        self._game.reset(options)
+        if not self._asked_for_tools and any(form.calls_tools for form in self._prompts.forms):
+            self._asked_for_tools = True
+            self._find_tools()
+            self._tell_tools()
+
+    def _find_tools(self) -> None:
+        self._prompts.tools = self._game.tools()
+
+    def _tell_tools(self) -> None:
+        self._reporter_or_lines(
+            "tools",
+            list(self._prompts.tools),
+            [line for tool in self._prompts.tools for line in self._lines_of(tool)] or ["no tools"],
+        )
+
+    def _lines_of(self, tool: Json) -> list[str]:
+        about = str(tool.get("description") or "").strip().splitlines()
+        return described(arguments_of(tool), f"{tool.get('name')}" + (f" - {about[0]}" if about else ""))
+
+    def _tell_schema(self) -> None:
+        forms = [line for form in self._prompts.forms for line in described(form)]
+        self._reporter_or_lines("schema", self._schema, forms or ["the server has no /schema; give JSON"])
+
+    def _tell_help(self) -> None:
+        self._reporter_or_lines(
+            "help",
+            dict(COMMANDS),
+            [
+                "Answer the prompts, or give a whole action as JSON: {...}. Beginnings of a choice are enough;",
+                "Enter takes what stands in brackets. Text in double quotes is read as JSON.",
+                *(f"  {name:<20}{text}" for name, text in COMMANDS.items()),
+            ],
+        )
+
+    def _reporter_or_lines(self, name: str, value: Any, lines: list[str]) -> None:
+        if self._terminal.for_programs:
+            self._reporter.told(name, value)
+        for line in lines:
+            self._terminal.say(line)

@@ -1,0 +1,211 @@
+"""Asking for an action, field by field."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from openenv_core.play.form import ABSENT, Form, FormField, Json, as_text, forms_of
+from openenv_core.play.show import harmless
+from openenv_core.play.terminal import Terminal
+from openenv_core.play.values import value_of
+
+COMMANDS: Final[Mapping[str, str]] = {
+    ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",
+    ":state": "show the environment's state",
+    ":schema": "show what an action is made of",
+    ":tools": "list the tools, where the environment has some",
+    ":help": "show this",
+    ":quit": "leave (Ctrl-D does too)",
+}
+
+NAMES: Final = tuple(line.split()[0] for line in COMMANDS)
+
+
+class Asked(Exception):  # noqa: N818 - no error: it leads out of however many prompts there are
+    """A command was typed in place of an answer.
+
+    Attributes:
+        name: The command.
+        rest: What followed it.
+    """
+
+    def __init__(self, name: str, rest: str) -> None:
+        super().__init__(name)
+        self.name = name
+        self.rest = rest
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Asks for actions.
+
+    Attributes:
+        terminal: Where.
+        forms: What the environment takes.
+        tools: What it offers to call.
+        refused: How many answers could not be used.
+    """
+
+    terminal: Terminal
+    forms: tuple[Form, ...]
+    tools: Sequence[Json] = ()
+    refused: int = 0
+
+    def line(self, prompt: str, choices: Sequence[str] = ()) -> str:
+        """Return an answer.
+
+        Raises:
+            Asked: It is a command.
+            EOFError: There is none.
+        """
+        while True:
+            text = self.terminal.ask(prompt, (*choices, *NAMES))
+            if not text.startswith(":"):
+                return text
+            name, _, rest = text.partition(" ")
+            name = ":quit" if name == ":q" else name
+            if name in NAMES:
+                raise Asked(name, rest.strip())
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            self.refuse(
+                f"expected a command, got {name}; " + (f"did you mean {near[0]}?" if near else ":help")
+            )
+
+    def refuse(self, why: str) -> None:
+        """Tell that an answer cannot be used."""
+        self.refused += 1
+        self.terminal.say(why)
+
+    def action(self) -> Json:
+        """Return the next action.
+
+        Raises:
+            Asked: A command was typed.
+            EOFError: There is no more.
+        """
+        while True:
+            form, whole = self._form()
+            if whole is None and form is not None:
+                if form.calls_tools and self.tools:
+                    whole = self._call(form)
+                else:
+                    whole = self._fill(form, first=len(self._asked_for()) == 1)
+            if whole is not None:
+                return whole
+
+    def _asked_for(self) -> list[Form]:
+        return [form for form in self.forms if not form.lists_tools]
+
+    def _form(self) -> tuple[Form | None, Json | None]:
+        """Return the sort of action, or a whole one."""
+        forms = self._asked_for()
+        if len(forms) == 1:
+            return forms[0], None
+        if not forms:
+            return None, self._whole(self.line("action (JSON): "))
+        titles = [form.title for form in forms]
+        text = self.line(f"kind ({'|'.join(titles)}): ", titles)
+        if text.startswith("{"):
+            return None, self._whole(text)
+        try:
+            title = value_of(FormField("kind", "string", choices=tuple(titles)), text)
+        except ValueError as error:
+            self.refuse(str(error))
+            return None, None
+        return forms[titles.index(title)], None
+
+    def _whole(self, text: str) -> Json | None:
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            self.refuse(f"expected an action as a JSON object, got {text!r}: {error}")
+            return None
+        if not isinstance(found, dict):
+            self.refuse(f"expected an action as a JSON object, got {text!r}")
+            return None
+        return found
+
+    def _fill(self, form: Form, *, first: bool) -> Json | None:
+        """Ask for the fields of an action. In place of the first one the whole action can be given."""
+        values: Json = dict(form.fixed)
+        if not form.fields:
+            text = self.line(f"{form.title} (Enter): ")
+            return self._whole(text) if text.startswith("{") else values
+        for at, field in enumerate(form.fields):
+            while True:
+                text = self._answer(field)
+                if first and at == 0 and text.startswith("{") and _is_whole(text, form):
+                    return self._whole(text)
+                if self._take(field, text, values):
+                    break
+        return values
+
+    def _call(self, form: Form) -> Json | None:
+        """Ask for a tool, and for its arguments."""
+        names = [str(tool.get("name")) for tool in self.tools]
+        text = self.line(f"tool ({'|'.join(names)}): ", names)
+        if text.startswith("{"):
+            return self._whole(text)
+        try:
+            name = value_of(FormField("tool", "string", choices=tuple(names)), text)
+        except ValueError as error:
+            self.refuse(str(error))
+            return None
+        tool = self.tools[names.index(name)]
+        arguments = arguments_of(tool)
+        filled = {} if not arguments.fields else self._fill(arguments, first=False)
+        return {**form.fixed, "tool_name": name, "arguments": {**arguments.fixed, **(filled or {})}}
+
+    def _answer(self, field: FormField) -> str:
+        default = ""
+        if not field.required and field.default is not ABSENT:
+            default = f" [{as_text(field.default)}]"
+        elif not field.required:
+            default = " [none]"
+        words = [as_text(choice) for choice in field.choices]
+        return self.line(f"{harmless(field.name)} ({harmless(field.label + default)}): ", words)
+
+    def _take(self, field: FormField, text: str, values: Json) -> bool:
+        if not text:
+            if not field.required:
+                return True  # the environment's own default
+            self.refuse(f"expected {field.label} for {field.name}, got nothing")
+            return False
+        try:
+            values[field.name] = value_of(field, text)
+        except ValueError as error:
+            self.refuse(str(error))
+            return False
+        return True
+
+
+def arguments_of(tool: Mapping[str, Any]) -> Form:
+    """Return what a tool takes."""
+    schema = tool.get("input_schema") or tool.get("inputSchema")
+    return forms_of(schema if isinstance(schema, Mapping) else {})[0]
+
+
+def described(form: Form, title: str | None = None) -> list[str]:
+    """Return a form as lines: each field with its type, its default and its description."""
+    about = form.description.strip().splitlines()
+    lines = [(title or form.title) + (f": {about[0]}" if about else "")]
+    for field in form.fields:
+        default = "" if field.default is ABSENT else f", {as_text(field.default)} by default"
+        needed = "" if field.required else ", may be left out"
+        text = f"  {field.name} ({field.label}{needed}{default})"
+        lines.append(text + (f": {field.description}" if field.description else ""))
+    return [harmless(line) for line in lines]
+
+
+def _is_whole(text: str, form: Form) -> bool:
+    """Whether a JSON object is an action rather than the value of its first field."""
+    if form.fields[0].kind not in ("object", "any"):
+        return True
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    names = {field.name for field in form.fields} | set(form.fixed)
+    return bool(found) and set(found) <= names | {"metadata"}

@@ -1,0 +1,262 @@
+"""`ropewalk play` as a process: in a pseudo-terminal, behind a pipe, unattended. Real servers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_process import eventually, gone, serve
+from terminal_process import PATIENCE_S, in_terminal
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+
+
+def play(*words: str, typed: str = "", **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "openenv_core.cli", "play", *words],
+        input=typed,
+        cwd=SUPPORT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def events(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_person_plays_in_a_terminal() -> None:
+    with in_terminal("play", "blackjack", "--seed", "7") as terminal:
+        terminal.until(":help for commands")
+        terminal.until("--- episode 1, seed 7")
+        assert terminal.until("Hit or stand?").startswith("\nYou hold 9, 10 (19).")
+        terminal.until("action (hit|stand): ")
+        family = terminal.family
+        assert len(family) == 3  # the command, the guard, the server
+        terminal.type("fold")
+        terminal.until("expected one of hit, stand, got 'fold'")
+        terminal.until("action (hit|stand): ")
+        terminal.type(":rest")
+        terminal.until("did you mean :reset?")
+        terminal.type(":reset 5")
+        terminal.until("episode 1 was left after 0 steps: return 0")
+        terminal.until("--- episode 2, seed 5")
+        terminal.until("action (hit|stand): ")
+        terminal.keys("st\t\n")  # completed
+        terminal.until("step 1   reward 1   return 1   done")
+        terminal.until("episode 2 is over after 1 step: return 1")
+        terminal.until(":quit to leave: ")
+        terminal.type(":state")
+        terminal.until('"seed": 5')
+        terminal.until(":quit to leave: ")
+        terminal.keys("\x04")
+        assert terminal.ended() == 0
+        assert all(gone(process) for process in family)
+        assert "Traceback" not in terminal.shown
+
+
+def test_lines_of_a_pipe_are_answers() -> None:
+    typed = [
+        "3",  # steps
+        "fa",
+        "y",
+        "1.5",
+        "1 2",
+        '{"x": 1}',
+        "",  # note
+        '{"steps": 1, "note": "raise"}',
+        ':reset {"far": 3}',
+        '{"steps": 9}',
+    ]
+    done = play("playground:fields_app", "--json", typed="".join(f"{line}\n" for line in typed))
+    first, step, error, left, second, last, episode = events(done)
+    assert (first["event"], first["reward"], first["done"]) == ("reset", None, False)
+    told = {"kind": "move", "steps": 3, "speed": "fast", "loud": True, "weight": 1.5, "path": [1, 2]}
+    assert step["action"] == {**told, "place": {"x": 1}}
+    assert step["observation"]["told"]["place"] == {"x": 1, "y": 0}
+    assert (step["step"], step["reward"], step["return"]) == (1, 0.5, 0.5)
+    assert (error["event"], error["type"]) == ("error", "ExecutionFailed")
+    assert left == {"event": "episode", "episode": 1, "steps": 1, "return": 0.5, "done": False}
+    assert second["options"] == {"far": 3}
+    assert "far 3" in second["observation"]["text"]
+    assert last["done"]
+    assert episode == {"event": "episode", "episode": 2, "steps": 1, "return": 0.5, "done": True}
+    assert done.returncode == 1  # for the error, which nobody saw
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("blackjack", "--action", "hit"), "expected a JSON object"),
+        (("blackjack", "--action", "{}", "--random", "3"), "expected --action or --random"),
+        (("blackjack", "--random", "0"), "--random"),
+        (("blackjack", "--timeout", "soon"), "--timeout"),
+        (("blackjack", "--token", "t"), "expected --token with a URL"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[str, ...], why: str) -> None:
+    from openenv_core.cli.main import main
+
+    with pytest.MonkeyPatch.context() as patch:
+        said: list[str] = []
+        patch.setattr(sys.stderr, "write", said.append)
+        assert main(["play", *words]) == 2
+    assert why in "".join(said)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_and_ends_the_server() -> None:
+    with in_terminal("play", "blackjack", "--seed", "7") as terminal:
+        terminal.until("action (hit|stand): ")
+        family = terminal.family
+        terminal.keys("\x03")
+        assert terminal.ended() == 130
+        assert "episode 1 was left after 0 steps: return 0" in terminal.shown
+        assert "Traceback" not in terminal.shown
+        assert all(gone(process) for process in family)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_step_that_hangs() -> None:
+    with in_terminal("play", "hanging:app", cwd=SUPPORT) as terminal:
+        terminal.until("amount (integer): ")
+        family = terminal.family
+        terminal.type("1")
+        terminal.keys("\x03")
+        assert terminal.ended() == 130
+        assert all(gone(process) for process in family)
+
+
+@pytest.mark.slow
+def test_a_window_that_closes_ends_the_server() -> None:
+    with in_terminal("play", "blackjack") as terminal:
+        terminal.until("action (hit|stand): ")
+        family = terminal.family
+        terminal.process.kill()
+        eventually(lambda: all(gone(process) for process in family))
+
+
+@pytest.mark.slow
+def test_tools_are_listed_and_their_arguments_asked_for() -> None:
+    with in_terminal("play", "playground:tools_app", cwd=SUPPORT) as terminal:
+        terminal.until("add - Adds two numbers.")
+        terminal.until("a (integer -9..9): one number")
+        terminal.until("tool (add|greet): ")
+        terminal.type("add")
+        terminal.until("a (integer -9..9): ")
+        terminal.type("ten")
+        terminal.until("expected a whole number, got 'ten'")
+        terminal.until("a (integer -9..9): ")
+        terminal.type("2")
+        terminal.until("b (integer -9..9 [1]): ")
+        terminal.type("")
+        terminal.until("result: 3")
+        terminal.until("step 1   reward 3   return 3")
+        terminal.type("gr")
+        terminal.until("result: hello")
+        terminal.until("tool (add|greet): ")
+        terminal.type('{"type": "call_tool", "tool_name": "multiply"}')
+        terminal.until("tool_not_found")
+        terminal.until("tool (add|greet): ")
+        terminal.type(":quit")
+        assert terminal.ended() == 0
+        assert "episode 1 was left after 3 steps: return 3" in terminal.shown
+
+
+@pytest.mark.slow
+def test_the_terminal_is_not_the_environments() -> None:
+    with in_terminal("play", "playground:fields_app", cwd=SUPPORT) as terminal:
+        terminal.until("steps (integer 1..9): ")
+        assert "\x1b]0;" not in terminal.raw
+        assert "\x1b[2J" not in terminal.raw
+        terminal.type(":quit")
+        assert terminal.ended() == 0
+
+
+@pytest.mark.slow
+def test_the_same_seed_is_the_same_random_game() -> None:
+    games = [play("blackjack", "--seed", "3", "--random", "12", "--json") for _ in range(2)]
+    assert [game.returncode for game in games] == [0, 0], games[0].stderr
+    assert games[0].stdout == games[1].stdout
+    found = events(games[0])
+    assert sum(event["event"] == "step" for event in found) == 12
+    seeds = [event["options"]["seed"] for event in found if event["event"] == "reset"]
+    assert seeds == list(range(3, 3 + len(seeds)))
+    tools = play("playground:tools_app", "--seed", "1", "--random", "5", "--json")
+    assert [event["event"] for event in events(tools)] == ["reset", *["step"] * 5, "episode"]
+
+
+@pytest.mark.slow
+def test_actions_are_played_in_their_order() -> None:
+    hit, stand = '{"action": "hit"}', '{"action": "stand"}'
+    done = play("blackjack", "--seed", "3", "--action", hit, "--action", stand)
+    assert done.returncode == 0
+    assert done.stdout.count("step ") == 2
+    assert done.stdout.rstrip().splitlines()[-1].startswith("episode 1 is over after 2 steps: return ")
+    done = play("blackjack", "--seed", "3", "--action", stand, "--action", stand)
+    assert done.returncode == 2
+    assert "its end before number 2" in done.stderr
+    assert "episode 1 is over after 1 step" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_server_that_runs_already_is_left_running() -> None:
+    token = "correct-horse-battery-staple"
+    with serve("--token", token, app="playground:fields_app") as server:
+        url = f"http://{server.address}"
+        refused = play(url, typed=":quit\n")
+        assert refused.returncode == 2
+        assert "token" in refused.stderr
+        done = play(url, typed='{"steps": 9}\n\n', ROPEWALK_TOKEN=token)
+        assert done.returncode == 0, done.stderr
+        assert "episode 1 is over after 1 step: return 0.5" in done.stdout
+        assert server.process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_server_that_reloads_is_played_on(tmp_path: Path) -> None:
+    source = Path(shutil.copy(Path(SUPPORT, "playground.py"), tmp_path / "copied_playground.py"))
+    with (
+        serve("--reload", app=f"{source}:fields_app") as server,
+        in_terminal("play", f"http://{server.address}") as terminal,
+    ):
+        terminal.until("steps (integer 1..9): ")
+        source.touch()
+        eventually(lambda: "serving again" in server.output)
+        terminal.type('{"steps": 1}')
+        terminal.until("ConnectionLost")
+        terminal.until("episode 1 was left after 0 steps")
+        terminal.until(":quit to leave: ")
+        terminal.type("")
+        terminal.until("--- episode 2")
+        terminal.type(":quit")
+        assert terminal.ended() == 0
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_ends_the_game() -> None:
+    with in_terminal("play", "blackjack", "--seed", "7") as terminal:
+        terminal.until("action (hit|stand): ")
+        for process in terminal.family[1:]:
+            process.kill()
+        terminal.type("hit")
+        assert terminal.ended() == 2
+        assert "ropewalk: " in terminal.shown
+        assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_gone_is_no_fault() -> None:
+    command = f"{sys.executable} -m openenv_core.cli play blackjack --random 2000 --json | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, cwd=SUPPORT
+    )
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""

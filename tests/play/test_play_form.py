@@ -1,0 +1,190 @@
+"""Actions read from schemas, typed text turned into values, observations made harmless. No process, no socket."""
+
+import json
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from openenv_core.play.form import ABSENT, Form, FormField, forms_of
+from openenv_core.play.show import LONGEST, harmless, number, observation_lines
+from openenv_core.play.values import value_of
+from openenv_core.tools import CallToolAction, ListToolsAction
+
+
+class Colour(Enum):
+    RED = "red"
+    REDDISH = "reddish"
+    BLUE = "blue"
+
+
+class Spot(BaseModel):
+    x: int
+
+
+class Everything(BaseModel):
+    kind: Literal["all"] = "all"
+    whole: int = Field(ge=-3, le=3, description="a number")
+    real: float = 0.5
+    text: str
+    flag: bool = False
+    colour: Colour = Colour.RED
+    maybe: Colour | None = None
+    numbers: list[int] = Field(default_factory=list)
+    spot: Spot | None = None
+    either: int | str = 1
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, FormField]:
+    (form,) = forms_of(model.model_json_schema())
+    return {field.name: field for field in form.fields}
+
+
+def test_a_form_has_what_can_be_chosen_and_no_more() -> None:
+    (form,) = forms_of(Everything.model_json_schema())
+    assert form.fixed == {"kind": "all"}
+    fields = fields_of(Everything)
+    assert list(fields) == [
+        "whole",
+        "real",
+        "text",
+        "flag",
+        "colour",
+        "maybe",
+        "numbers",
+        "spot",
+        "either",
+    ]
+    assert {name: field.label for name, field in fields.items()} == {
+        "whole": "integer -3..3",
+        "real": "number",
+        "text": "string",
+        "flag": "true|false",
+        "colour": "red|reddish|blue",
+        "maybe": "red|reddish|blue",
+        "numbers": "list of integers",
+        "spot": "JSON object of x or null",
+        "either": "JSON",
+    }
+    assert [name for name, field in fields.items() if field.required] == ["whole", "text"]
+    assert fields["whole"].description == "a number"
+    assert (fields["text"].default, fields["colour"].default, fields["maybe"].default) == (
+        ABSENT,
+        "red",
+        None,
+    )
+    assert fields["maybe"].nullable
+    assert not fields["colour"].nullable
+
+
+def test_a_union_is_several_forms_and_tools_are_known() -> None:
+    from pydantic import TypeAdapter
+
+    union = Annotated[CallToolAction | ListToolsAction, Field(discriminator="type")]
+    for schema in (
+        TypeAdapter(union).json_schema(),
+        TypeAdapter(CallToolAction | ListToolsAction).json_schema(),
+    ):
+        call, listing = forms_of(schema)
+        assert call.calls_tools
+        assert call.fixed == {"type": "call_tool"}
+        assert listing.lists_tools
+    (alone,) = forms_of(Everything.model_json_schema())
+    assert not alone.calls_tools
+    assert not alone.lists_tools
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"properties": {"a": True}},
+        {"properties": {"a": {"$ref": "#/$defs/none"}}},
+        {"$defs": {"A": {"$ref": "#/$defs/A"}}, "$ref": "#/$defs/A"},
+        {"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}}, "$ref": "#/$defs/A"},
+        {"properties": {"a": {"anyOf": []}}},
+    ],
+)
+def test_a_schema_that_says_little_is_a_form_all_the_same(schema: dict[str, Any]) -> None:
+    for form in forms_of(schema):
+        assert isinstance(form, Form)
+        assert all(field.label for field in form.fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("whole", "-3", -3),
+        ("real", "1e3", 1000.0),
+        ("text", "two words", "two words"),
+        ("text", '"two\\nlines"', "two\nlines"),
+        ("text", '""', ""),
+        ("text", '"', '"'),
+        ("text", "7", "7"),
+        ("flag", "Y", True),
+        ("flag", "false", False),
+        ("colour", "BLUE", "blue"),
+        ("colour", "b", "blue"),
+        ("colour", "red", "red"),
+        ("maybe", "null", None),
+        ("numbers", "1, 2 3", [1, 2, 3]),
+        ("numbers", "[1, 2]", [1, 2]),
+        ("spot", '{"x": 1}', {"x": 1}),
+        ("spot", "null", None),
+        ("either", "3", 3),
+        ("either", "three", "three"),
+    ],
+)
+def test_text_becomes_a_value(name: str, text: str, value: Any) -> None:
+    found = value_of(fields_of(Everything)[name], text)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("whole", "1.5", "a whole number"),
+        ("whole", "4", "integer -3..3"),
+        ("real", "nan", "JSON can carry"),
+        ("real", "much", "a number"),
+        ("flag", "maybe", "true or false"),
+        ("colour", "re", "one of red, reddish, blue"),
+        ("colour", "", "one of red, reddish, blue"),
+        ("colour", "null", "one of red, reddish, blue"),
+        ("numbers", "1 two", "a whole number"),
+        ("numbers", "[1", "a JSON list"),
+        ("spot", "[1]", "a JSON object"),
+    ],
+)
+def test_text_that_is_no_value_is_refused(name: str, text: str, why: str) -> None:
+    with pytest.raises(ValueError, match="expected") as refused:
+        value_of(fields_of(Everything)[name], text)
+    assert why in str(refused.value)
+
+
+def test_what_an_environment_says_does_not_move_the_terminal() -> None:
+    nasty = "a\x1b[2J\x1b]0;title\x07b\x1b[31mred\x1b[0m\x9b\x00\u202e\r\n\tc\x1b"
+    assert harmless(nasty) == "abred\n\tc"
+    assert harmless(nasty, colours=True) == "ab\x1b[31mred\x1b[0m\n\tc\x1b[0m"
+
+
+def test_an_observation_shows_its_text_first() -> None:
+    lines = list(
+        observation_lines(
+            {"n": None, "metadata": {"a": 1}, "board": [[1, 2]] * 40, "text": "first\nlines", "s": "x\ny"}
+        )
+    )
+    assert lines[:4] == ["first", "lines", "  n: null", "  board:"]
+    assert lines[4] == "    [1, 2]"
+    assert lines[-3:] == ["  s:", "    x", "    y"]
+    (long,) = observation_lines({"text": "x" * (LONGEST + 7)})
+    assert long.endswith("(7 more characters; --json shows all)")
+
+
+def test_rewards_are_read_easily() -> None:
+    figures = (0.1 + 0.2, 1.0, -1.5, None, True, 3)
+    assert [number(figure) for figure in figures] == ["0.3", "1", "-1.5", "none", "true", "3"]
+    assert json.loads(number(False)) is False

@@ -1,0 +1,116 @@
+"""A command in a pseudo-terminal of its own, typed at and read as a person would."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+PATIENCE_S = 30.0
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+class TerminalProcess:
+    """A running command.
+
+    Attributes:
+        process: The process itself.
+        raw: Everything that it showed, styles included.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", terminal: int) -> None:
+        self.process = process
+        self.raw = ""
+        self._terminal = terminal
+        self._read_to = 0
+
+    @property
+    def shown(self) -> str:
+        """What was shown, in plain text."""
+        return _STYLE.sub("", self.raw).replace("\r\n", "\n")
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def until(self, text: str) -> str:
+        """Wait until a text is shown after what was waited for before; return what came up to its end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (at := self.shown.find(text, self._read_to)) < 0:
+            if not self._more(deadline):
+                raise AssertionError(f"expected {text!r}, got: {self.shown[self._read_to :]}")
+        found = self.shown[self._read_to : at + len(text)]
+        self._read_to = at + len(text)
+        return found
+
+    def type(self, text: str) -> None:
+        """Type a line."""
+        self.keys(f"{text}\n")
+
+    def keys(self, text: str) -> None:
+        """Press keys: "\\x03" is Ctrl-C, "\\x04" Ctrl-D, "\\t" Tab."""
+        os.write(self._terminal, text.encode())
+
+    def ended(self) -> int:
+        """Read to the end; return the exit status."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._more(deadline):
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def _more(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise AssertionError(f"expected more by now, got: {self.shown}")
+        try:
+            part = os.read(self._terminal, 65_536)
+        except OSError:  # on Linux a terminal that nobody has open any more
+            return False
+        self.raw += part.decode(errors="replace")
+        return bool(part)
+
+
+@contextmanager
+def in_terminal(*words: str, cwd: str | None = None, **environ: str) -> Iterator[TerminalProcess]:
+    """Run `ropewalk` in a terminal; what is left of it at the end is killed."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "openenv_core.cli", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env={**os.environ, "TERM": "xterm", **environ},
+        start_new_session=True,
+        preexec_fn=_take_terminal,
+    )
+    os.close(theirs)
+    family: list[psutil.Process] = []
+    try:
+        running = TerminalProcess(process, ours)
+        yield running
+        if process.poll() is None:
+            family = running.family
+    finally:
+        for left in family:
+            if left.is_running():
+                left.kill()
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        os.close(ours)
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is one
