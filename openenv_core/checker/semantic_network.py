@@ -2,18 +2,15 @@
 
 import ipaddress
 import json
-import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 
-from openenv_core.checker import semantic_network_hook as hook
+from openenv_core.checker import semantic_hook as hook
 from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
 from openenv_core.checker.running import RunningServer, needs
+from openenv_core.checker.semantic_hooking import hooked
 from openenv_core.checker.semantic_playing import play_there, some_actions
 from openenv_core.checker.subject import Subject
 from openenv_core.targets import TargetKind
@@ -41,15 +38,9 @@ def check_network_policy_holds(subject: Subject) -> None:
         with subject.server(docker_options={"network": "none"}) as server:
             _play(subject, server)
         return
-    with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
-        shutil.copyfile(hook.__file__, Path(folder, "sitecustomize.py"))
-        notes = Path(folder, "hosts")
-        path = os.pathsep.join(part for part in (folder, os.environ.get("PYTHONPATH")) if part)
-        env_vars = {
-            "PYTHONPATH": path,
-            hook.OUT: str(notes),
-            hook.HOSTS: json.dumps(network.allowed_hosts),
-        }
+    with hooked() as (folder, env_vars):
+        notes = folder / "hosts"
+        env_vars |= {hook.OUT: str(notes), hook.HOSTS: json.dumps(network.allowed_hosts)}
         with subject.server(env_vars=env_vars) as server, _looking(server) as seen:
             _play(subject, server)
         if not notes.exists():

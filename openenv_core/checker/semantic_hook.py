@@ -1,19 +1,31 @@
-"""Put first on a server's path as `sitecustomize`: notes whom its process talks to, and stops what is not allowed.
+"""Put first on a server's path as `sitecustomize`: what an interpreter does for the checker.
 
-Standard library alone: it runs before anything else, and in every Python process that the server starts.
+It notes whom its process talks to and stops what is not allowed, or throws away its garbage when it is told to, so
+that what is left is what is held. Standard library alone: it runs before anything else, and in every Python process
+that the server starts.
 """
 
+import ctypes
 import errno
+import gc
 import json
 import os
+import signal
 import socket
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from typing import Any
 
 OUT = "ROPEWALK_CHECK_NETWORK"
 """The variable that names the file of notes: one host a line."""
+
+COLLECTED = "ROPEWALK_CHECK_COLLECTED"
+"""The variable that names another file of notes: a process that has thrown its garbage away adds a line."""
+
+COLLECT = signal.SIGUSR2
+"""Tells a process to throw its garbage away."""
 
 HOSTS = "ROPEWALK_CHECK_HOSTS"
 """The variable with the hosts that are allowed, as a list in JSON."""
@@ -64,8 +76,22 @@ def host_in(event: str, args: tuple[Any, ...]) -> str | None:
     return None if event in _OF_NAMES and is_address(host) else host
 
 
-def install(out: str, allowed: list[str]) -> None:
-    """Begin to note."""
+def install_collecting(out: str) -> None:
+    """Begin to throw garbage away when told to: what Python would some time, and what the allocator keeps."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+    def collect(*_: object) -> None:
+        gc.collect()
+        if trim is not None:
+            trim(0)
+        _note(out, str(os.getpid()))
+
+    with suppress(ValueError):  # not in the main thread: an interpreter inside of another
+        signal.signal(COLLECT, collect)
+
+
+def install_watching(out: str, allowed: list[str]) -> None:
+    """Begin to note whom this process talks to, and to stop what is not allowed."""
     found = False
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -83,14 +109,14 @@ def install(out: str, allowed: list[str]) -> None:
         _note(out, host)
         raise OSError(errno.ENETUNREACH, f"the manifest's network policy does not allow {host}")
 
-    _note(out, "")
+    _note(out, "")  # tells that somebody looks
     sys.addaudithook(hook)
 
 
-def _note(out: str, host: str) -> None:
+def _note(out: str, line: str) -> None:
     file = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, f"{host}\n".encode())
+        os.write(file, f"{line}\n".encode())
     finally:
         os.close(file)
 
@@ -103,6 +129,9 @@ def run_next() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-if __name__ == "sitecustomize" and OUT in os.environ:
-    install(os.environ[OUT], json.loads(os.environ.get(HOSTS, "[]")))
+if __name__ == "sitecustomize":
+    if OUT in os.environ:
+        install_watching(os.environ[OUT], json.loads(os.environ.get(HOSTS, "[]")))
+    if COLLECTED in os.environ:
+        install_collecting(os.environ[COLLECTED])
     run_next()
