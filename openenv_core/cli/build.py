@@ -147,6 +147,7 @@ def _build(
     from openenv_core.cli.image_progress import shown
     from openenv_core.images import base
     from openenv_core.images.build import build
+    from openenv_core.images.engine import inspect
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
@@ -167,7 +168,7 @@ def _build(
                 )
             built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
     for tags, image in built.items():
-        found = api.inspect_image(image)
+        found = inspect(api, image)
         size = f"{found['Size'] / 1e6:.0f} MB"
         print(f"{' '.join(tags)}  {found['Id'].removeprefix('sha256:')[:12]}  {size}")
     print(f"done in {time.monotonic() - began:.1f} s", file=sys.stderr)

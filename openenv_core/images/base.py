@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import installed, sdk
+from openenv_core.images.engine import inspect
 from openenv_core.images.events import Note, Tell
 from openenv_core.images.request import Request
 
@@ -29,10 +30,12 @@ _SHIPPED: Final = "dockerfiles.base"
 
 
 class Variant(StrEnum):
-    """Which of the two, and the stage of the Dockerfile that makes it."""
+    """Which of the two: the name of the Dockerfile's stage that makes it."""
 
-    RUNTIME = "runtime"
-    BUILD = "build"
+    RUNTIME = "ropewalk-runtime"
+    """What environments stand on: the user `env`, and nothing to build with."""
+
+    BUILD = "ropewalk-build"
     """For Dockerfiles of the released scaffold: root, with uv, git and curl."""
 
 
@@ -60,7 +63,7 @@ def ensure(
         BuildFailed: It cannot be made.
     """
     named = tags(variant)
-    with _context() as request:
+    with context() as request:
         fingerprint = request.labels[FINGERPRINT]
         if not (always or no_cache or pull or build_args) and _made_from(api, named[0]) == fingerprint:
             return named[0]
@@ -81,15 +84,15 @@ def _made_from(api: "docker.APIClient", tag: str) -> str | None:
     from docker.errors import ImageNotFound
 
     try:
-        found = api.inspect_image(tag)
+        found = inspect(api, tag)
     except ImageNotFound:
         return None
     return ((found.get("Config") or {}).get("Labels") or {}).get(FINGERPRINT)
 
 
 @contextmanager
-def _context() -> Iterator[Request]:
-    """Put together what the base is built from."""
+def context() -> Iterator[Request]:
+    """Put together, in a folder that lasts as long as the block, what the base is built from."""
     try:
         shipped = files(_SHIPPED)
     except ModuleNotFoundError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.errors import ConfigurationError
 
@@ -55,3 +55,32 @@ def engine() -> Iterator["docker.APIClient"]:
         yield client
     finally:
         client.close()
+
+
+@contextmanager
+def hanging_up(api: "docker.APIClient") -> Iterator[None]:
+    """Break off what the engine is answering when the block does not end well.
+
+    The engine goes on with a build or a push until its caller hangs up, and the SDK keeps the answer to itself.
+    """
+    answers: list[Any] = []
+    hooks = api.hooks["response"]
+
+    def collect(answer: Any, *_: Any, **__: Any) -> None:
+        answers.append(answer)
+
+    hooks.append(collect)
+    try:
+        yield
+    except BaseException:
+        for answer in answers:
+            answer.close()
+        raise
+    finally:
+        hooks.remove(collect)
+
+
+def inspect(api: "docker.APIClient", image: str) -> dict[str, Any]:
+    """Return what the engine knows of an image; raises the SDK's ImageNotFound."""
+    found: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
+    return found

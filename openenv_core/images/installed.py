@@ -2,10 +2,11 @@
 
 import base64
 import csv
+import gzip
 import hashlib
 import io
 import re
-import shutil
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -66,20 +67,19 @@ def source_tree() -> Path | None:
 def place(folder: Path) -> Placed:
     """Put the installed Ropewalk into an empty folder.
 
-    A source tree is copied. What was installed from somewhere else than an index (a folder, a wheel, a repository)
-    is packed into a wheel again, from what is installed. What an index gave, it will give again.
+    A source tree becomes an archive of its source. What was installed from somewhere else than an index (a folder, a
+    wheel, a repository) is packed into a wheel again, from what is installed. What an index gave, it will give again.
 
     Raises:
         ConfigurationError: Ropewalk is not installed.
     """
     tree = source_tree()
     if tree is not None:
-        for name in _shipped(tree, folder):
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(tree / name, target)
         project = _project(tree)
-        return Placed(".", (*project["dependencies"], *project["optional-dependencies"][EXTRA]))
+        archive = _archive(tree, folder / f"{DISTRIBUTION}-{project['version']}.tar.gz")
+        return Placed(
+            f"./{archive.name}", (*project["dependencies"], *project["optional-dependencies"][EXTRA])
+        )
     installed = _distribution()
     requirement = f"{DISTRIBUTION}=={installed.version}"
     if installed.read_text("direct_url.json") is not None:
@@ -111,7 +111,18 @@ def _dependencies(installed: Distribution) -> Iterator[str]:
             yield match["requirement"]
 
 
-def _shipped(tree: Path, beside: Path) -> Iterator[PurePosixPath]:
+def _archive(tree: Path, target: Path) -> Path:
+    """Make an archive of the source: the same source gives the same bytes."""
+    with gzip.GzipFile(target, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in _shipped(tree):
+            entry = tarfile.TarInfo(f"{target.name.removesuffix('.tar.gz')}/{name}")
+            data = (tree / name).read_bytes()
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return target
+
+
+def _shipped(tree: Path) -> Iterator[PurePosixPath]:
     """Yield what a wheel of the project is made of, relative to the tree."""
     with (tree / "pyproject.toml").open("rb") as file:
         settings = tomllib.load(file)
@@ -120,15 +131,15 @@ def _shipped(tree: Path, beside: Path) -> Iterator[PurePosixPath]:
     patterns = settings["tool"]["setuptools"]["packages"]["find"]["include"]
     for package in sorted(tree.iterdir()):
         if (package / "__init__.py").is_file() and any(fnmatchcase(package.name, one) for one in patterns):
-            yield from _files(tree, package, beside)
+            yield from _files(tree, package)
 
 
-def _files(tree: Path, folder: Path, beside: Path) -> Iterator[PurePosixPath]:
+def _files(tree: Path, folder: Path) -> Iterator[PurePosixPath]:
     for path in sorted(folder.iterdir()):
-        if path.is_symlink() or path == beside or any(fnmatchcase(path.name, one) for one in _LEFT_BEHIND):
+        if path.is_symlink() or any(fnmatchcase(path.name, one) for one in _LEFT_BEHIND):
             continue
         if path.is_dir():
-            yield from _files(tree, path, beside)
+            yield from _files(tree, path)
         elif path.is_file():
             yield PurePosixPath(path.relative_to(tree).as_posix())
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.images.engine import hanging_up
 from openenv_core.images.errors import BuildFailed
 from openenv_core.images.events import Cached, Layer, Output, Step, Tell
 from openenv_core.images.remedies import remedy_for
@@ -31,16 +32,13 @@ def build(api: "docker.APIClient", request: Request, tell: Tell) -> str:
         ConfigurationError: The context cannot be read.
     """
     progress = _Progress(tell)
-    with _answers(api) as answers:
-        try:
+    try:
+        with hanging_up(api):
             for said in _stream(api, request):
                 progress.take(said)
-        except BaseException:
-            # The engine goes on with a build until its caller hangs up.
-            for answer in answers:
-                answer.close()
-            progress.clean(api)
-            raise
+    except BaseException:
+        progress.clean(api)
+        raise
     if progress.image is None:
         raise BuildFailed(
             f"expected an image of {request.context}, got an end of the engine's answer before it was built",
@@ -52,22 +50,6 @@ def build(api: "docker.APIClient", request: Request, tell: Tell) -> str:
         repository, _, name = tag.rpartition(":")
         api.tag(progress.image, repository, name)
     return progress.image
-
-
-@contextlib.contextmanager
-def _answers(api: "docker.APIClient") -> Iterator[list[Any]]:
-    """Collect the engine's answers, which the SDK keeps to itself."""
-    found: list[Any] = []
-    hooks = api.hooks["response"]
-
-    def collect(answer: Any, *_: Any, **__: Any) -> None:
-        found.append(answer)
-
-    hooks.append(collect)
-    try:
-        yield found
-    finally:
-        hooks.remove(collect)
 
 
 def _stream(api: "docker.APIClient", request: Request) -> Iterator[dict[str, Any]]:

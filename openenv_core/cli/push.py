@@ -1,0 +1,143 @@
+"""`ropewalk push`: images to a registry, folders to a Space of the Hugging Face hub."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from openenv_core.cli.command import Command
+from openenv_core.errors import ConfigurationError, OpenEnvError
+
+if TYPE_CHECKING:
+    from openenv_core.images.space import Staged
+
+FAILED: Final = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `push`."""
+    add = parser.add_argument
+    add(
+        "targets",
+        nargs="+",
+        metavar="IMAGE|PATH",
+        help="an image, or an environment's folder, which stands for the image that `ropewalk build` makes of it",
+    )
+    add(
+        "--registry",
+        metavar="HOST[:PORT]/NAMESPACE",
+        help="push images there; who we are is what `docker login` has stored",
+    )
+    space = parser.add_argument_group("to a Space of the Hugging Face hub, which builds the image itself")
+    space.add_argument("--space", metavar="OWNER/NAME", help="upload the folder there")
+    space.add_argument("--private", action="store_true", help="a Space that is made is private")
+    space.add_argument("--dry-run", action="store_true", help="say what would be uploaded, and do nothing")
+    space.add_argument(
+        "--base-image",
+        metavar="IMAGE",
+        help="a public image that the Space stands on; by default the base is built in the Space",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Push, and return 1 where anything did not arrive.
+
+    Raises:
+        ConfigurationError: What is asked for is impossible; nothing was pushed then.
+    """
+    if arguments.space is not None:
+        return _push_space(arguments)
+    for name in ("private", "dry_run", "base_image"):
+        if getattr(arguments, name):
+            raise ConfigurationError(
+                f"expected --{name.replace('_', '-')} with --space OWNER/NAME, got no --space"
+            )
+    return _push_images(arguments)
+
+
+def _push_images(arguments: argparse.Namespace) -> int:
+    from openenv_core.cli.image_progress import shown
+    from openenv_core.images.engine import engine
+    from openenv_core.images.push import push, remote_name
+
+    images = [_image(target) for target in dict.fromkeys(arguments.targets)]
+    planned = [(image, remote_name(image, arguments.registry)) for image in images]
+    failed = 0
+    with engine() as api:
+        for image, remote in planned:
+            print(f"{image} -> {remote}", file=sys.stderr)
+            try:
+                with shown() as tell:
+                    digest = push(api, image, remote, tell)
+            except OpenEnvError as error:
+                print(f"ropewalk: {error}", file=sys.stderr)
+                failed += 1
+            else:
+                print(f"{remote}  {digest}")
+    if failed and len(planned) > 1:
+        print(f"ropewalk: {failed} of {len(planned)} did not arrive", file=sys.stderr)
+    return FAILED if failed else 0
+
+
+def _image(target: str) -> str:
+    """Return the image that a word stands for: a folder's is the one that `ropewalk build` makes of it."""
+    from openenv_core.images.plan import default_tag, name_of, named
+
+    path = Path(target).expanduser()
+    if path.is_dir() and (target.startswith((".", "/", "~")) or (path / "openenv.yaml").is_file()):
+        return default_tag(name_of(path.resolve()))
+    return named([target], "")[0]
+
+
+def _push_space(arguments: argparse.Namespace) -> int:
+    from tempfile import TemporaryDirectory
+
+    from openenv_core.images.hub import upload
+    from openenv_core.images.space import check_name, stage
+
+    if arguments.registry is not None:
+        raise ConfigurationError("expected --registry or --space, got both; push twice")
+    if len(arguments.targets) != 1:
+        raise ConfigurationError(
+            f"expected one folder for a Space, got {len(arguments.targets)}; push one by one"
+        )
+    check_name(arguments.space)
+    folder = Path(arguments.targets[0]).expanduser().resolve()
+    with TemporaryDirectory(prefix="ropewalk-space-") as made:
+        staged = stage(folder, Path(made), base_image=arguments.base_image)
+        _show(staged, arguments)
+        if arguments.dry_run:
+            return 0
+        url = upload(Path(made), arguments.space, private=arguments.private)
+    print(url)
+    return 0
+
+
+def _show(staged: "Staged", arguments: argparse.Namespace) -> None:
+    visibility = "private" if arguments.private else "public"
+    verb = "would upload" if arguments.dry_run else "uploading"
+    size = sum(staged.files.values())
+    print(
+        f"{verb} {len(staged.files)} files, {size / 1e3:.0f} kB, to the Space {arguments.space} "
+        f"({visibility} where it is new, sdk docker, port {staged.port})"
+    )
+    if arguments.dry_run:
+        for name, count in staged.files.items():
+            print(f"  {count:>9,}  {name}")
+    for name, reason in staged.left_out.items():
+        print(f"left out: {name} ({reason})")
+    for note in staged.notes:
+        print(f"note: {note}")
+
+
+COMMAND: Final = Command(
+    name="push",
+    help="Push images to a registry, or a folder to a Hugging Face Space.",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk push my_env --registry registry.example.org/team",
+        "ropewalk push my-env:1.0 --registry ghcr.io/me",
+        "ropewalk push my_env --space me/my-env --dry-run",
+    ),
+)

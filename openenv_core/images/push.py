@@ -1,0 +1,147 @@
+"""Pushing an image to a registry."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.images.engine import hanging_up, inspect
+from openenv_core.images.errors import NoSuchImage, NotAllowed, NotReached, PushFailed
+from openenv_core.images.events import Layer, Tell
+from openenv_core.images.plan import named
+
+if TYPE_CHECKING:
+    import docker
+
+_REGISTRY = re.compile(
+    r"(?P<host>localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d)|\[[0-9a-fA-F:]+\])(?::\d+)?"
+    r"(?P<namespace>(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
+)
+
+_ABSENT: Final = r"does not exist locally|No such image|not found locally|tag does not exist"
+_REFUSED: Final = (
+    r"denied|unauthorized|authentication required|no basic auth credentials|403 Forbidden|401 Unauthorized"
+)
+_SILENT: Final = (
+    r"connection refused|no such host|i/o timeout|dial tcp|deadline exceeded|EOF|connection reset|x509|"
+    r"server gave HTTP response|no route to host|name resolution|server misbehaving|TLS handshake"
+)
+
+
+def remote_name(image: str, registry: str | None) -> str:
+    """Return what an image is called in a registry: `HOST/NAMESPACE/` and the last part of its name.
+
+    Args:
+        image: Its name here.
+        registry: `HOST[:PORT][/NAMESPACE]`; None: the image's name begins with the registry already.
+
+    Raises:
+        ConfigurationError: There is no registry in either, or it cannot be one.
+    """
+    (name,) = named([image], "")
+    if registry is None:
+        host, slash, _ = name.partition("/")
+        if not slash or not ("." in host or ":" in host or host == "localhost"):
+            raise ConfigurationError(
+                f"expected --registry HOST[:PORT]/NAMESPACE for {image}, whose name has no registry, got none; "
+                "docker.io/NAMESPACE is Docker Hub, ghcr.io/NAMESPACE is GitHub's"
+            )
+        return name
+    if _REGISTRY.fullmatch(registry.rstrip("/")) is None:
+        raise ConfigurationError(
+            f"expected --registry HOST[:PORT]/NAMESPACE, as in registry.example.org/team, got {registry!r}; "
+            "without a scheme, in lower case after the host"
+        )
+    return f"{registry.rstrip('/')}/{name.rpartition('/')[2]}"
+
+
+def push(api: "docker.APIClient", image: str, remote: str, tell: Tell) -> str:
+    """Push an image under a registry's name and return its digest there.
+
+    Who we are is what `docker login` has stored. Afterwards the image has the registry's name here too.
+
+    Raises:
+        NoSuchImage: The engine does not have it.
+        NotReached: The registry does not answer.
+        NotAllowed: It does not let us.
+        PushFailed: Something else went wrong on the way.
+    """
+    from docker.errors import APIError, ImageNotFound
+
+    repository, _, tag = remote.rpartition(":")
+    added = image != remote and not _has(api, remote)
+    try:
+        if image != remote:
+            api.tag(image, repository, tag)
+    except (ImageNotFound, APIError) as error:
+        raise _absent(image) if isinstance(error, ImageNotFound) else _failure(remote, str(error)) from error
+    try:
+        with hanging_up(api):
+            return _pushed(api, repository, tag, tell)
+    except BaseException:
+        if added:
+            with contextlib.suppress(APIError, OSError):
+                api.remove_image(remote, noprune=True)
+        raise
+
+
+def _pushed(api: "docker.APIClient", repository: str, tag: str, tell: Tell) -> str:
+    digest: str | None = None
+    for said in _stream(api, repository, tag):
+        # The engine's status is 200 whatever comes: what went wrong stands among the messages.
+        if "error" in said:
+            raise _failure(f"{repository}:{tag}", str(said["error"]))
+        if "id" in said and "status" in said:
+            detail = said.get("progressDetail") or {}
+            tell(Layer(said["id"], said["status"], detail.get("current") or 0, detail.get("total") or 0))
+        elif isinstance(said.get("aux"), dict):
+            digest = said["aux"].get("Digest") or digest
+    if digest is None:
+        raise PushFailed(
+            f"expected the registry's digest of {repository}:{tag} at the end of the push, got none; "
+            "push again, and see the engine's log"
+        )
+    return digest
+
+
+def _stream(api: "docker.APIClient", repository: str, tag: str) -> Iterator[dict[str, Any]]:
+    from docker.errors import DockerException
+
+    try:
+        yield from api.push(repository, tag, stream=True, decode=True)
+    except DockerException as error:
+        raise _failure(f"{repository}:{tag}", str(getattr(error, "explanation", None) or error)) from error
+    except OSError as error:
+        raise _failure(f"{repository}:{tag}", str(error)) from error
+
+
+def _has(api: "docker.APIClient", image: str) -> bool:
+    from docker.errors import ImageNotFound
+
+    try:
+        inspect(api, image)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _absent(image: str) -> NoSuchImage:
+    return NoSuchImage(
+        f"expected an image {image} here, got none; `ropewalk build` makes it, `docker images` lists"
+    )
+
+
+def _failure(remote: str, said: str) -> PushFailed:
+    host = remote.partition("/")[0]
+    text = f"expected {remote} to arrive, got: {said.strip()}"
+    if re.search(_ABSENT, said):
+        return _absent(remote)
+    if re.search(_REFUSED, said):
+        return NotAllowed(f"{text}; `docker login {host}` with an account that may write there")
+    if re.search(_SILENT, said):
+        return NotReached(
+            f"{text}; see that {host} is right and reachable from the engine, with a certificate that it trusts "
+            "(or as one of its insecure-registries)"
+        )
+    return PushFailed(text)

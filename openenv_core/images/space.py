@@ -1,0 +1,195 @@
+"""What a Space of the Hugging Face hub is made of: an environment's folder, staged."""
+
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.images import base
+from openenv_core.images.dockerfile import BASE_ARG, Dockerfile
+from openenv_core.images.leaving_out import secret_in, walk
+from openenv_core.images.plan import MANIFEST, PLACES, name_of, variant_for
+
+PARTS: Final = "ropewalk-base"
+"""The folder of a Space with what its base is built from."""
+
+HOSTS: Final = "*.hf.space"
+"""The names under which the hub serves Spaces."""
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_PORT = re.compile(r"port\s*:\s*(?P<port>\d+)\s*(#.*)?$")
+_FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Staged:
+    """What a Space will hold.
+
+    Attributes:
+        files: Its files and their sizes, in order.
+        left_out: What of the folder stays behind, and why.
+        port: Where its server listens.
+        notes: What a person should know.
+    """
+
+    files: dict[str, int]
+    left_out: dict[str, str]
+    port: int
+    notes: list[str] = field(default_factory=list)
+
+
+def check_name(space: str) -> None:
+    """Refuse what cannot be a Space's name.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not _NAME.fullmatch(space):
+        raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
+
+
+def stage(folder: Path, into: Path, *, base_image: str | None = None) -> Staged:
+    """Put together what a Space of an environment holds.
+
+    The Dockerfile stands at the root, the README begins with what the hub wants to know. The hub builds the image,
+    and it has no base of ours: the Dockerfile makes that first, from parts that go with it, unless `base_image` is
+    one that the hub can pull.
+
+    Args:
+        folder: The environment's own folder.
+        into: An empty folder.
+        base_image: A public image that stands for ARG BASE_IMAGE.
+
+    Raises:
+        ConfigurationError: The folder is no environment, or a file of it holds what looks like a secret.
+    """
+    path = next((place for place in PLACES if (folder / place).is_file()), None)
+    if path is None or not (folder / MANIFEST).is_file():
+        missing = MANIFEST if path is not None else " or ".join(PLACES)
+        raise ConfigurationError(f"expected an environment's folder with {missing}, got {folder}")
+    left_out = _copy(folder, into, {path, "README.md", MANIFEST})
+    text = (folder / path).read_text(encoding="utf-8")
+    dockerfile = Dockerfile.read(folder / path)
+    port = _port(folder)
+    notes: list[str] = []
+    if base_image is not None:
+        if dockerfile.base is None:
+            raise ConfigurationError(
+                f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base-image gives a value, got "
+                f"FROM {', '.join(dockerfile.images)}"
+            )
+        text = with_default(text, BASE_ARG, base_image)
+    elif (variant := variant_for(dockerfile)) is not None:
+        text = _with_base(text, variant, into)
+        notes.append(
+            f"the Space builds the base itself, from {PARTS}/; --base-image names a public one instead"
+        )
+    (into / path).unlink(missing_ok=True)
+    text = f"{text.rstrip()}\n\n# Callers name the Space in Host.\nENV ROPEWALK_ALLOWED_HOSTS={HOSTS}\n"
+    (into / "Dockerfile").write_text(text, encoding="utf-8")
+    _write_readme(folder, into, port)
+    notes.append(
+        "whoever can see the Space can use it: give it a secret ROPEWALK_TOKENS, or make it --private"
+    )
+    files = {
+        path.relative_to(into).as_posix(): path.stat().st_size
+        for path in sorted(into.rglob("*"))
+        if path.is_file()
+    }
+    return Staged(files, left_out, port, notes)
+
+
+def with_default(text: str, arg: str, value: str) -> str:
+    """Return a Dockerfile whose ARG has another default, wherever it stands."""
+    return re.sub(rf"(?im)^(\s*ARG\s+){arg}(=\S*)?[ \t]*$", lambda match: f"{match[1]}{arg}={value}", text)
+
+
+def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
+    """Copy what goes, and return what stays. What a Space cannot do without goes whatever the ignore files say."""
+    left_out: dict[str, str] = {}
+    secrets = []
+    for found in walk(folder):
+        if found.reason is not None and found.path not in needed:
+            left_out[found.path] = found.reason
+            continue
+        if secret_in(folder / found.path):
+            secrets.append(found.path)
+        target = into / found.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / found.path, target)
+    for name in needed:
+        if (folder / name).is_file() and not (into / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, into / name)
+    if secrets:
+        raise ConfigurationError(
+            f"expected files without secrets, got what looks like a token or a private key in {', '.join(secrets)}; "
+            "take it out, or name the file in .dockerignore"
+        )
+    return left_out
+
+
+def _with_base(text: str, variant: base.Variant, into: Path) -> str:
+    """Return an environment's Dockerfile after the base's own, and put the base's parts beside it."""
+    parts = into / PARTS
+    if parts.exists():
+        raise ConfigurationError(
+            f"expected a folder without {PARTS}, which a Space's base is made from, got one"
+        )
+    with base.context() as request:
+        shutil.copytree(request.context, parts)
+        requirement = request.build_args["ROPEWALK"]
+    made = (parts / "Dockerfile").read_text(encoding="utf-8")
+    (parts / "Dockerfile").unlink()
+    for name, value in (("PARTS", PARTS), ("ROPEWALK", requirement)):
+        made = with_default(made, name, value)
+    # An index gives what no folder holds, and the hub keeps no empty folder.
+    if not any((parts / "ropewalk").iterdir()):
+        (parts / "ropewalk" / "from-the-index").write_text(f"{requirement}\n", encoding="utf-8")
+    with (into / ".dockerignore").open("a", encoding="utf-8") as ignore:
+        ignore.write(f"\n# What the base is made from.\n!{PARTS}\n!{PARTS}/**\n")
+    used = re.sub(rf"\$(\{{{BASE_ARG}(:-[^}}]*)?\}}|{BASE_ARG}\b)", variant.value, text)
+    used = re.sub(rf"(?im)^\s*ARG\s+{BASE_ARG}(=\S*)?[ \t]*\n", "", used)
+    # Comments before the first instruction may be directives, which hold for the whole file.
+    lines = used.splitlines(keepends=True)
+    directives = []
+    while lines and re.match(r"#\s*(syntax|escape|check)\s*=", lines[0]):
+        directives.append(lines.pop(0))
+    return f"{''.join(directives)}{made.rstrip()}\n\n# ---- the environment\n{''.join(lines).lstrip()}"
+
+
+def _port(folder: Path) -> int:
+    lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+    return next((int(match["port"]) for line in lines if (match := _PORT.match(line))), 8000)
+
+
+def _write_readme(folder: Path, into: Path, port: int) -> None:
+    """Write the README with what the hub reads at its top; what its author says there stays."""
+    import yaml
+
+    path = into / "README.md"
+    text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"
+    said: dict[str, Any] = {}
+    if (front := _FRONT.match(text)) is not None:
+        try:
+            said = yaml.safe_load(front["yaml"]) or {}
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"expected YAML between the --- of README.md, got: {error}") from error
+        if not isinstance(said, dict):
+            raise ConfigurationError(f"expected keys between the --- of README.md, got {type(said).__name__}")
+        text = text[front.end() :]
+    title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), name_of(folder))
+    card = {
+        "title": title,
+        "emoji": "\N{VIDEO GAME}",
+        "colorFrom": "blue",
+        "colorTo": "green",
+        "tags": ["openenv"],
+    }
+    card |= said
+    # These two are what the Space is, whatever was said.
+    card["sdk"], card["app_port"] = "docker", port
+    top = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
+    path.write_text(f"---\n{top}---\n\n{text.lstrip()}", encoding="utf-8")
