@@ -1,0 +1,7 @@
+"""Healthy containers that wait to be used."""
+
+from openenv_core.providers.pool.errors import PoolClosed, PoolError, PoolTimeout
+from openenv_core.providers.pool.lease import Lease
+from openenv_core.providers.pool.pool import DockerPool
+
+__all__ = ["DockerPool", "Lease", "PoolClosed", "PoolError", "PoolTimeout"]

@@ -1,0 +1,363 @@
+"""The pool without an engine: its members are real servers of /health in threads of this process."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from openenv_core import ConfigurationError, GenericEnvClient
+from openenv_core.errors import ImageNotFound, ProviderError
+from openenv_core.providers.pool import DockerPool, PoolClosed, PoolError, PoolTimeout
+from openenv_core.providers.pool.pool import Pool
+
+PATIENCE_S = 20
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "healthy"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Tiny:
+    """A member of a pool."""
+
+    def __init__(self, home: "Home") -> None:
+        self.home = home
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Health)
+        self.server.block_on_close = False
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), name="tiny")
+        self.thread.start()
+        self.dead = False
+
+    def die(self) -> None:
+        if not self.dead:
+            self.dead = True
+            self.server.shutdown()
+            self.server.server_close()
+            self.thread.join()
+
+    def alive(self) -> bool:
+        return not self.dead
+
+    def remove(self) -> None:
+        self.home.removals += 1
+        if self.home.removal_failures:
+            self.home.removal_failures -= 1
+            raise ProviderError("the engine is away")
+        self.die()
+        self.home.removed.append(self)
+
+
+class Home:
+    """Where members come from, and what became of them."""
+
+    def __init__(self) -> None:
+        self.made: list[Tiny] = []
+        self.removed: list[Tiny] = []
+        self.removals = self.removal_failures = 0
+        self.failures: list[BaseException] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.starting = self.most_starting = 0
+
+    def start(self, stopping: threading.Event) -> Tiny:
+        self.starting += 1
+        self.most_starting = max(self.most_starting, self.starting)
+        try:
+            while not self.gate.wait(0.01):
+                if stopping.is_set():
+                    raise ProviderError("stopped meanwhile")
+            if self.failures:
+                raise self.failures.pop(0)
+            self.made.append(Tiny(self))
+            return self.made[-1]
+        finally:
+            self.starting -= 1
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    home = Home()
+    yield home
+    for member in home.made:
+        member.die()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IDLE_S", "FIRST_PAUSE_S", "REMOVE_PAUSE_S"):
+        monkeypatch.setattr(f"openenv_core.providers.pool.keeper.{name}", 0.02)
+    monkeypatch.setattr("openenv_core.providers.pool.stock.LOOK_S", 0.02)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "expected it to come about by now"
+        time.sleep(0.005)
+
+
+def use_up(pool: Pool[Tiny], timeout_s: float) -> None:
+    for _ in range(10):
+        pool.lease(timeout_s).close()
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("openenv-pool")]
+
+
+def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
+    with Pool[Tiny](home.start, 2, 1) as pool:
+        seen = set()
+        for _ in range(5):
+            with pool.lease(PATIENCE_S) as lease:
+                assert lease.container.alive()
+                assert lease.url == lease.container.url
+                seen.add(lease.container)
+        assert len(seen) == 5
+        assert home.most_starting == 1
+        eventually(lambda: len(home.removed) == 5 and pool.state.ready == 2)
+        assert set(home.removed) == seen
+        state = pool.state
+        assert (state.used, state.leaving, state.starting, state.last_failure) == (0, 0, 0, None)
+    assert set(home.removed) == set(home.made)
+    assert threads() == []
+
+
+def test_never_more_than_the_size(home: Home) -> None:
+    with Pool[Tiny](home.start, 2, 2) as pool:
+        first, second = pool.lease(PATIENCE_S), pool.lease(PATIENCE_S)
+        with pytest.raises(PoolTimeout, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
+            pool.lease(0.05)
+        assert late.value.last_failure is None
+        assert "give containers back" in str(late.value)
+        assert len(home.made) == 2
+        first.close()
+        first.close()
+        with pool.lease(PATIENCE_S) as third:
+            assert third.container not in (first.container, second.container)
+            assert first.closed
+            assert not second.closed
+        second.close()
+
+
+def test_a_member_that_died_while_it_waited_is_not_handed_out(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv_core.providers.pool.keeper.IDLE_S", 60)  # nobody looks but the hand-out
+    with Pool[Tiny](home.start, 2, 2) as pool:
+        pool.wait(timeout_s=PATIENCE_S)
+        dead = list(home.made)
+        for member in dead:
+            member.die()
+        with pool.lease(PATIENCE_S) as lease:
+            assert lease.container not in dead
+
+
+def test_members_that_die_are_replaced_before_anybody_asks(home: Home) -> None:
+    with Pool[Tiny](home.start, 3, 2) as pool:
+        pool.wait(timeout_s=PATIENCE_S)
+        first = list(home.made)
+        for member in first:
+            member.die()
+        eventually(lambda: len(home.removed) == 3 and pool.state.ready == 3)
+        assert set(home.removed) == set(first)
+
+
+def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
+    home.failures = [ProviderError(f"trouble {i}") for i in range(3)]
+    with Pool[Tiny](home.start, 2, 2) as pool, pool.lease(PATIENCE_S):
+        assert home.failures == []
+        pool.wait(1, PATIENCE_S)
+        assert (pool.state.failed, pool.state.last_failure) == (3, None)
+
+
+def test_whoever_waits_in_vain_is_told_of_the_last_failure(home: Home) -> None:
+    home.failures = [ProviderError("the engine is away")] * 1000
+    with Pool[Tiny](home.start, 1, 1) as pool:
+        with pytest.raises(PoolTimeout, match=r"starts failed, the last of: the engine is away") as late:
+            pool.lease(0.3)
+        assert isinstance(late.value.last_failure, ProviderError)
+        assert late.value.__cause__ is late.value.last_failure
+
+
+def test_an_image_that_is_missing_is_told_at_once(home: Home) -> None:
+    home.failures = [ImageNotFound("expected an image 'x', got none")] * 1000
+    with Pool[Tiny](home.start, 2, 2) as pool:
+        for ask in (pool.lease, lambda timeout_s: pool.wait(1, timeout_s)):
+            with pytest.raises(PoolTimeout, match=r"no wait will bring one.*expected an image 'x'"):
+                ask(3600.0)
+
+
+def test_a_removal_that_fails_is_tried_again(home: Home) -> None:
+    home.removal_failures = 3
+    with Pool[Tiny](home.start, 1, 1) as pool:
+        pool.lease(PATIENCE_S).close()
+        eventually(lambda: len(home.removed) == 1)
+        assert home.removals == 4
+
+
+def test_an_engine_that_removes_nothing_is_not_filled_up(home: Home) -> None:
+    home.removal_failures = 1000
+    with Pool[Tiny](home.start, 2, 2) as pool:
+        for _ in range(2):
+            pool.lease(PATIENCE_S).close()
+        with pytest.raises(PoolTimeout, match="are being removed"):
+            use_up(pool, 0.2)
+        assert len(home.made) <= 4
+        home.removal_failures = 0
+        pool.lease(PATIENCE_S).close()
+
+
+def test_closing_ends_starts_that_are_under_way_and_leases(home: Home) -> None:
+    pool = Pool[Tiny](home.start, 3, 1)
+    lease = pool.lease(PATIENCE_S)
+    pool.wait(2, PATIENCE_S)
+    home.gate.clear()
+    pool.lease(PATIENCE_S).close()
+    eventually(lambda: home.starting == 1)
+    waiting: list[BaseException] = []
+
+    def wait() -> None:
+        pool.lease(PATIENCE_S)
+        try:
+            pool.lease(PATIENCE_S)
+        except PoolError as error:
+            waiting.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: pool.state.ready == 0)
+    pool.close()
+    thread.join(PATIENCE_S)
+    assert [type(error) for error in waiting] == [PoolClosed]
+    assert set(home.removed) == set(home.made)
+    assert threads() == []
+    lease.close()
+    pool.close()
+    for ask in (pool.lease, pool.wait, pool.start):
+        with pytest.raises(PoolClosed, match="make a new one"):
+            ask()
+
+
+def test_what_cannot_be_removed_in_time_does_not_hold_the_close_up(home: Home) -> None:
+    pool = Pool[Tiny](home.start, 1, 1)
+    pool.wait(timeout_s=PATIENCE_S)
+    home.removal_failures = 10_000
+    pool.close(0.1)
+    assert home.removed == []
+    home.removal_failures = 0
+    eventually(lambda: len(home.removed) == 1)  # the thread goes on
+    eventually(lambda: threads() == [])
+
+
+def test_the_death_of_the_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool[Tiny](home.start, 2, 2)
+    pool.wait(timeout_s=PATIENCE_S)
+    keeper = pool._keeper
+    assert keeper is not None
+
+    def broken() -> None:
+        raise MemoryError("no room to think")
+
+    monkeypatch.setattr(keeper, "_turn", broken)
+    with pytest.raises(PoolError, match="its thread died of MemoryError: no room to think"):
+        use_up(pool, PATIENCE_S)
+    pool.close()
+    assert set(home.removed) == set(home.made)
+
+
+def test_a_pool_and_a_lease_that_are_forgotten_leave_nothing(home: Home) -> None:
+    pool = Pool[Tiny](home.start, 2, 2)
+    lease = pool.lease(PATIENCE_S)
+    used = lease.container
+    del lease
+    gc.collect()
+    eventually(lambda: used in home.removed)
+    lease = pool.lease(PATIENCE_S)
+    del pool
+    gc.collect()
+    assert lease.container.alive()  # whoever has a lease has the pool
+    del lease
+    gc.collect()
+    eventually(lambda: set(home.removed) == set(home.made) and threads() == [])
+
+
+def test_a_client_takes_a_member_when_it_is_used_and_gives_it_back(home: Home) -> None:
+    with Pool[Tiny](home.start, 1, 1) as pool:
+        pool.wait(timeout_s=PATIENCE_S)
+        client = pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S)
+        assert pool.state.used == 0
+        with pytest.raises(Exception, match="expected"), client:  # there is no environment in it
+            pass
+        eventually(lambda: len(home.removed) == 1)
+        provider = pool.provider(PATIENCE_S)
+        assert (provider.alive, provider.output()) == (False, "")
+        url = provider.start()
+        assert (provider.start(), provider.alive) == (url, True)
+        with suppress(StopIteration):
+            next(member for member in home.made if member.url == url).die()
+        assert not provider.alive
+        provider.stop()
+        provider.stop()
+        eventually(lambda: len(home.removed) == 2)
+
+
+def test_a_fork_gets_no_containers_and_takes_none_away(home: Home) -> None:
+    pool = Pool[Tiny](home.start, 1, 1)
+    pool.wait(timeout_s=PATIENCE_S)
+    fork = os.fork()
+    if fork == 0:
+        status = 1
+        try:
+            pool.lease(PATIENCE_S)
+        except PoolError as error:
+            pool.close()
+            status = 0 if "fork" in str(error) and not home.removed else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(fork, 0)[1] == 0
+    assert home.made[0].alive()
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"size": 0}, "size"),
+        ({"size": 2.5}, "size"),
+        ({"max_starting": 0}, "max_starting"),
+        ({"memroy": "1g"}, "did you mean memory"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        DockerPool("x", **options)
+
+
+@pytest.mark.slow
+def test_a_pool_without_an_engine_says_so() -> None:
+    code = (
+        "from openenv_core.providers.pool import DockerPool, PoolTimeout\n"
+        "try: DockerPool('x', 1).lease(0.3)\n"
+        "except PoolTimeout as error: print(error)"
+    )
+    environ = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert "expected a Docker engine at unix:///nowhere/docker.sock" in done.stdout, done.stderr
