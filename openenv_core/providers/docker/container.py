@@ -31,6 +31,10 @@ LAST_PAUSE_S: Final = 0.05
 LOOK_S: Final = 0.25
 """How often it is asked whether a container that starts still runs."""
 
+FIRST_ANSWER_S: Final = 0.25
+LAST_ANSWER_S: Final = 5.0
+"""How long a server that starts may take to answer; it doubles. The engine holds connections to one that ended."""
+
 OUTPUT_LINES: Final = 200
 OUTPUT_BYTES: Final = 16_384
 """How much of a container's log goes into an error."""
@@ -132,7 +136,7 @@ class Container:
             return ContainerState(True)
         # The flag stays off where a child of the first process was killed; the engine's events have it.
         out_of_memory = bool(state.get("OOMKilled")) or self._engine.ended_for_memory(
-            self.id, self._born - 1, time.time() + 1
+            self.id, self._born - 1, time.time()
         )
         return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
 
@@ -200,11 +204,14 @@ class Container:
         return self._relay.port
 
     def _wait_until_healthy(self, port: int, deadline: float, stopping: threading.Event | None) -> None:
-        pause, seen, next_look = FIRST_PAUSE_S, "no answer", time.monotonic() + LOOK_S
+        pause, answer_s, seen = FIRST_PAUSE_S, FIRST_ANSWER_S, "no answer"
+        next_look = time.monotonic() + LOOK_S
         while (left := deadline - time.monotonic()) > 0:
             try:
-                status = status_of(port, left)
+                status = status_of(port, min(left, answer_s))
             except (OSError, ValueError) as error:
+                if isinstance(error, TimeoutError):
+                    answer_s = min(2 * answer_s, LAST_ANSWER_S)
                 seen = f"{type(error).__name__}: {error}"
             else:
                 if status == "healthy":
@@ -294,10 +301,12 @@ def _create(engine: Engine, name: str, asked: dict[str, Any]) -> str:
                 f"expected an image {asked['Image']!r} on the Docker engine, got none; build it with "
                 f"`ropewalk build PATH`, or fetch it with `docker pull {asked['Image']}`"
             ) from error
-        raise OptionUnavailable(
-            f"expected the Docker engine to make a container of {asked['Image']}, got: {error.reason}; "
-            "change the option that it names"
-        ) from error
+        if error.status == 400:
+            raise OptionUnavailable(
+                f"expected the Docker engine to make a container of {asked['Image']}, got: {error.reason}; "
+                "change the option that it names"
+            ) from error
+        raise
     except BaseException:
         _forget(engine, name)
         raise
@@ -318,8 +327,11 @@ def _run(engine: Engine, container: Container, options: ContainerOptions) -> Non
                 f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
                 f"make it with `docker network create {options.network}`"
             ) from error
-        raise OptionUnavailable(
-            f"expected the Docker engine to start {container.image}, got: {error.reason}"
+        raise EngineRefused(
+            f"expected the Docker engine to start {container.image}, got: {error.reason}; "
+            "change the option that it names, or see the engine's log",
+            error.status,
+            error.reason,
         ) from error
 
 
