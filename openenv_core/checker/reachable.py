@@ -1,6 +1,7 @@
 """Whether there is anything to look at, before the first check looks."""
 
 from openenv_core.apps import load_app
+from openenv_core.checker.check import CheckFailed
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ImageNotFound
 from openenv_core.targets import TargetKind, can_be_found
@@ -22,15 +23,11 @@ def require(subject: Subject) -> None:
 
 
 def _require_server(subject: Subject) -> None:
-    import httpx
-
     try:
         with subject.http() as http:
             http.get("/health")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigurationError(
-            f"expected a server at {subject.url}, got {type(error).__name__}: {error}; start it first"
-        ) from None
+    except CheckFailed as error:
+        raise ConfigurationError(f"{error.message}; start it first") from None
 
 
 def _require_image(image: str) -> None:

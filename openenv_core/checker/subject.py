@@ -268,15 +268,26 @@ class Subject:
 
     @contextmanager
     def http(self, url: str | None = None, **headers: str) -> "Iterator[httpx.Client]":
-        """Open a client for plain HTTP on a server, the shared one by default."""
+        """Open a client for plain HTTP on a server, the shared one by default.
+
+        Raises:
+            CheckFailed: A request in the block is not answered.
+        """
         import httpx
 
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
-        with httpx.Client(
-            base_url=url or self.url, trust_env=False, timeout=self.limits.step_timeout_s, headers=headers
-        ) as client:
-            yield client
+        where = url or self.url
+        try:
+            with httpx.Client(
+                base_url=where, trust_env=False, timeout=self.limits.step_timeout_s, headers=headers
+            ) as client:
+                yield client
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise CheckFailed(
+                f"expected a server at {where} that answers, got {type(error).__name__}: {error}",
+                change="see what the server prints under `ropewalk serve`",
+            ) from error
 
     @cached_property
     def schema(self) -> dict[str, Any]:
