@@ -1,0 +1,83 @@
+"""A folder that the released package's own `init` makes: served, checked and built; what is wrong with it is said."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from released import ROOT, environment, exchange, our_server, scaffold
+
+from openenv_core.client import GenericEnvClient
+from openenv_core.providers.docker import Engine, LocalDockerProvider
+
+VERSION = "0.10.0"
+IMAGE = "ropewalk-test-released-scaffold:latest"
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scaffold(VERSION, tmp_path_factory.mktemp("released"))
+
+
+@pytest.fixture(scope="module")
+def image(engine: Engine, folder: Path) -> Iterator[str]:
+    done = ropewalk("build", str(folder), "--tag", IMAGE)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    yield IMAGE
+    subprocess.run(["docker", "image", "rm", "--force", IMAGE], capture_output=True, timeout=60, check=True)
+
+
+def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "openenv_core.cli", *words],
+        env=environment(PYTHONPATH=str(ROOT)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def findings(target: str) -> dict[str, dict[str, Any]]:
+    """Return what the checker has against a target; a check that crashed is a flaw of ours."""
+    done = ropewalk("validate", target, "--json")
+    assert done.returncode == 1, done.stdout[-6000:] + done.stderr[-6000:]
+    results = json.loads(done.stdout)["results"]
+    assert {result["status"] for result in results} == {"passed", "failed", "skipped"}
+    failed = {result["name"]: result for result in results if result["status"] == "failed"}
+    assert all(result["message"] and result["change"] for result in failed.values())
+    return failed
+
+
+def test_it_is_served(folder: Path) -> None:
+    with our_server(str(folder)) as url, GenericEnvClient(url).sync() as client:
+        client.reset(seed=1)
+        assert client.step({"message": "hello"}).observation["echoed_message"] == "hello"
+
+
+def test_what_is_wrong_with_the_folder_is_said(folder: Path) -> None:
+    failed = findings(str(folder))
+    # Its seed decides nothing, its episodes never end, and it never says so.
+    assert set(failed) >= {"different_seeds_differ", "dockerfile_user"}
+    assert "seed" in failed["different_seeds_differ"]["change"]
+
+
+@pytest.mark.docker
+def test_its_image_is_built_and_answers(image: str) -> None:
+    with LocalDockerProvider(image) as provider:
+        url = provider.start()  # the same one again
+        assert exchange(url, "GET", "/health") == (200, {"status": "healthy"})
+        with GenericEnvClient(url).sync() as client:
+            client.reset()
+            assert client.step({"message": "hello"}).observation["echoed_message"] == "hello"
+
+
+@pytest.mark.docker
+def test_what_is_wrong_with_the_image_is_said(image: str) -> None:
+    assert "different_seeds_differ" in findings(image)

@@ -1,0 +1,138 @@
+"""docs/authors.md, run as it is written: by a new user, in a new virtual environment, with a clone beside it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from docker_engine import engine
+from released import ROOT
+
+from openenv_core.providers.docker import Engine
+
+__all__ = ["engine"]
+
+PAGE = ROOT / "docs" / "authors.md"
+IMAGE = "dice-env:latest"
+AT_MOST = 12
+PATIENCE_S = 1800
+
+ENDED = "\x1e"
+"""Begins the line that the script prints after each command: its number and its status."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One command of the page and what came of it."""
+
+    command: str
+    status: int
+    output: str
+
+
+def commands(page: str) -> list[str]:
+    """Return what a reader would type or run, one command each; a Python block is a script to run."""
+    found: list[str] = []
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE):
+        assert language in ("bash", "python"), f"nobody runs blocks of {language}"
+        if language == "python":
+            found.append(f"python - <<'SCRIPT'\n{block}SCRIPT")
+            continue
+        lines = block.replace("\\\n", " ").splitlines()
+        found += [line for line in lines if line.strip() and not line.startswith("#")]
+    return found
+
+
+def test_the_page_is_short_and_goes_from_an_installation_to_a_checked_image() -> None:
+    found = commands(PAGE.read_text())
+    assert len(found) <= AT_MOST
+    assert found[0].startswith("pip install ")
+    assert f"ropewalk validate {IMAGE}" in found
+    assert all(f"ropewalk {word}" in "\n".join(found) for word in ("init", "play", "validate", "build"))
+
+
+def test_commands_are_read_as_a_shell_would() -> None:
+    page = "a\n```bash\n# why\none \\\n  more\n\ntwo\n```\nb\n```python\nprint(1)\n```\n"
+    assert commands(page) == ["one    more", "two", "python - <<'SCRIPT'\nprint(1)\nSCRIPT"]
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 120)
+def test_every_command_of_the_page_does_what_it_says(engine: Engine, tmp_path: Path) -> None:
+    there_before = engine.has_image(IMAGE)
+    clone(tmp_path / "ropewalk")
+    python = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(python)], check=True, timeout=120)
+    try:
+        told = follow(commands(PAGE.read_text()), tmp_path, python)
+    finally:
+        if not there_before:
+            subprocess.run(
+                ["docker", "image", "rm", "--force", IMAGE], capture_output=True, timeout=60, check=False
+            )
+    for one in told:
+        assert one.status == 0, f"{one.command} ended with {one.status}:\n{one.output[-6000:]}"
+    assert [one.command for one in told] == commands(PAGE.read_text())
+    by_command = {one.command: one.output for one in told}
+    assert "reward 1" in next(text for command, text in by_command.items() if "ropewalk play" in command)
+    for command in ("ropewalk validate .", f"ropewalk validate {IMAGE}"):
+        summary = by_command[command].rstrip().splitlines()[-1]
+        counts = re.search(r": \d+ checks: (\d+) passed(, \d+ skipped)? in [\d.]+ s$", summary)
+        assert counts is not None, by_command[command][-6000:]
+        assert int(counts[1]) >= 15
+    assert re.search(r"\d+ passed", by_command["pytest"])
+    assert told[-1].output.split() == ["Found:", "it", "is", "42.", "1.0"]
+
+
+def clone(folder: Path) -> None:
+    """Copy what a clone would have of this working tree: what is committed or about to be."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+
+
+def follow(given: list[str], folder: Path, python: Path) -> list[Told]:
+    """Type commands into one shell, up to the first that fails."""
+    script = "".join(
+        f"{command}\nstatus=$?; printf '\\n{ENDED}%d %d\\n' {number} $status; [ $status = 0 ] || exit\n"
+        for number, command in enumerate(given)
+    )
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ROPEWALK"))
+    }
+    variables |= {"VIRTUAL_ENV": str(python), "PATH": f"{python / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    with (folder / "said").open("w+b") as said:
+        with subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        ) as shell:
+            try:
+                shell.wait(PATIENCE_S)
+            except BaseException:
+                os.killpg(shell.pid, 15)
+                raise
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    told: list[Told] = []
+    for output, number, status in re.findall(rf"(.*?)\n{ENDED}(\d+) (\d+)\n", text, flags=re.DOTALL):
+        told.append(Told(given[int(number)], int(status), output))
+    return told

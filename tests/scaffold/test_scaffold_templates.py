@@ -1,0 +1,99 @@
+"""Every template, made, and then treated as its author would: its own tests, the checker, an image, the checker."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker_engine import engine
+from released import ROOT, drive, our_server
+
+from openenv_core.providers.docker import Engine
+from openenv_core.scaffold.making import TEMPLATES, make
+from openenv_core.scaffold.names import names_of
+
+__all__ = ["engine"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PLAYED = {
+    "game": {"guess": 50},
+    "tools": {"tool_name": "look", "arguments": {"shelf": "north"}},
+    "gymnasium": {"action": 1},
+}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def template(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(template: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(names_of(f"made-from-{template}"), template, tmp_path_factory.mktemp(template))
+
+
+@pytest.fixture
+def image(engine: Engine, folder: Path) -> Iterator[str]:
+    tag = f"ropewalk-test-{folder.name}:latest".replace("_", "-")
+    run("build", str(folder), "--tag", tag, cwd=folder)
+    yield tag
+    subprocess.run(["docker", "image", "rm", "--force", tag], capture_output=True, timeout=60, check=True)
+
+
+def run(*words: str, cwd: Path, module: str = "openenv_core.cli") -> str:
+    """Run a command as in a new shell, and return what it printed."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=cwd,
+        env={**variables, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(words)}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def assert_all_passed(report: str) -> None:
+    results = json.loads(report)["results"]
+    assert {result["status"] for result in results} <= {"passed", "skipped"}
+    assert {result["level"] for result in results if result["status"] == "passed"} >= {
+        "runtime",
+        "semantic",
+        "hostile",
+        "load",
+    }
+
+
+def test_its_own_tests_pass(folder: Path) -> None:
+    said = run("-q", "-p", "no:cacheprovider", cwd=folder, module="pytest")
+    assert "failed" not in said
+    assert "passed" in said
+
+
+def test_it_passes_every_level(folder: Path) -> None:
+    report = run("validate", ".", "--json", cwd=folder)
+    assert_all_passed(report)
+
+
+@pytest.mark.interop
+def test_it_is_served_and_played_by_the_released_client(folder: Path, template: str) -> None:
+    with our_server(str(folder)) as url:
+        plan = [{"reset": {"seed": 7}}, {"step": PLAYED[template]}, {"state": {}}]
+        (outcomes,) = drive("0.10.0", "episodes", url, "sync", plan=[plan])
+        begun, stepped, state = outcomes
+        assert (begun["done"], stepped["done"]) == (False, False)
+        assert 0 <= stepped["reward"] <= 1
+        assert (state["step_count"], state["seed"]) == (1, 7)
+
+
+@pytest.mark.docker
+def test_it_becomes_an_image_that_passes(image: str, folder: Path) -> None:
+    report = run("validate", image, "--json", cwd=folder.parent)
+    assert_all_passed(report)
