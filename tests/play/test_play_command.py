@@ -36,18 +36,18 @@ def test_a_person_plays_in_a_terminal() -> None:
         terminal.until(":help for commands")
         terminal.until("--- episode 1, seed 7")
         assert terminal.until("Hit or stand?").startswith("\nYou hold 9, 10 (19).")
-        terminal.until("action (hit|stand): ")
+        terminal.until("\naction (hit|stand): ")
         family = terminal.family
         assert len(family) == 3  # the command, the guard, the server
         terminal.type("fold")
         terminal.until("expected one of hit, stand, got 'fold'")
-        terminal.until("action (hit|stand): ")
+        terminal.until("\naction (hit|stand): ")
         terminal.type(":rest")
         terminal.until("did you mean :reset?")
         terminal.type(":reset 5")
         terminal.until("episode 1 was left after 0 steps: return 0")
         terminal.until("--- episode 2, seed 5")
-        terminal.until("action (hit|stand): ")
+        terminal.until("\naction (hit|stand): ")
         terminal.keys("st\t\n")  # completed
         terminal.until("step 1   reward 1   return 1   done")
         terminal.until("episode 2 is over after 1 step: return 1")
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused(words: tuple[str, ...], why: str) -> None:
 @pytest.mark.slow
 def test_ctrl_c_leaves_and_ends_the_server() -> None:
     with in_terminal("play", "blackjack", "--seed", "7") as terminal:
-        terminal.until("action (hit|stand): ")
+        terminal.until("\naction (hit|stand): ")
         family = terminal.family
         terminal.keys("\x03")
         assert terminal.ended() == 130
@@ -129,6 +129,7 @@ def test_ctrl_c_leaves_a_step_that_hangs() -> None:
         terminal.until("amount (integer): ")
         family = terminal.family
         terminal.type("1")
+        terminal.until("1\n")  # a terminal forgets what is unread when Ctrl-C comes
         terminal.keys("\x03")
         assert terminal.ended() == 130
         assert all(gone(process) for process in family)
@@ -137,7 +138,7 @@ def test_ctrl_c_leaves_a_step_that_hangs() -> None:
 @pytest.mark.slow
 def test_a_window_that_closes_ends_the_server() -> None:
     with in_terminal("play", "blackjack") as terminal:
-        terminal.until("action (hit|stand): ")
+        terminal.until("\naction (hit|stand): ")
         family = terminal.family
         terminal.process.kill()
         eventually(lambda: all(gone(process) for process in family))
@@ -173,7 +174,7 @@ def test_tools_are_listed_and_their_arguments_asked_for() -> None:
 @pytest.mark.slow
 def test_the_terminal_is_not_the_environments() -> None:
     with in_terminal("play", "playground:fields_app", cwd=SUPPORT) as terminal:
-        terminal.until("steps (integer 1..9): ")
+        terminal.until("\nsteps (integer 1..9): ")
         assert "\x1b]0;" not in terminal.raw
         assert "\x1b[2J" not in terminal.raw
         terminal.type(":quit")
@@ -227,7 +228,7 @@ def test_a_server_that_reloads_is_played_on(tmp_path: Path) -> None:
         serve("--reload", app=f"{source}:fields_app") as server,
         in_terminal("play", f"http://{server.address}") as terminal,
     ):
-        terminal.until("steps (integer 1..9): ")
+        terminal.until("\nsteps (integer 1..9): ")
         source.touch()
         eventually(lambda: "serving again" in server.output)
         terminal.type('{"steps": 1}')
@@ -243,7 +244,7 @@ def test_a_server_that_reloads_is_played_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_that_dies_ends_the_game() -> None:
     with in_terminal("play", "blackjack", "--seed", "7") as terminal:
-        terminal.until("action (hit|stand): ")
+        terminal.until("\naction (hit|stand): ")
         for process in terminal.family[1:]:
             process.kill()
         terminal.type("hit")
