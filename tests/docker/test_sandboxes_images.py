@@ -1,0 +1,204 @@
+"""`ropewalk sandboxes` as a process of its own, over a real engine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from slim_server import IMAGE, command
+
+from openenv_core import ServerStartFailed
+from openenv_core.providers.docker import Engine
+from openenv_core.providers.remote import RemoteSandboxProvider, SandboxLost, SandboxRefused
+
+pytestmark = pytest.mark.docker
+
+TOKEN = "correct-horse-battery-staple"
+PATIENCE_S = 60
+
+
+class Service:
+    """A running service."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        assert process.stdout is not None
+        self.url = ""
+        for line in process.stdout:
+            self.lines.append(line)
+            if "http://" in line:
+                self.url = line.split()[-1]
+                break
+        assert self.url, self.lines
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def provider(self, **options: Any) -> RemoteSandboxProvider:
+        options = {"image": IMAGE, "command": command("{port}"), "token": TOKEN, **options}
+        return RemoteSandboxProvider(self.url, **options)
+
+    def ended(self) -> int:
+        status = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return status
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout
+
+
+@contextmanager
+def sandboxes(tmp_path: Path, *words: str) -> Iterator[Service]:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN + "\n")
+    words = ("--port", "0", "--token-file", str(tokens), *words)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "openenv_core.cli", "sandboxes", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "ROPEWALK_TOKENS": "another-token-of-good-length"},
+        start_new_session=True,
+    )
+    try:
+        service = Service(process)
+        yield service
+        process.terminate()
+        assert service.ended() == 0, service.lines
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def eventually(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "expected it to come about by now"
+        time.sleep(0.05)
+
+
+def of(engine: Engine, service: Service) -> list[str]:
+    """The containers that a service has made."""
+    found = engine.labelled("ropewalk.owner")
+    return [each["Id"] for each in found if f"-{service.process.pid}-" in each["Labels"]["ropewalk.owner"]]
+
+
+def test_an_image_is_served_within_its_limits_and_removed(engine: Engine, tmp_path: Path) -> None:
+    with sandboxes(tmp_path, "--max-memory", "200m") as service:
+        remote = service.provider(
+            port=8123,
+            env_vars={"GREETING": "aye"},
+            memory="100m",
+            cpus=0.5,
+            pids=50,
+            network="bridge",
+            lease_s=20,
+        )
+        with remote:
+            assert remote.url is not None
+            with urlopen(remote.url + "/health", timeout=10) as answer:
+                assert json.load(answer) == {"status": "healthy"}
+            assert remote.output() == "slim says aye\n"
+            (container,) = of(engine, service)
+            host = engine.inspect(container)["HostConfig"]
+            found = [host[name] for name in ("Memory", "NanoCpus", "PidsLimit", "ReadonlyRootfs", "CapDrop")]
+            assert found == [100 << 20, 500_000_000, 50, True, ["ALL"]]
+            environ = engine.inspect(container)["Config"]["Env"]
+            assert not [line for line in environ if "token" in line.lower() or TOKEN in line]
+        assert of(engine, service) == []
+        # One that asks for no memory gets what the service allows, and nobody gets more.
+        with service.provider():
+            (container,) = of(engine, service)
+            assert engine.inspect(container)["HostConfig"]["Memory"] == 200 << 20
+        with pytest.raises(SandboxRefused, match="at most 209715200"):
+            service.provider(memory="1g").start()
+        with pytest.raises(SandboxRefused, match="memory"):
+            service.provider(memory="2m").start()
+        assert not any(TOKEN in line for line in service.lines)
+
+
+def test_what_goes_wrong_inside_is_told(engine: Engine, tmp_path: Path) -> None:
+    with sandboxes(tmp_path) as service:
+        with pytest.raises(ServerStartFailed, match="ropewalk-test-never-built:1"):
+            service.provider(image="ropewalk-test-never-built:1").start()
+        with pytest.raises(ServerStartFailed, match=r"exit code 7(.|\n)*on purpose"):
+            service.provider(
+                command=["python3", "-c", "import sys; print('on purpose'); sys.exit(7)"]
+            ).start()
+        remote = service.provider(lease_s=20)
+        url = remote.start()
+        with suppress(OSError):
+            urlopen(url + "/die", timeout=10)
+        eventually(lambda: not remote.alive)
+        assert "dying as told" in remote.output()
+        assert of(engine, service) == []  # what has ended takes no room, and its words are kept
+        remote.stop()
+
+
+OWNER = """
+import sys
+from openenv_core.providers.remote import RemoteSandboxProvider
+remote = RemoteSandboxProvider(sys.argv[1], token=sys.argv[2], image=sys.argv[3], command=sys.argv[4:], lease_s=2)
+print(remote.start(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_sandbox_of_a_killed_owner_ends_with_its_lease(engine: Engine, tmp_path: Path) -> None:
+    with sandboxes(tmp_path) as service:
+        words = [sys.executable, "-c", OWNER, service.url, TOKEN, IMAGE, *command("{port}")]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout is not None
+            assert owner.stdout.readline().startswith("http://127.0.0.1:")
+            time.sleep(3)  # longer than its lease, which it renews
+            assert len(of(engine, service)) == 1
+            owner.kill()
+        eventually(lambda: of(engine, service) == [], 10)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+def test_nothing_is_left_of_a_service_that_ends(engine: Engine, tmp_path: Path, signum: int) -> None:
+    with (
+        pytest.raises(AssertionError) if signum == signal.SIGKILL else _nothing(),
+        sandboxes(tmp_path) as service,
+    ):
+        running, starting = service.provider(lease_s=60), service.provider(command=["sleep", "60"])
+        running.start()
+        failures: list[BaseException] = []
+
+        def start() -> None:
+            try:
+                starting.start()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        eventually(lambda: len(of(engine, service)) == 2)
+        service.process.send_signal(signum)
+        service.ended()
+        if signum == signal.SIGKILL:
+            eventually(lambda: of(engine, service) == [], 10)  # by the companion
+        assert of(engine, service) == []
+        thread.join(PATIENCE_S)
+        assert [isinstance(error, ServerStartFailed | SandboxLost | Exception) for error in failures] == [
+            True
+        ]
+        running.stop()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
