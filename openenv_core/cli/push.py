@@ -92,6 +92,7 @@ def _image(target: str) -> str:
 def _push_space(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
+    from openenv_core.images.errors import PushFailed
     from openenv_core.images.hub import upload
     from openenv_core.images.space import check_name, stage
 
@@ -108,7 +109,11 @@ def _push_space(arguments: argparse.Namespace) -> int:
         _show(staged, arguments)
         if arguments.dry_run:
             return 0
-        url = upload(Path(made), arguments.space, private=arguments.private)
+        try:
+            url = upload(Path(made), arguments.space, private=arguments.private)
+        except PushFailed as error:
+            print(f"ropewalk: {error}", file=sys.stderr)
+            return FAILED
     print(url)
     return 0
 

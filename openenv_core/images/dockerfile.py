@@ -19,7 +19,7 @@ PREDEFINED_ARGS: Final = frozenset(
 BASE_ARG: Final = "BASE_IMAGE"
 
 _DIRECTIVE = re.compile(r"#\s*(?P<name>\w+)\s*=\s*(?P<value>.+?)\s*$")
-_HEREDOC = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*)(?P=quote)")
+_HEREDOC = re.compile(r"(?:^|\s)\d*<<-?(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*)(?P=quote)(?=\s|$|[;|&)])")
 _ARG = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:=(?P<value>\"[^\"]*\"|'[^']*'|\S*))?")
 _STAGE = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+AS\s+(?P<name>\S+))?\s*$", re.IGNORECASE)
 _FLAG = re.compile(r"--(?P<name>[a-z-]+)(=\S*)?")

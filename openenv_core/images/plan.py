@@ -140,10 +140,9 @@ def named(tags: Sequence[str], name: str) -> list[str]:
     Raises:
         ConfigurationError: No image can be called that.
     """
-    short = default_tag(name).partition(":")[0]
     found = []
     for text in tags:
-        tag = text.replace("{name}", short)
+        tag = text.replace("{name}", default_tag(name).partition(":")[0]) if "{name}" in text else text
         match = _TAG.fullmatch(tag)
         if match is None:
             raise ConfigurationError(

@@ -107,13 +107,18 @@ def _pushed(api: "docker.APIClient", repository: str, tag: str, tell: Tell) -> s
 
 def _stream(api: "docker.APIClient", repository: str, tag: str) -> Iterator[dict[str, Any]]:
     from docker.errors import DockerException
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
 
     try:
         yield from api.push(repository, tag, stream=True, decode=True)
     except DockerException as error:
         raise _failure(f"{repository}:{tag}", str(getattr(error, "explanation", None) or error)) from error
-    except OSError as error:
-        raise _failure(f"{repository}:{tag}", str(error)) from error
+    except (RequestException, HTTPError) as error:
+        raise PushFailed(
+            f"expected the engine to answer until {repository}:{tag} has arrived, got: {error}; is it still running? "
+            "`docker info` says"
+        ) from error
 
 
 def _has(api: "docker.APIClient", image: str) -> bool:

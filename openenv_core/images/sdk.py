@@ -46,14 +46,27 @@ def build(api: "docker.APIClient", request: Request, tell: Tell) -> str:
             output=progress.output,
             remedy="is the engine still running? `docker info` says",
         )
+    _name(api, progress.image, request)
+    return progress.image
+
+
+def _name(api: "docker.APIClient", image: str, request: Request) -> None:
+    from docker.errors import APIError
+
     for tag in request.tags[1:]:
         repository, _, name = tag.rpartition(":")
-        api.tag(progress.image, repository, name)
-    return progress.image
+        try:
+            api.tag(image, repository, name)
+        except APIError as error:
+            raise BuildFailed(
+                f"expected the engine to call the image {tag}, got: {error.explanation}"
+            ) from error
 
 
 def _stream(api: "docker.APIClient", request: Request) -> Iterator[dict[str, Any]]:
     from docker.errors import APIError
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
 
     try:
         # Nothing bounds a step's silence but its author's patience: Ctrl-C ends it in order.
@@ -75,6 +88,11 @@ def _stream(api: "docker.APIClient", request: Request) -> Iterator[dict[str, Any
         said = str(error.explanation or error)
         raise BuildFailed(
             f"expected the engine to build {request.context}, got: {said}", remedy=remedy_for(said)
+        ) from error
+    except (RequestException, HTTPError) as error:
+        raise BuildFailed(
+            f"expected the engine to answer until {request.context} is built, got: {error}",
+            remedy="is it still running? `docker info` says",
         ) from error
     except OSError as error:
         raise ConfigurationError(f"expected to read all of {request.context}, got: {error}") from error

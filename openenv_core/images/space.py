@@ -181,14 +181,14 @@ def _write_readme(folder: Path, into: Path, port: int) -> None:
             raise ConfigurationError(f"expected keys between the --- of README.md, got {type(said).__name__}")
         text = text[front.end() :]
     title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), name_of(folder))
-    card = {
+    card: dict[str, Any] = {
         "title": title,
         "emoji": "\N{VIDEO GAME}",
         "colorFrom": "blue",
         "colorTo": "green",
         "tags": ["openenv"],
+        **said,
     }
-    card |= said
     # These two are what the Space is, whatever was said.
     card["sdk"], card["app_port"] = "docker", port
     top = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)

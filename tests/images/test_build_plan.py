@@ -1,0 +1,176 @@
+"""What would be built, before anything is."""
+
+from pathlib import Path
+
+import pytest
+
+from openenv_core.cli.main import main
+from openenv_core.errors import ConfigurationError
+from openenv_core.images import base
+from openenv_core.images.plan import default_tag, named, plan, read_build_args
+
+DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
+
+
+def folder(
+    tmp_path: Path, *, dockerfile: str = DOCKERFILE, name: str = "dice_env", manifest: bool = True
+) -> Path:
+    made = tmp_path / name
+    (made / "server").mkdir(parents=True)
+    (made / "server" / "Dockerfile").write_text(dockerfile)
+    if manifest:
+        (made / "openenv.yaml").write_text(f'spec_version: 1\nname: "{name}"  # so\nport: 8000\n')
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("blackjack", "blackjack-env:latest"),
+        ("blackjack_env", "blackjack-env:latest"),
+        ("Dice-Env", "dice-env:latest"),
+        ("my.env", "my-env:latest"),
+        ("two words", "two-words-env:latest"),
+        ("env", "env-env:latest"),
+    ],
+)
+def test_an_image_is_called_after_its_environment(name: str, tag: str) -> None:
+    assert default_tag(name) == tag
+    assert named([tag], "") == [tag]
+
+
+def test_a_name_that_no_image_can_have_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="give one with --tag"):
+        default_tag("___")
+
+
+@pytest.mark.parametrize(
+    ("tag", "becomes"),
+    [
+        ("a", "a:latest"),
+        ("a:1.0", "a:1.0"),
+        ("registry.example.org/team/a", "registry.example.org/team/a:latest"),
+        ("localhost:5000/a:2", "localhost:5000/a:2"),
+        ("127.0.0.1:5000/x/{name}:2", "127.0.0.1:5000/x/dice-env:2"),
+        ("host:5000/{name}", "host:5000/dice-env:latest"),
+    ],
+)
+def test_tags_are_completed(tag: str, becomes: str) -> None:
+    assert named([tag], "dice_env") == [becomes]
+
+
+@pytest.mark.parametrize("tag", ["", "A:1", "a:", ":1", "a b", "a//b", "a:b:c", "-a", "https://a/b"])
+def test_tags_that_cannot_be_are_refused(tag: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected an image's name"):
+        named([tag], "dice_env")
+
+
+def test_a_folder_s_plan(tmp_path: Path) -> None:
+    made = plan(folder(tmp_path), build_args={"COLOUR": "blue"})
+    assert made.name == "dice_env"
+    assert made.request.dockerfile == "server/Dockerfile"
+    assert made.request.tags == ("dice-env:latest",)
+    assert made.variant is base.Variant.RUNTIME
+    assert made.request.build_args == {"COLOUR": "blue", "BASE_IMAGE": base.tags(base.Variant.RUNTIME)[0]}
+    assert made.for_buildkit == ()
+    assert made.notes == ()
+
+
+def test_a_released_folder_gets_the_base_with_uv(tmp_path: Path) -> None:
+    text = "ARG BASE_IMAGE=ghcr.io/huggingface/openenv-base:latest\nFROM ${BASE_IMAGE}\nRUN --mount=type=cache,target=/c x\n"
+    made = plan(folder(tmp_path, dockerfile=text))
+    assert made.request.build_args["BASE_IMAGE"].endswith("-build")
+    assert made.for_buildkit == ("RUN --mount (line 3)",)
+
+
+def test_another_base_replaces_ours(tmp_path: Path) -> None:
+    made = plan(folder(tmp_path), base_image="mine:1")
+    assert made.variant is None
+    assert made.request.build_args == {"BASE_IMAGE": "mine:1"}
+    made = plan(tmp_path / "dice_env", build_args={"BASE_IMAGE": "mine:2"})
+    assert made.variant is None
+    with pytest.raises(ConfigurationError, match="got both"):
+        plan(tmp_path / "dice_env", base_image="mine:1", build_args={"BASE_IMAGE": "mine:2"})
+
+
+def test_a_base_for_a_dockerfile_that_has_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a Dockerfile that stands on its ARG BASE_IMAGE"):
+        plan(folder(tmp_path, dockerfile="FROM python:3.11-slim\n"), base_image="mine:1")
+
+
+def test_pull_asks_no_registry_for_our_base(tmp_path: Path) -> None:
+    assert not plan(folder(tmp_path), pull=True).request.pull
+    assert plan(tmp_path / "dice_env", pull=True, base_image="mine:1").request.pull
+
+
+def test_an_unknown_build_argument_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"got COLOR; did you mean COLOUR\?"):
+        plan(made, build_args={"COLOR": "blue"})
+    with pytest.raises(ConfigurationError, match=r"it has: BASE_IMAGE, COLOUR"):
+        plan(made, build_args={"ZZZ": "blue"})
+    assert plan(made, build_args={"HTTPS_PROXY": "http://p"}).request.build_args["HTTPS_PROXY"] == "http://p"
+
+
+def test_build_arguments_come_from_the_line_or_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "there")
+    monkeypatch.delenv("ABSENT", raising=False)
+    assert read_build_args(["A=1=2", "B=", "HERE"]) == {"A": "1=2", "B": "", "HERE": "there"}
+    for word in ("ABSENT", "=1", "A B=1"):
+        with pytest.raises(ConfigurationError, match="expected --build-arg"):
+            read_build_args([word])
+
+
+def test_a_folder_without_a_manifest_is_built_with_a_note(tmp_path: Path) -> None:
+    made = plan(folder(tmp_path, manifest=False, name="Odd Folder"))
+    assert made.request.tags == ("odd-folder-env:latest",)
+    assert "no openenv.yaml" in made.notes[0]
+
+
+def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"with neither openenv.yaml nor a Dockerfile"):
+        plan(tmp_path)
+    (tmp_path / "openenv.yaml").write_text("name: a\n")
+    with pytest.raises(ConfigurationError, match=r"expected a Dockerfile at server/Dockerfile or Dockerfile"):
+        plan(tmp_path)
+    with pytest.raises(ConfigurationError, match="got none; check the path"):
+        plan(tmp_path / "absent")
+
+
+def test_a_dockerfile_is_found_at_the_root_or_where_it_is_said_to_be(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    (made / "Dockerfile").write_text("FROM a\n")
+    assert plan(made, file="Dockerfile").request.dockerfile == "Dockerfile"
+    assert plan(made).request.dockerfile == "server/Dockerfile"
+    (made / "server" / "Dockerfile").unlink()
+    assert plan(made).request.dockerfile == "Dockerfile"
+    (tmp_path / "Dockerfile").write_text("FROM a\n")
+    with pytest.raises(ConfigurationError, match="expected a Dockerfile inside"):
+        plan(made, file="../Dockerfile")
+
+
+def test_impossible_commands_end_before_an_engine_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    one, two = str(folder(tmp_path)), str(folder(tmp_path / "more"))
+    for words, said in (
+        ([one, two], "both become dice-env:latest"),
+        ([one, two, "--tag", "a:1"], "expected {name} in the tags of several"),
+        (["base", "--tag", "a:1"], "the base's names say its version"),
+        ([str(tmp_path)], "neither openenv.yaml nor a Dockerfile"),
+        (["no_such_thing"], "expected an environment's folder or name, got 'no_such_thing'"),
+        ([one, "--build-arg", "COLOR=1"], "did you mean COLOUR"),
+    ):
+        assert main(["build", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_without_an_engine_the_command_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    assert main(["build", str(folder(tmp_path))]) == 2
+    said = capsys.readouterr().err
+    assert "expected a Docker engine at unix://" in said
+    assert "systemctl start docker" in said

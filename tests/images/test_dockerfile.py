@@ -1,0 +1,132 @@
+"""What a Dockerfile says before it is built."""
+
+from pathlib import Path
+
+import pytest
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.images import base
+from openenv_core.images.dockerfile import Dockerfile
+from openenv_core.images.plan import variant_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_instructions_are_joined_over_continued_lines_and_comments() -> None:
+    found = Dockerfile.parse(
+        '# a comment\nfrom python:3.11 as one\n\nRUN a && \\\n  # in between\n\n  b\nCMD ["x"]\n'
+    )
+    assert [(one.word, one.rest, one.line) for one in found.instructions] == [
+        ("FROM", "python:3.11 as one", 2),
+        ("RUN", "a && b", 4),
+        ("CMD", '["x"]', 8),
+    ]
+
+
+def test_another_escape_character_is_heeded() -> None:
+    found = Dockerfile.parse("# escape=`\nFROM a\nRUN one `\n  two\nRUN c:\\\nRUN d\n")
+    assert [one.rest for one in found.instructions] == ["a", "one two", "c:\\", "d"]
+
+
+def test_a_file_that_ends_in_a_continued_line_is_read() -> None:
+    assert Dockerfile.parse("FROM a\nRUN one \\").instructions[-1].rest == "one"
+
+
+def test_args_have_their_first_default_and_no_quotes() -> None:
+    found = Dockerfile.parse('ARG A=1\nARG B\nFROM x\nARG A=2\nARG C="two words" D=4\n')
+    assert found.args == {"A": "1", "B": None, "C": "two words", "D": "4"}
+
+
+def test_images_leave_out_the_file_s_own_stages() -> None:
+    found = Dockerfile.parse(
+        "ARG B=x\nFROM --platform=linux/amd64 ${B} AS Build\nFROM build as more\nFROM more\nFROM alpine:3\n"
+    )
+    assert found.images == ("${B}", "alpine:3")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("RUN --mount=type=cache,target=/x pip install y", "RUN --mount (line 2)"),
+        ("RUN --network=none true", "RUN --network (line 2)"),
+        ("COPY --chmod=755 a b", "COPY --chmod (line 2)"),
+        ("COPY --link a b", "COPY --link (line 2)"),
+        ("COPY --from=x --link a b", "COPY --link (line 2)"),
+        ("ADD --checksum=sha256:0 a b", "ADD --checksum (line 2)"),
+        ("RUN <<EOF\necho hello\nEOF", "a heredoc (line 2)"),
+        ("COPY <<'END' /file\nhello\nEND", "a heredoc (line 2)"),
+    ],
+)
+def test_what_needs_buildkit_is_named_with_its_line(line: str, reason: str) -> None:
+    found = Dockerfile.parse(f"FROM a\n{line}\nCMD b\n")
+    assert found.for_buildkit == (reason,)
+    assert found.instructions[-1].word == "CMD"  # a heredoc's body is no instruction
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "COPY --from=build --chown=1:1 a b",
+        "RUN echo --mount",
+        "RUN a --link",
+        "RUN echo $((1 << 4))",
+        "RUN cat <<< word",
+        "HEALTHCHECK --interval=3s CMD x",
+        "ENV A=<<B",
+    ],
+)
+def test_what_the_older_builder_can_do_needs_no_buildkit(line: str) -> None:
+    assert Dockerfile.parse(f"FROM a\n{line}\n").for_buildkit == ()
+
+
+def test_a_syntax_line_needs_buildkit_only_at_the_top() -> None:
+    assert Dockerfile.parse("# syntax=docker/dockerfile:1\nFROM a\n").for_buildkit == (
+        "# syntax=docker/dockerfile:1",
+    )
+    assert Dockerfile.parse("FROM a\n# syntax=docker/dockerfile:1\n").for_buildkit == ()
+
+
+def test_a_file_without_from_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "Dockerfile"
+    file.write_text("RUN a\n")
+    with pytest.raises(ConfigurationError, match=r"expected a FROM in .*, got 1 instructions"):
+        Dockerfile.read(file)
+
+
+@pytest.mark.parametrize(
+    ("default", "variant"),
+    [
+        ("ropewalk-base:latest", base.Variant.RUNTIME),
+        ("ropewalk-base:0.1.0", base.Variant.RUNTIME),
+        ("ropewalk-base", base.Variant.RUNTIME),
+        ("ropewalk-base:0.1.0-build", base.Variant.BUILD),
+        ("ropewalk-base:build", base.Variant.BUILD),
+        ("ghcr.io/huggingface/openenv-base:latest", base.Variant.BUILD),
+        ("openenv-base:latest", base.Variant.BUILD),
+        ("openenv-base", base.Variant.BUILD),
+        ("python:3.11-slim", None),
+        ("example.org/my-openenv-base-image:1", None),
+    ],
+)
+def test_the_base_follows_from_the_default_of_its_arg(default: str, variant: base.Variant | None) -> None:
+    assert variant_for(Dockerfile.parse(f"ARG BASE_IMAGE={default}\nFROM ${{BASE_IMAGE}}\n")) is variant
+
+
+def test_an_arg_that_no_stage_stands_on_asks_for_no_base() -> None:
+    assert variant_for(Dockerfile.parse("ARG BASE_IMAGE=ropewalk-base\nFROM python:3.11\n")) is None
+    assert variant_for(Dockerfile.parse("FROM ropewalk-base:latest\n")) is None
+
+
+def test_the_dockerfiles_of_this_tree_need_no_buildkit() -> None:
+    files = [ROOT / "dockerfiles/base/Dockerfile", *ROOT.glob("envs/*/server/Dockerfile")]
+    assert len(files) > 1
+    for file in files:
+        assert Dockerfile.read(file).for_buildkit == (), file
+
+
+def test_each_environment_of_this_tree_stands_on_our_base_and_ends_as_its_user() -> None:
+    for file in ROOT.glob("envs/*/server/Dockerfile"):
+        found = Dockerfile.read(file)
+        assert variant_for(found) is base.Variant.RUNTIME, file
+        assert [one.rest for one in found.instructions if one.word == "USER"][-1] == "env", file
+        assert (file.parents[1] / ".dockerignore").is_file(), file

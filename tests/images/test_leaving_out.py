@@ -1,0 +1,169 @@
+"""What of a folder goes to others, held against the tools whose ignore files are read."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from docker.utils.build import exclude_paths
+
+from openenv_core.images.leaving_out import secret_in, walk
+
+TREE = (
+    "a.py",
+    "b.txt",
+    "data/x.bin",
+    "data/keep.txt",
+    "data/deep/y.bin",
+    "deep/data/z.bin",
+    "docs/a.md",
+    "docs/b.md",
+    "logs/one.log",
+    "two.log",
+    "with space.txt",
+    "s/[odd].txt",
+)
+
+
+def make(folder: Path, *paths: str) -> Path:
+    for path in paths:
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    return folder
+
+
+def gone(folder: Path) -> set[str]:
+    return {found.path for found in walk(folder) if found.reason is None}
+
+
+DOCKER_RULES = (
+    "*.txt",
+    "**/*.txt",
+    "data",
+    "data/\n!data/keep.txt",
+    "/data/*.bin",
+    "**/data",
+    "*\n!a.py",
+    "**\n!docs/*.md",
+    "docs/?.md",
+    "logs\n# data\n\n!logs/one.log",
+    "d*/x.bin",
+    "data/**/y.bin",
+    "./two.log",
+    "with space.txt",
+    "[a-b].*",
+    "[!a]*",
+    "*.log\n!two.log\ntwo*",
+)
+
+
+@pytest.mark.parametrize("rules", DOCKER_RULES)
+def test_dockerignore_means_what_it_means_to_docker(tmp_path: Path, rules: str) -> None:
+    make(tmp_path, *TREE)
+    (tmp_path / ".dockerignore").write_text(rules)
+    lines = [line.strip() for line in rules.splitlines() if line.strip() and not line.startswith("#")]
+    expected = {path for path in exclude_paths(str(tmp_path), lines) if (tmp_path / path).is_file()}
+    assert gone(tmp_path) - {".dockerignore"} == expected - {".dockerignore", "Dockerfile"}
+
+
+GIT_RULES = (
+    "*.txt",
+    "data",
+    "data/",
+    "/data",
+    "data/\n!data/keep.txt",
+    "data/*\n!data/keep.txt",
+    "deep/data",
+    "*.log\n!two.log",
+    "docs/*.md",
+    "**/deep",
+    "data/**",
+    "a.py/",
+    "[ab].*",
+)
+
+
+@pytest.mark.parametrize("rules", GIT_RULES)
+def test_gitignore_means_what_it_means_to_git(tmp_path: Path, rules: str) -> None:
+    make(tmp_path, *TREE)
+    (tmp_path / ".gitignore").write_text(rules)
+    command = ["git", "-c", "core.quotePath=false", "-c", "core.excludesFile=/dev/null"]
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True, timeout=20)
+    said = subprocess.run(
+        [*command, "ls-files", "-z", "--others", "--exclude-standard"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert gone(tmp_path) == set(said.stdout.split("\0")) - {""}
+
+
+def test_either_file_s_word_is_enough_to_stay(tmp_path: Path) -> None:
+    make(tmp_path, *TREE)
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / ".dockerignore").write_text("docs\n!two.log\n")
+    assert gone(tmp_path) & {"two.log", "docs/a.md"} == set()
+    reasons = {found.path: found.reason for found in walk(tmp_path) if found.reason}
+    assert (reasons["two.log"], reasons["docs/"]) == (".gitignore", ".dockerignore")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".env",
+        ".env.local",
+        "prod.env",
+        "server/.env",
+        "key.pem",
+        "ID_RSA",
+        "hf_token",
+        "token.txt",
+        "server/credentials.json",
+        ".netrc",
+        ".ssh/config",
+        ".git/config",
+        ".venv/lib/x.py",
+        "server/__pycache__/a.pyc",
+        ".pytest_cache/x",
+        "build/lib/a.py",
+        "my.egg-info/PKG-INFO",
+    ],
+)
+def test_secrets_and_what_tools_make_never_go(tmp_path: Path, path: str) -> None:
+    make(tmp_path, "a.py", path)
+    # Not even where an ignore file asks for it.
+    (tmp_path / ".dockerignore").write_text(f"!{path}\n")
+    assert gone(tmp_path) == {".dockerignore", "a.py"}
+
+
+def test_ordinary_names_that_look_a_little_like_secrets_go(tmp_path: Path) -> None:
+    paths = ("token.py", "tokens/__init__.py", "server/build/__init__.py", "environment.py", "keys.py")
+    assert gone(make(tmp_path, *paths)) == set(paths)
+
+
+def test_links_stay(tmp_path: Path) -> None:
+    make(tmp_path / "folder", "a.py")
+    make(tmp_path, "outside.txt")
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside.txt")
+    (tmp_path / "folder" / "loop").symlink_to(tmp_path / "folder")
+    assert gone(tmp_path / "folder") == {"a.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("token = 'hf_" + "a1B2" * 9 + "'", True),
+        ("ghp_" + "a" * 36, True),
+        ("AKIA" + "ABCDEFGH12345678", True),
+        ("-----BEGIN RSA " + "PRIVATE KEY-----", True),
+        ("hf_hub_download(repo)", False),
+        ("sk-learn and a task-force", False),
+        ("-----BEGIN CERTIFICATE-----", False),
+    ],
+)
+def test_what_looks_like_a_token_is_seen(tmp_path: Path, text: str, secret: bool) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(text)
+    assert secret_in(file) is secret

@@ -1,0 +1,170 @@
+"""What a Space would hold."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from openenv_core.cli.main import main
+from openenv_core.errors import ConfigurationError
+from openenv_core.images.dockerfile import Dockerfile
+from openenv_core.images.space import PARTS, Staged, stage, with_default
+
+ROOT = Path(__file__).parents[2]
+BLACKJACK = ROOT / "envs" / "blackjack_env"
+
+
+def folder(tmp_path: Path, dockerfile: str = "FROM python:3.11-slim\nCMD x\n") -> Path:
+    made = tmp_path / "dice_env"
+    (made / "server").mkdir(parents=True)
+    (made / "server" / "Dockerfile").write_text(dockerfile)
+    (made / "openenv.yaml").write_text("spec_version: 1\nname: dice_env\nport: 9000  # so\n")
+    (made / "README.md").write_text("# Dice\n\nTwo of them.\n")
+    return made
+
+
+def staged(source: Path, tmp_path: Path, base_image: str | None = None) -> tuple[Staged, Path]:
+    into = tmp_path / "staged"
+    into.mkdir()
+    return stage(source, into, base_image=base_image), into
+
+
+def card(into: Path) -> dict[str, object]:
+    _, top, rest = (into / "README.md").read_text().split("---\n", 2)
+    assert rest.startswith("\n# ")
+    return dict(yaml.safe_load(top))
+
+
+def test_blackjack_s_space_makes_its_own_base(tmp_path: Path) -> None:
+    made, into = staged(BLACKJACK, tmp_path)
+    assert {"Dockerfile", "README.md", "openenv.yaml", "server/app.py", f"{PARTS}/requirements.txt"} <= set(
+        made.files
+    )
+    assert "server/Dockerfile" not in made.files
+    assert not [name for name in made.files if "__pycache__" in name or name.endswith(".env")]
+    found = Dockerfile.read(into / "Dockerfile")
+    # Everything stands on the one image that the hub can pull.
+    assert set(found.images) == {"${PYTHON_IMAGE}"}
+    assert found.args["PARTS"] == PARTS
+    assert (into / PARTS / "ropewalk" / str(found.args["ROPEWALK"])).is_file()
+    last = [one for one in found.instructions if one.word == "FROM"][-1]
+    assert last.rest == "ropewalk-runtime"
+    assert (into / ".dockerignore").read_text().endswith(f"!{PARTS}\n!{PARTS}/**\n")
+
+
+def test_the_readme_says_what_the_hub_wants_to_know(tmp_path: Path) -> None:
+    _, into = staged(folder(tmp_path), tmp_path)
+    said = card(into)
+    assert (said["title"], said["sdk"], said["app_port"], said["tags"]) == (
+        "Dice",
+        "docker",
+        9000,
+        ["openenv"],
+    )
+    assert (into / "README.md").read_text().endswith("# Dice\n\nTwo of them.\n")
+
+
+def test_what_the_author_says_there_stays(tmp_path: Path) -> None:
+    source = folder(tmp_path)
+    (source / "README.md").write_text("---\ntitle: Mine\nsdk: gradio\nlicense: mit\n---\n\n# Dice\n")
+    _, into = staged(source, tmp_path)
+    said = card(into)
+    assert (said["title"], said["sdk"], said["license"]) == ("Mine", "docker", "mit")
+
+
+@pytest.mark.parametrize("top", ["a: [", "- a\n- b"])
+def test_a_top_that_cannot_be_read_is_refused(tmp_path: Path, top: str) -> None:
+    source = folder(tmp_path)
+    (source / "README.md").write_text(f"---\n{top}\n---\n")
+    with pytest.raises(ConfigurationError, match=r"between the --- of README\.md"):
+        staged(source, tmp_path)
+
+
+def test_a_public_base_takes_the_place_of_ours(tmp_path: Path) -> None:
+    made, into = staged(BLACKJACK, tmp_path, "example.org/base:1")
+    assert not [name for name in made.files if name.startswith(PARTS)]
+    assert Dockerfile.read(into / "Dockerfile").base == "example.org/base:1"
+    with pytest.raises(ConfigurationError, match="which --base-image gives a value"):
+        stage(folder(tmp_path), tmp_path / "other", base_image="example.org/base:1")
+
+
+def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> None:
+    text = (
+        "# syntax=docker/dockerfile:1\nARG BASE_IMAGE=openenv-base:latest\nFROM $BASE_IMAGE AS builder\n"
+        "FROM ${BASE_IMAGE:-x}\nCOPY --from=builder a b\n"
+    )
+    _, into = staged(folder(tmp_path, text), tmp_path)
+    made = (into / "Dockerfile").read_text()
+    assert made.startswith("# syntax=docker/dockerfile:1\n")
+    stages = [one.rest for one in Dockerfile.parse(made).instructions if one.word == "FROM"]
+    assert stages[-2:] == ["ropewalk-build AS builder", "ropewalk-build"]
+    assert "BASE_IMAGE" not in Dockerfile.parse(made).args
+
+
+def test_the_space_s_server_knows_its_name(tmp_path: Path) -> None:
+    _, into = staged(folder(tmp_path), tmp_path)
+    last = Dockerfile.read(into / "Dockerfile").instructions[-1]
+    assert (last.word, last.rest) == ("ENV", "ROPEWALK_ALLOWED_HOSTS=*.hf.space")
+
+
+def test_what_a_space_needs_goes_whatever_is_ignored(tmp_path: Path) -> None:
+    source = folder(tmp_path)
+    (source / ".gitignore").write_text("*\n")
+    (source / "notes.txt").write_text("x")
+    made, _ = staged(source, tmp_path)
+    assert set(made.files) == {"Dockerfile", "README.md", "openenv.yaml"}
+    assert made.left_out["notes.txt"] == ".gitignore"
+
+
+def test_a_file_with_a_token_stops_everything(tmp_path: Path) -> None:
+    source = folder(tmp_path)
+    (source / "server" / "app.py").write_text(f"TOKEN = 'hf_{'a1B2' * 9}'\n")
+    with pytest.raises(ConfigurationError, match=r"a token or a private key in server/app\.py"):
+        staged(source, tmp_path)
+
+
+def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match="expected an environment's folder with server/Dockerfile or"
+    ):
+        staged(tmp_path, tmp_path)
+    source = folder(tmp_path)
+    (source / "openenv.yaml").unlink()
+    with pytest.raises(ConfigurationError, match=r"expected an environment's folder with openenv\.yaml"):
+        stage(source, tmp_path / "staged")
+
+
+def test_a_default_is_changed_wherever_it_stands() -> None:
+    text = "ARG A=1\nARG AB=1\nFROM x\nARG A\nRUN echo ARG A=1\n"
+    assert with_default(text, "A", "2") == "ARG A=2\nARG AB=1\nFROM x\nARG A=2\nRUN echo ARG A=1\n"
+
+
+def test_a_dry_run_lists_and_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folder(tmp_path)
+    (source / ".env").write_text("SECRET=1\n")
+    # Whoever would be asked is not there.
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    monkeypatch.setattr("openenv_core.images.hub.upload", None)
+    assert main(["push", str(source), "--space", "me/dice", "--private", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "would upload 3 files" in said
+    assert "(private where it is new, sdk docker, port 9000)" in said
+    assert "Dockerfile\n" in said
+    assert "left out: .env (may hold a secret)" in said
+
+
+def test_impossible_words_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = str(folder(tmp_path))
+    for words, said in (
+        (["--space", "dice"], "expected --space OWNER/NAME, got 'dice'"),
+        (["--space", "me/dice", "--registry", "a.b"], "expected --registry or --space, got both"),
+        (["--space", "me/dice", source], "expected one folder for a Space, got 2"),
+        (["--registry", "a.b/c", "--dry-run"], "expected --dry-run with --space"),
+        (["--registry", "a.b/c", "--private"], "expected --private with --space"),
+        ([], "expected --registry HOST[:PORT]/NAMESPACE for dice-env:latest"),
+        (["--registry", "https://a.b/c"], "without a scheme"),
+    ):
+        assert main(["push", source, *words]) == 2
+        assert said in capsys.readouterr().err

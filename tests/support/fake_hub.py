@@ -1,0 +1,107 @@
+"""A fake of the Hugging Face hub: it answers what an upload asks, and remembers it. The real one is never asked."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+
+@dataclass
+class FakeHub:
+    """What the fake holds and has seen."""
+
+    url: str = ""
+    token: str = "hf_of_the_fake"
+    refuses: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)
+    created: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def fake_hub() -> Iterator[FakeHub]:
+    hub = FakeHub()
+
+    class Handler(_Handler):
+        held = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    held: ClassVar[FakeHub]
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # noqa: N802 - the base class's name
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        hub, path = self.held, self.path.partition("?")[0]
+        hub.asked.append(f"POST {path}")
+        if self.headers.get("Authorization") != f"Bearer {hub.token}":
+            self._answer(401, {"error": "Invalid username or password."})
+        elif hub.refuses:
+            self._answer(403, {"error": "You don't have the rights to create a space under this namespace"})
+        elif path == "/api/repos/create":
+            hub.created.append(json.loads(body))
+            said = hub.created[-1]
+            self._answer(200, {"url": f"{hub.url}/spaces/{said['organization']}/{said['name']}"})
+        elif path == "/api/validate-yaml":
+            self._answer(200, {"errors": [], "warnings": []})
+        elif path.endswith("/preupload/main"):
+            asked = json.loads(body)["files"]
+            files = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in asked]
+            self._answer(200, {"files": files})
+        elif path.endswith("/commit/main"):
+            self._commit(body)
+        else:
+            self._answer(404, {"error": f"the fake does not know POST {path}"})
+
+    def do_GET(self) -> None:  # noqa: N802 - the base class's name
+        hub, path = self.held, self.path.partition("?")[0]
+        hub.asked.append(f"GET {path}")
+        if "/tree/main" in path:
+            blank = "0" * 40
+            files = [
+                {"type": "file", "oid": blank, "size": len(data), "path": name}
+                for name, data in hub.files.items()
+            ]
+            self._answer(200, files)
+        elif "/revision/" in path or path.startswith("/api/spaces/"):
+            self._answer(
+                200, {"id": "me/dice", "sha": "0" * 40, "siblings": [{"rfilename": n} for n in hub.files]}
+            )
+        else:
+            self._answer(404, {"error": f"the fake does not know GET {path}"})
+
+    def _commit(self, body: bytes) -> None:
+        for line in body.splitlines():
+            said = json.loads(line)
+            if said["key"] == "file":
+                self.held.files[said["value"]["path"]] = base64.b64decode(said["value"]["content"])
+            elif said["key"] == "deletedFile":
+                self.held.files.pop(said["value"]["path"], None)
+        url = f"{self.held.url}/spaces/me/dice/commit/{'1' * 40}"
+        self._answer(200, {"success": True, "commitOid": "1" * 40, "commitUrl": url})
+
+    def _answer(self, status: int, content: Any) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
