@@ -167,7 +167,7 @@ def check_state_is_only_read(subject: Subject) -> str:
                         f"got other values of {', '.join(names)}",
                         change=change,
                     )
-        _compare_with_and_without_reads(subject, client, change)
+    _compare_with_and_without_reads(subject, change)
     return f"{seen} states read twice"
 
 
@@ -248,15 +248,16 @@ def _done_at_once(subject: Subject) -> bool:
         return bool(subject.reset(client, seed=1).done)
 
 
-def _compare_with_and_without_reads(subject: Subject, client: Client, change: str) -> None:
+def _compare_with_and_without_reads(subject: Subject, change: str) -> None:
     """Hold an episode with reads against one without, where two without are the same."""
 
     def rewards(read: bool) -> list[Any]:
         found = []
-        for turn in played(subject, client, 0):
-            if read:
-                client.state()
-            found.append((turn.result.reward, turn.result.done, turn.step))
+        with subject.client() as client:
+            for turn in played(subject, client, 0):
+                if read:
+                    client.state()
+                found.append((turn.result.reward, turn.result.done, turn.step))
         return found
 
     plain = rewards(False)

@@ -1,0 +1,369 @@
+"""Every runtime check: passed by a good environment, failed by one with the fault that it looks for."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import ConfigDict
+from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, walk
+
+from openenv_core import Environment, EnvironmentMetadata, EpisodeOver, Observation, State
+from openenv_core.checker.catalogue import checks
+from openenv_core.checker.check import Level
+from openenv_core.checker.runner import Status, run
+from openenv_core.tools import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+    ToolError,
+    ToolErrorType,
+)
+from servers import create_app
+
+RUNTIME = tuple(one for one in checks() if one.level is Level.RUNTIME)
+OF_TOOLS = {"tools_listed", "unknown_tool"}
+
+
+def test_a_good_environment_passes(tmp_path: Path) -> None:
+    with Here(walk(), folder_with(tmp_path)) as subject:
+        report = run(subject, RUNTIME)
+    assert {one.check: one.message for one in report.of(Status.SKIPPED)}.keys() == OF_TOOLS
+    assert report.ok, report.of(Status.FAILED, Status.CRASHED)
+
+
+class Boring(Walk):
+    def get_metadata(self) -> EnvironmentMetadata:
+        return EnvironmentMetadata(name="walk", description=" ")
+
+
+class Misdescribed(Go):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"type": "nonsense"})
+
+
+class SaysText(Walk):
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        seen.place = "here"  # type: ignore[assignment]
+        return seen
+
+
+class StateOfText(Walk):
+    @property
+    def state(self) -> WalkState:
+        state = super().state
+        state.place = "here"  # type: ignore[assignment]
+        return state
+
+
+class Endless(Walk):
+    def step(self, action: Go) -> Seen:
+        self._state.step_count += 1
+        return Seen(place=0, reward=0.0)
+
+
+class BeginsAnew(Walk):
+    def step(self, action: Go) -> Seen:
+        try:
+            return super().step(action)
+        except EpisodeOver:
+            return self.reset()
+
+
+class PaysOn(Walk):
+    def step(self, action: Go) -> Seen:
+        try:
+            return super().step(action)
+        except EpisodeOver:
+            return Seen(done=True, reward=1.0)
+
+
+class OtherEpisode(Walk):
+    def step(self, action: Go) -> Seen:
+        try:
+            return super().step(action)
+        except EpisodeOver:
+            self._state.episode_id = "another"
+            return Seen(done=True)
+
+
+class StaysOver(Walk):
+    over = False
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
+        seen = super().reset(seed=seed, episode_id=episode_id)
+        seen.done = self.over
+        return seen
+
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        self.over = seen.done
+        return seen
+
+
+class CountsNothing(Walk):
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        self._state.step_count = 0
+        return seen
+
+
+class CountsOn(Walk):
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
+        count = self._state.step_count
+        seen = super().reset(seed=seed, episode_id=episode_id)
+        self._state.step_count = count
+        return seen
+
+
+class OwnId(Walk):
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
+        return super().reset(seed=seed)
+
+
+class OneId(Walk):
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
+        return super().reset(seed=seed, episode_id=episode_id or "always")
+
+
+class ReadsMove(Walk):
+    @property
+    def state(self) -> WalkState:
+        self._state.place += 1
+        return super().state
+
+
+class ReadsCost(Walk):
+    fee = 0.0
+
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        seen.reward, self.fee = self.fee, 0.0
+        return seen
+
+    @property
+    def state(self) -> WalkState:
+        self.fee = 0.5
+        return super().state
+
+
+class Loose(Go):
+    model_config = ConfigDict(extra="ignore")
+
+
+class NotANumber(Walk):
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        seen.reward = math.nan
+        return seen
+
+
+class Words(Walk):
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        seen.reward = "much"  # type: ignore[assignment]
+        return seen
+
+
+class Generous(Walk):
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        seen.reward = 7.0
+        return seen
+
+
+class Nothing(Walk):
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
+        return None  # type: ignore[return-value]
+
+
+class Engine(Walk):
+    def step(self, action: Go) -> Seen:
+        seen = super().step(action)
+        seen.about = object()
+        return seen
+
+
+def unhealthy() -> Any:
+    app = FastAPI()
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "unhealthy"}
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("check", "app", "words"),
+    [
+        ("health", unhealthy(), "unhealthy"),
+        ("metadata", walk(Boring), "to tell the description"),
+        ("schema_valid", walk(action=Misdescribed), "nonsense"),
+        ("observations_follow_schema", walk(SaysText), "'here' at $.place"),
+        ("http_follows_schema", walk(SaysText), "'here' at $.place"),
+        ("states_follow_schema", walk(StateOfText), "'here' at $.place"),
+        ("episode_ends", walk(Endless), "within 20 steps"),
+        ("step_after_done", walk(BeginsAnew), "a new episode that nobody asked for"),
+        ("step_after_done", walk(PaysOn), "got 1.0"),
+        ("step_after_done", walk(OtherEpisode), "got 'another'"),
+        ("step_after_done", walk(StaysOver), "got one that is done"),
+        ("state_counts_steps", walk(CountsNothing), "got 0"),
+        ("state_counts_steps", walk(CountsOn), "expected step_count 0"),
+        ("episode_id", walk(OwnId), "expected episode_id 'ropewalk-validate-1'"),
+        ("episode_id", walk(OneId), "got 'always' and 'always'"),
+        ("state_is_only_read", walk(ReadsMove), "other values of place"),
+        ("state_is_only_read", walk(ReadsCost), "got another"),
+        ("invalid_action_refused", walk(action=Loose), "got an observation"),
+        ("http_refuses_invalid_action", walk(action=Loose), "got 200"),
+        ("reward_finite", walk(NotANumber), "got nan"),
+        ("reward_finite", walk(Words), "got 'much'"),
+        ("reward_in_range", walk(Generous), "got 7.0"),
+        ("observations_serialisable", walk(Nothing), "got NoneType"),
+        ("observations_serialisable", walk(Engine), "to go into JSON"),
+        ("observations_serialisable", walk(SaysText), "to be read back"),
+    ],
+)
+def test_a_fault_is_found(check: str, app: Any, words: str, tmp_path: Path) -> None:
+    result = look(check, app, folder_with(tmp_path))
+    assert result.status is Status.FAILED, result
+    assert words in result.message
+    assert result.change
+
+
+def test_an_end_of_what_is_declared_endless_is_found(tmp_path: Path) -> None:
+    manifest = "spec_version: 1\nname: x\nvalidation: {episodes: {endless: true, max_steps: 20}}\n"
+    folder_with(tmp_path, manifest=manifest)
+    assert "take validation.episodes.endless out" in look("episode_ends", walk(), tmp_path).change
+    assert look("episode_ends", walk(Endless), tmp_path).status is Status.PASSED
+    assert look("step_after_done", walk(Endless), tmp_path).status is Status.SKIPPED
+
+
+def test_no_declared_range_is_no_promise() -> None:
+    assert look("reward_in_range", walk(Generous)).status is Status.SKIPPED
+
+
+class Bench(Environment[Any, Observation, State]):
+    """An environment of tools."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    tools = ("add", "sub")
+    schema: Any = {"type": "object", "properties": {"by": {"type": "integer"}}}  # noqa: RUF012 - one for all
+
+    def __init__(self) -> None:
+        self._state = State()
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Observation:
+        self._state = State(episode_id=episode_id)
+        return Observation()
+
+    def step(self, action: Any) -> Observation:
+        if isinstance(action, ListToolsAction):
+            tools = [Tool(name=name, description=name, input_schema=self.schema) for name in self.tools]
+            return ListToolsObservation(tools=tools)
+        if action.tool_name not in self.tools:
+            return self.unknown(action)
+        return CallToolObservation(tool_name=action.tool_name, result=1)
+
+    def unknown(self, action: CallToolAction) -> Observation:
+        error = ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message="no such tool")
+        return CallToolObservation(tool_name=action.tool_name, error=error)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+
+class Resets(Bench):
+    tools = ("add", "reset")
+
+
+class Twice(Bench):
+    tools = ("add", "add")
+
+
+class Undescribed(Bench):
+    schema = {"type": "nonsense"}  # noqa: RUF012 - one for all
+
+
+class Silent(Bench):
+    def unknown(self, action: CallToolAction) -> Observation:
+        return CallToolObservation(tool_name=action.tool_name)
+
+
+class Raising(Bench):
+    def unknown(self, action: CallToolAction) -> Observation:
+        raise KeyError(action.tool_name)
+
+
+def bench(env: Any = Bench) -> Any:
+    return create_app(env, ListToolsAction | CallToolAction, Observation, max_concurrent_envs=8)
+
+
+@pytest.mark.parametrize(
+    ("check", "app", "words"),
+    [
+        ("tools_listed", bench(Resets), "got reset"),
+        ("tools_listed", bench(Twice), "several times"),
+        ("tools_listed", bench(Undescribed), "nonsense"),
+        ("unknown_tool", bench(Silent), "got None"),
+        ("unknown_tool", bench(Raising), "EXECUTION_ERROR"),
+    ],
+)
+def test_a_fault_of_tools_is_found(check: str, app: Any, words: str) -> None:
+    result = look(check, app)
+    assert result.status is Status.FAILED, result
+    assert words in result.message
+
+
+def test_good_tools_pass(tmp_path: Path) -> None:
+    for check in OF_TOOLS:
+        assert look(check, bench()).status is Status.PASSED
+    manifest = "spec_version: 1\nname: x\nvalidation: {capabilities: {declared_tools: [add]}}\n"
+    result = look("tools_listed", bench(), folder_with(tmp_path, manifest=manifest))
+    assert "got add, sub" in result.message
+
+
+def test_tools_are_played_with_arguments_of_their_schemas() -> None:
+    with Here(bench()) as subject:
+        actions = subject.actions(0)
+        drawn = [next(actions) for _ in range(30)]
+    assert {action["tool_name"] for action in drawn} == {"add", "sub"}
+    assert any(isinstance(action["arguments"].get("by"), int) for action in drawn)
+
+
+class Refuses(Walk):
+    def step(self, action: Go) -> Seen:
+        raise ValueError("never")
+
+
+@pytest.mark.parametrize("check", ["observations_follow_schema", "reward_finite", "episode_ends"])
+def test_an_environment_that_takes_nothing_is_told_so(check: str) -> None:
+    result = look(check, walk(Refuses))
+    assert result.status is Status.FAILED
+    assert "25 refusals in a row" in result.message
+    assert "example_actions" in result.change
+
+
+class Unbuildable(Walk):
+    def __init__(self) -> None:
+        raise RuntimeError("no engine")
+
+
+def test_a_constructor_that_raises_is_a_failure_of_every_check() -> None:
+    with Here(walk(Unbuildable)) as subject:
+        report = run(subject, [one for one in RUNTIME if one.name not in OF_TOOLS])
+    assert not report.of(Status.CRASHED), report.of(Status.CRASHED)
+    assert "no engine" in {one.check: one for one in report.results}["reward_finite"].message
+
+
+def test_an_unknown_field_of_the_state_may_be_there() -> None:
+    class More(Walk):
+        @property
+        def state(self) -> WalkState:
+            return WalkState.model_validate({**super().state.model_dump(), "more": 1})
+
+    assert look("states_follow_schema", walk(More)).status is Status.PASSED

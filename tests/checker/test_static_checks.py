@@ -1,0 +1,264 @@
+"""Every static check: passed by a good environment, failed by one with the fault that it looks for."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from subjects import DOCKERFILE, Go, Walk, WalkState, folder_with, look, of_folder, walk
+
+from openenv_core import Action, Observation, State
+from openenv_core.checker.catalogue import checks
+from openenv_core.checker.check import Level
+from openenv_core.checker.runner import Status
+from openenv_core.tools import CallToolAction
+
+OF_FOLDERS = (
+    "manifest_present",
+    "manifest_valid",
+    "manifest_app",
+    "readme",
+    "dockerfile_present",
+    "dockerfile_base",
+    "dockerfile_user",
+    "dockerfile_health",
+    "dockerfile_port",
+    "dockerfile_sources",
+    "dockerfile_secrets",
+)
+OF_MODELS = (
+    "app_importable",
+    "environment_methods",
+    "models_derived",
+    "models_forbid_unknown_keys",
+    "models_have_schemas",
+    "reserved_fields",
+    "action_schema_agrees",
+)
+
+
+@pytest.mark.parametrize("check", OF_FOLDERS)
+def test_a_good_folder_passes(check: str, tmp_path: Path) -> None:
+    result = of_folder(check, folder_with(tmp_path))
+    assert result.status is Status.PASSED, result
+
+
+@pytest.mark.parametrize("check", OF_MODELS)
+def test_good_models_pass(check: str) -> None:
+    result = look(check, walk())
+    assert result.status is Status.PASSED, result
+
+
+def dockerfile(before: str, after: str) -> dict[str, Any]:
+    assert before in DOCKERFILE
+    return {"dockerfile": DOCKERFILE.replace(before, after)}
+
+
+ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
+
+
+@pytest.mark.parametrize(
+    ("check", "files", "words"),
+    [
+        ("manifest_present", {"manifest": None}, "got none"),
+        ("manifest_valid", {"manifest": "spec_version: 1\nname: x\nprot: 8000\n"}, "did you mean 'port'"),
+        ("manifest_valid", {"manifest": "spec_version: 1\nname: x\nport: 0\n"}, "greater than or equal to 1"),
+        ("manifest_valid", {"manifest": "{"}, "to be YAML"),
+        ("manifest_valid", {"manifest": "- 1\n"}, "keys and values"),
+        (
+            "manifest_valid",
+            {"manifest": "spec_version: 1\nname: x\nvalidation: {reward: {range: [1, 0]}}\n"},
+            "lower end first",
+        ),
+        (
+            "manifest_valid",
+            {"manifest": "spec_version: 1\nname: x\nvalidation: {netwrok: {mode: public}}\n"},
+            "did you mean 'network'",
+        ),
+        ("manifest_app", {"manifest": "spec_version: 1\nname: x\napp: sever.app:app\n"}, "no sever/app.py"),
+        ("readme", {"readme": None}, "got none"),
+        ("readme", {"readme": "# Walk\n"}, "got 1 lines"),
+        ("dockerfile_present", {"dockerfile": None}, "got none"),
+        ("dockerfile_base", {"dockerfile": "FROM python:3.11\n"}, "got FROM python:3.11"),
+        (
+            "dockerfile_base",
+            {"dockerfile": "ARG BASE_IMAGE=a\nFROM ${BASE_IMAGE} AS one\nFROM python:3.11\n"},
+            "got FROM python:3.11",
+        ),
+        ("dockerfile_user", dockerfile("USER env", "# USER env"), "got USER root"),
+        ("dockerfile_user", {"dockerfile": ELSEWHERE}, "got no USER"),
+        (
+            "dockerfile_user",
+            {"dockerfile": ELSEWHERE.replace("python:3.11-slim", "ropewalk-base:0.1.0-build")},
+            "got no USER",
+        ),
+        ("dockerfile_user", dockerfile("USER env", "RUN <<EOF\nUSER env\nEOF\nUSER 0:0"), "got USER 0"),
+        ("dockerfile_health", {"dockerfile": ELSEWHERE}, "got none"),
+        ("dockerfile_health", dockerfile('CMD ["healthcheck"]', "NONE"), "got HEALTHCHECK NONE"),
+        ("dockerfile_port", {"dockerfile": ELSEWHERE}, "no EXPOSE"),
+        ("dockerfile_port", dockerfile('"--port", "8000"', '"--port", "9000"'), "got port 9000"),
+        (
+            "dockerfile_port",
+            {"manifest": "spec_version: 1\nname: x\nport: 7000\n", "dockerfile": ELSEWHERE + "EXPOSE 8000"},
+            "got port 8000",
+        ),
+        (
+            "dockerfile_sources",
+            dockerfile("COPY . /app/env", "ADD https://a.org/b /b"),
+            "ADD https://a.org/b",
+        ),
+        ("dockerfile_secrets", dockerfile("EXPOSE 8000", "ENV API_KEY=abc"), "ENV API_KEY with a value"),
+        ("dockerfile_secrets", dockerfile("EXPOSE 8000", f"RUN login hf_{'a' * 20}"), "on line 7"),
+        ("dockerfile_secrets", {".env": "KEY=1"}, "got .env"),
+        ("dockerfile_secrets", dockerfile("COPY . /app", "COPY keys/id_rsa /root/.ssh"), "got keys/id_rsa"),
+    ],
+)
+def test_a_fault_in_a_folder_is_found(check: str, files: Any, words: str, tmp_path: Path) -> None:
+    result = of_folder(check, folder_with(tmp_path, **files))
+    assert result.status is Status.FAILED, result
+    assert words in result.message
+    assert result.change
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {".env": "KEY=1", ".dockerignore": ".env\n"},
+        {".env.example": "KEY=\n"},
+        dockerfile("EXPOSE 8000", "ENV API_KEY=${GIVEN_LATER}"),
+    ],
+)
+def test_what_is_no_secret_in_the_image_is_none(files: Any, tmp_path: Path) -> None:
+    result = of_folder("dockerfile_secrets", folder_with(tmp_path, **files))
+    assert result.status is Status.PASSED, result
+
+
+def test_what_the_base_brings_need_not_be_repeated(tmp_path: Path) -> None:
+    folder_with(
+        tmp_path, dockerfile="ARG BASE_IMAGE=reg.org/ropewalk-base:0.1.0\nFROM ${BASE_IMAGE} AS a\nFROM a\n"
+    )
+    for check in ("dockerfile_base", "dockerfile_user", "dockerfile_health", "dockerfile_port"):
+        assert of_folder(check, tmp_path).status is Status.PASSED, check
+
+
+class Loose(Go):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Foreign(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    by: int = 1
+
+
+class Odd:
+    pass
+
+
+class Unrepresentable(Observation):
+    engine: Odd | None = None
+
+
+class WrongReward(Observation):
+    reward: dict[str, float] = Field(default_factory=dict)  # type: ignore[assignment]
+
+
+class WrongDone(Observation):
+    done: str = "no"  # type: ignore[assignment]
+
+
+class WrongCount(State):
+    step_count: str = "none"  # type: ignore[assignment]
+
+
+class Misdescribed(Action):
+    by: int = Field(json_schema_extra={"type": "nonsense"})
+
+
+class Narrower(Action):
+    word: str
+
+    @field_validator("word")
+    @classmethod
+    def _magic(cls, value: str) -> str:
+        if value != "open sesame":
+            raise ValueError("expected the magic word")
+        return value
+
+
+class Close(CallToolAction):
+    tool_name: Literal["roll", "close"]
+
+
+class MethodForState(Walk):
+    def state(self) -> WalkState:  # type: ignore[override]
+        return self._state
+
+
+class StateOnly:
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = None
+
+
+@pytest.mark.parametrize(
+    ("check", "app", "words"),
+    [
+        ("environment_methods", walk(MethodForState), "got a method"),
+        ("environment_methods", walk(StateOnly), "StateOnly.reset to be a method"),
+        ("models_derived", walk(action=Foreign), "lacks metadata"),
+        ("models_forbid_unknown_keys", walk(action=Loose), "got extra='ignore'"),
+        ("models_forbid_unknown_keys", walk(action=Go | Loose), "Loose"),
+        ("models_have_schemas", walk(observation=Unrepresentable), "Unrepresentable"),
+        ("models_have_schemas", walk(action=Misdescribed), "a fault at $.properties.by.type"),
+        ("reserved_fields", walk(observation=WrongReward), "WrongReward.reward"),
+        ("reserved_fields", walk(observation=WrongDone), "got string"),
+        ("reserved_fields", walk(state=WrongCount), "WrongCount.step_count"),
+        ("reserved_tool_names", walk(action=Close), "got close"),
+        ("action_schema_agrees", walk(action=Narrower), "32 of 32 refused"),
+    ],
+)
+def test_a_fault_in_a_model_is_found(check: str, app: Any, words: str) -> None:
+    result = look(check, app)
+    assert result.status is Status.FAILED, result
+    assert words in result.message
+    assert result.change
+
+
+class Roll(CallToolAction):
+    tool_name: Literal["roll"]
+
+
+def test_tools_with_names_of_their_own_pass() -> None:
+    assert look("reserved_tool_names", walk(action=Roll)).status is Status.PASSED
+    assert look("reserved_tool_names", walk()).status is Status.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("tools", "status"), [("[roll]", Status.PASSED), ("[roll, step]", Status.FAILED), ("[]", Status.SKIPPED)]
+)
+def test_declared_tools(tools: str, status: Status, tmp_path: Path) -> None:
+    manifest = f"spec_version: 1\nname: x\nvalidation: {{capabilities: {{declared_tools: {tools}}}}}\n"
+    assert of_folder("declared_tools", folder_with(tmp_path, manifest=manifest)).status is status
+
+
+@pytest.mark.parametrize(
+    ("examples", "status"),
+    [("[{by: 2}]", Status.PASSED), ("[{by: 9}]", Status.FAILED), ("[]", Status.SKIPPED)],
+)
+def test_example_actions(examples: str, status: Status, tmp_path: Path) -> None:
+    manifest = f"spec_version: 1\nname: x\nvalidation: {{episodes: {{example_actions: {examples}}}}}\n"
+    result = look("example_actions", walk(), folder_with(tmp_path, manifest=manifest))
+    assert result.status is status, result
+
+
+def test_an_app_that_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
+    folder_with(tmp_path)
+    (tmp_path / "server" / "app.py").write_text("raise RuntimeError('no engine')\n")
+    result = of_folder("app_importable", tmp_path)
+    assert result.status is Status.FAILED
+    assert "no engine" in result.message
+
+
+def test_every_static_check_is_looked_at_here() -> None:
+    here = {*OF_FOLDERS, *OF_MODELS, "declared_tools", "example_actions", "reserved_tool_names"}
+    images = {"image_user", "image_health", "image_port", "image_size"}  # tests/docker looks at those
+    assert {one.name for one in checks() if one.level is Level.STATIC} == here | images
