@@ -50,7 +50,7 @@ BYTES_AN_EPISODE: Final = 512.0
 """A slope of the memory below this is not told from what allocators do by themselves. A server of ours that holds
 nothing has one of less than 100 in windows of a hundred episodes."""
 
-BYTES_IN_ALL: Final = 64 * 1024
+BYTES_IN_ALL: Final = 32 * 1024
 """Growth below this is a few pages."""
 
 FEWEST: Final = 3

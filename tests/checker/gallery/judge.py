@@ -1,0 +1,30 @@
+"""Runs checks on one environment in a process of its own: `python judge.py FOLDER [CHECK ...]`, results as JSON.
+
+Limits are small: planted bugs are coarse, and there are many of them.
+"""
+
+import json
+import sys
+
+from openenv_core.checker.catalogue import chosen
+from openenv_core.checker.runner import run
+from openenv_core.checker.subject import Subject
+
+LIMITS = {"sessions": 12, "episodes": 100, "fuzz": 30, "step_timeout_s": 3.0}
+
+
+def main(folder: str, *names: str) -> None:
+    with Subject.of(folder, **LIMITS) as subject:
+        report = run(subject, chosen(names=names))
+    print(
+        json.dumps(
+            {
+                one.check: {"status": one.status, "message": one.message, "seconds": one.seconds}
+                for one in report.results
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
