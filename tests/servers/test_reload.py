@@ -3,16 +3,18 @@
 import http.client
 import os
 import signal
-import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serve_process import PATIENCE_S, ServeProcess, eventually, gone, refusal, serve
+from serve_process import PATIENCE_S, ServeProcess, eventually, gone, serve
 
+from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
-from servers.reload.sources import SourceFilter, source_of
+from servers.finding import source_of
+from servers.reload.sources import SourceFilter
 
 APP = '''
 import os
@@ -150,7 +152,7 @@ def test_the_folder_around_a_target_is_watched(folder: Path, monkeypatch: pytest
         str(folder),
     ):
         assert source_of(target) == folder, target
-    assert "clock_env" not in __import__("sys").modules  # it was found, not run
+    assert "clock_env" not in sys.modules  # it was found, not run
     root = Path(__file__).parents[2]
     assert source_of("envs.blackjack_env.server.app:app") == root / "envs" / "blackjack_env"
     assert source_of("blackjack") == root / "envs" / "blackjack_env"
@@ -160,19 +162,32 @@ def test_the_folder_around_a_target_is_watched(folder: Path, monkeypatch: pytest
             source_of(nothing)
 
 
-def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        fd = listener.fileno()
-        status, said = refusal("--reload", "--fd", str(fd), pass_fds=(fd,))
-    assert (status, "expected --reload without --fd" in said) == (2, True)
-    status, said = refusal("--reload", "--workers", "2")
-    assert (status, "expected --reload without --workers" in said) == (2, True)
-    status, said = refusal("--reload-dir", str(tmp_path))
-    assert (status, "expected --reload with --reload-dir" in said) == (2, True)
-    (tmp_path / "watchfiles.py").write_text("raise ModuleNotFoundError(\"No module named 'watchfiles'\")")
-    status, said = refusal("--reload", "--port", "0", PYTHONPATH=str(tmp_path))
-    assert (status, "ropewalk[author]" in said) == (2, True)
-    assert "Traceback" not in said
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--reload", "--fd", "3"), "expected --reload without --fd"),
+        (("--reload", "--workers", "2"), "expected --reload without --workers"),
+        (("--reload-dir", "."), "expected --reload with --reload-dir"),
+        (
+            ("--reload", "--reload-dir", "/no/such/folder", "--port", "0"),
+            "expected --reload-dir to name a folder",
+        ),
+        (("--reload", "--port", "0", "--host", "0.0.0.0"), "expected a token"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "counter:app", *words]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    assert main(["serve", "counter:app", "--reload", "--port", "0"]) == 2
+    assert "pip install 'ropewalk[author]'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

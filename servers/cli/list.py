@@ -1,0 +1,147 @@
+"""`ropewalk list`: the environments that there are."""
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from openenv_core.cli import Command
+from openenv_core.errors import AuthenticationFailed, ConnectionFailed, ProtocolError
+
+if TYPE_CHECKING:
+    from servers.environments import Listed
+
+PATIENCE_S: Final = 10.0
+_URLS: Final = ("http://", "https://", "ws://", "wss://")
+_COLUMNS: Final = ("NAME", "VERSION", "TARGET", "WHERE", "DESCRIPTION")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `list`."""
+    parser.add_argument(
+        "where",
+        nargs="?",
+        metavar="FOLDER|URL",
+        help="look into this folder only, or ask this server; by default whatever can be served from here: "
+        "environments of the working directory, and installed ones",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.add_argument("--token", help="bearer token of the server; prefer ROPEWALK_TOKEN")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List them. What is broken is listed too, with what is wrong."""
+    from servers.environments import environments, environments_below
+
+    where = arguments.where
+    if where is None:
+        found = environments()
+    elif where.lower().startswith(_URLS):
+        found = _ask(where, arguments.token or os.environ.get("ROPEWALK_TOKEN"))
+    else:
+        found = environments_below(Path(where))
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
+    elif found:
+        _print_table(found)
+    else:
+        print("no environments here; ropewalk init NAME makes one", file=sys.stderr)
+    return 0
+
+
+def _ask(url: str, token: str | None) -> "list[Listed]":
+    """Ask a server what it serves."""
+    import httpx
+
+    from openenv_core.client.urls import http_url
+    from servers.environments import Listed
+
+    base = http_url(url)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with httpx.Client(headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
+        try:
+            names = http.get(f"{base}/list_environments")
+            about = http.get(f"{base}/metadata")
+        except httpx.HTTPError as error:
+            raise ConnectionFailed(
+                f"expected a server at {base}, got {type(error).__name__}: {error}"
+            ) from error
+    if 401 in (names.status_code, about.status_code):
+        raise AuthenticationFailed(
+            f"expected {base} to take the token, got 401; give --token or ROPEWALK_TOKEN"
+        )
+    metadata = _data(about)
+    if not isinstance(metadata, dict):
+        metadata = {}
+    found = _data(names)
+    served = [str(name) for name in found] if isinstance(found, list) else [metadata.get("name")]
+    if served == [None]:
+        raise ProtocolError(
+            f"expected an environment server at {base}, got {names.status_code} on /list_environments and "
+            f"{about.status_code} on /metadata"
+        )
+    return [
+        Listed(
+            name=str(name),
+            version=metadata.get("version"),
+            description=" ".join(str(metadata.get("description") or "").split()),
+            where=base,
+            target=base,
+        )
+        for name in served
+    ]
+
+
+def _data(reply: Any) -> Any:
+    try:
+        return reply.json() if reply.status_code == 200 else None
+    except ValueError:
+        return None
+
+
+def _print_table(found: "Sequence[Listed]") -> None:
+    rows = [(one.name, one.version or "-", one.target, _short(one.where), one.description) for one in found]
+    # A broken one has a line of its own below.
+    widths = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row, one in zip((_COLUMNS, *rows), (None, *found), strict=True):
+        cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=False))
+        print(_cut(f"{cells}  {row[-1]}".rstrip(), width))
+        if one is not None and one.error is not None:
+            print(f"  broken: {one.error}")
+
+
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else f"{line[: max(0, width - 3)]}..."
+
+
+def _short(where: str) -> str:
+    """Return a folder as it is shortest told: from here, from home, or whole."""
+    path = Path(where)
+    if not path.is_absolute():
+        return where
+    if path == Path.cwd():
+        return "."
+    for top, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+        if path.is_relative_to(top):
+            return f"{sign}/{path.relative_to(top)}"
+    return where
+
+
+COMMAND = Command(
+    name="list",
+    help="list the environments that there are, or those of a server",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk list",
+        "ropewalk list --json",
+        "ropewalk list path/to/environments",
+        "ropewalk list http://127.0.0.1:8000",
+    ),
+)

@@ -1,0 +1,206 @@
+"""Which environments there are: below a folder, in this tree, installed. None of their code is run."""
+
+import ast
+import contextlib
+import importlib.util
+import pkgutil
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any, Final
+
+from openenv_core.errors import ConfigurationError
+from servers.finding import find, import_from_here
+from servers.target import APP, MANIFEST, packages_of
+
+_SUFFIX: Final = "_env"
+_DISTRIBUTION: Final = re.compile(r"openenv[-_.](?P<name>.+)", re.IGNORECASE)
+"""What scaffolds call their distributions."""
+
+_LINE: Final = re.compile(r"(?P<key>name|version|description|app)\s*:\s+(?P<value>.*?)\s*(\s#.*)?$")
+"""A key of the manifest that stands on a line of its own, for those who have no YAML library."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """One environment.
+
+    Attributes:
+        name: What it calls itself.
+        version: As it says; None where it does not.
+        description: One line; empty where it has none.
+        where: Its folder, or the server's URL.
+        target: What `ropewalk serve` and its neighbours take for it.
+        error: Why it cannot be served, as far as that shows without running it; None where nothing shows.
+    """
+
+    name: str
+    version: str | None
+    description: str
+    where: str
+    target: str
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Told:
+    """What an environment's files tell of it."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+def environments_below(folder: Path) -> list[Listed]:
+    """Return the environments in a folder: itself, or those one or two levels below.
+
+    Raises:
+        ConfigurationError: It is no folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"expected a folder to look into, got {folder}")
+    return _sorted(_listed(found, _as_path(found)) for found in _folders(folder))
+
+
+def environments() -> list[Listed]:
+    """Return the environments that can be served from here: by their names, and those of the working directory."""
+    import_from_here()
+    found: dict[Path, Listed] = {}
+    for package in _packages():
+        folder = find(package)
+        if folder is not None and folder.is_dir() and _serves(folder):
+            found.setdefault(folder.resolve(), _listed(folder.resolve(), _target(package, folder)))
+    for folder in _folders(Path.cwd()):
+        found.setdefault(folder.resolve(), _listed(folder, _as_path(folder.relative_to(Path.cwd()))))
+    return _sorted(found.values())
+
+
+def _sorted(found: Iterable[Listed]) -> list[Listed]:
+    return sorted(found, key=lambda one: (one.name, one.where))
+
+
+def _as_path(folder: Path) -> str:
+    """Return a path that cannot be taken for a name."""
+    return str(folder) if folder.is_absolute() or str(folder).startswith(".") else f"./{folder}"
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    for pattern in (MANIFEST, f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
+        for manifest in sorted(top.glob(pattern)):
+            if not any(part.startswith(".") for part in manifest.relative_to(top).parts):
+                yield manifest.parent
+
+
+def _serves(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() or (folder / "server" / "app.py").is_file()
+
+
+def _packages() -> Iterator[str]:
+    """Yield the packages that may be environments, those of this tree first."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("envs")
+        places = [] if spec is None else list(spec.submodule_search_locations or ())
+        yield from (f"envs.{one.name}" for one in pkgutil.iter_modules(places) if one.ispkg)
+    yield from sorted(one.name for one in pkgutil.iter_modules() if one.ispkg and one.name.endswith(_SUFFIX))
+    for distribution in distributions():
+        if (match := _DISTRIBUTION.fullmatch(distribution.name or "")) is not None:
+            yield from _modules(distribution, match["name"].replace("-", "_"))
+
+
+def _modules(distribution: Distribution, name: str) -> list[str]:
+    """Return the packages of a distribution. Those of an installed source tree are not among its files."""
+    text = distribution.read_text("top_level.txt") or ""
+    found = {line.strip() for line in text.splitlines()}
+    return [one for one in sorted(found | {name, f"{name}{_SUFFIX}"}) if one.isidentifier()]
+
+
+def _target(package: str, folder: Path) -> str:
+    """Return a name where that leads to the package, else the module of its app."""
+    short = package.rpartition(".")[2].removesuffix(_SUFFIX)
+    for candidate in packages_of(short):
+        if (found := find(candidate)) is not None and (found / "server").is_dir():
+            if found.resolve() == folder.resolve():
+                return short
+            break
+    return f"{package}.{APP}"
+
+
+def _listed(folder: Path, target: str) -> Listed:
+    try:
+        told = _manifest(folder)
+        told.error = told.error or _flaw(folder, str(told.keys.get("app") or APP))
+    except Exception as error:  # a listing is the place to see what is broken, whatever that is
+        told = _Told(error=f"{type(error).__name__}: {error}")
+    project = _project(folder)
+    about = told.keys.get("description") or project.get("description") or _docstring(folder)
+    version = told.keys.get("version") or project.get("version")
+    return Listed(
+        name=str(told.keys.get("name") or folder.name),
+        version=None if version is None else str(version),
+        description=" ".join(str(about).split()),
+        where=str(folder.resolve()),
+        target=target,
+        error=told.error,
+    )
+
+
+def _manifest(folder: Path) -> _Told:
+    """Read what a manifest says. Without a YAML library its plain keys are read by hand, and nothing is judged."""
+    from openenv_core.manifest import ManifestError, read_manifest
+
+    file = folder / MANIFEST
+    if not file.is_file():
+        return _Told()
+    try:
+        manifest = read_manifest(folder)
+    except ManifestError as error:
+        return _Told(_by_hand(file), f"{MANIFEST}: {error}")
+    except ConfigurationError:
+        return _Told(_by_hand(file))
+    return _Told({key: getattr(manifest, key, None) for key in ("name", "version", "description", "app")})
+
+
+def _by_hand(file: Path) -> dict[str, Any]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    matches = [match for line in lines if (match := _LINE.match(line)) is not None]
+    return {match["key"]: match["value"].strip("'\"") for match in matches}
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _docstring(folder: Path) -> str:
+    try:
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    return (text or "").partition("\n")[0]
+
+
+def _flaw(folder: Path, app: str) -> str | None:
+    """Return what is wrong with an environment's code, as far as that can be read."""
+    module, _, _ = app.partition(":")
+    parts = module.split(".")
+    if folder.name.replace("-", "_") in parts:
+        parts = parts[parts.index(folder.name.replace("-", "_")) + 1 :]
+    place = folder.joinpath(*parts)
+    if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()) and find(module) is None:
+        return f"expected the app at {app}, got no {'/'.join(parts)}.py in the folder"
+    for file in sorted([*folder.glob("*.py"), *folder.glob("server/*.py")]):
+        try:
+            ast.parse(file.read_bytes(), str(file))
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            what = getattr(error, "msg", None) or error
+            return f"{file.relative_to(folder)}{f', line {line}' if line else ''}: {what}"
+    return None
