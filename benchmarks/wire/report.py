@@ -34,7 +34,7 @@ def report(figures: Figures, held: Sequence[Bar]) -> str:
             (bar.what, f"{bar.value:.2f}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
             for bar in held
         ]
-        parts.append("### It must show\n\n" + _table(("what", "measured", "bar", ""), rows))
+        parts.append("### It must show\n\n" + table(("what", "measured", "bar", ""), rows))
     if figures.notes:
         parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
     return "\n\n".join(part for part in parts if part)
@@ -49,7 +49,7 @@ def _table_of(figures: Figures, title: str, names: Sequence[str]) -> str:
         for who, under in keys
         if under == load
     ]
-    return f"### {title}\n\n" + _table(("load", "of", *names), rows) if rows else ""
+    return f"### {title}\n\n" + table(("load", "of", *names), rows) if rows else ""
 
 
 def _number(value: float | None) -> str:
@@ -60,7 +60,8 @@ def _number(value: float | None) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table whose columns are aligned."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     texts = [
