@@ -1,4 +1,4 @@
-"""The benchmark of containers runs, and its bars are worked out from its figures. How large they are is not asked here."""
+"""The benchmark of containers runs, and its bars follow from its figures. How large they are is not asked here."""
 
 import json
 import os
