@@ -1,0 +1,338 @@
+"""What checks stand on: how they come out, what is drawn for them, what is told of them."""
+
+import json
+import random
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from xml.etree import ElementTree
+
+import pytest
+from pydantic import BaseModel, Field
+from subjects import Here, folder_with, walk
+
+from openenv_core import apps
+from openenv_core.checker.actions import pool
+from openenv_core.checker.catalogue import checks, chosen
+from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.deadline import Overran, within
+from openenv_core.checker.report import Console, as_json, as_junit
+from openenv_core.checker.runner import Report, Status, run, run_check
+from openenv_core.checker.sampling import sample
+from openenv_core.checker.subject import Subject
+from openenv_core.errors import ConfigurationError, ConnectionLost, RequestTimeout
+from openenv_core.manifest import Manifest, parse_manifest, read_manifest
+from openenv_core.targets import Target, TargetKind, target_of
+
+NOWHERE = Target(TargetKind.URL, "http://127.0.0.1:1")
+
+
+def made(work: Any, level: Level = Level.STATIC, deadline_s: float = 20.0, name: str = "thing") -> Check:
+    return Check(name, level, "It holds.", deadline_s, work)
+
+
+def raising(error: BaseException) -> Any:
+    def work(_: Subject) -> None:
+        raise error
+
+    return work
+
+
+# ---- how a check comes out
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "words", "change"),
+    [
+        (lambda _: None, Status.PASSED, "", ""),
+        (lambda _: "3 figures", Status.PASSED, "3 figures", ""),
+        (
+            raising(CheckFailed("expected a, got b", change="do a")),
+            Status.FAILED,
+            "expected a, got b",
+            "do a",
+        ),
+        (raising(NotApplicable("no folder")), Status.SKIPPED, "no folder", ""),
+        (raising(ConnectionLost("gone")), Status.FAILED, "ConnectionLost: gone", "ropewalk serve"),
+        (raising(RequestTimeout("late")), Status.FAILED, "within 10 s", "--step-timeout"),
+        (raising(KeyError("x")), Status.CRASHED, "KeyError: 'x' (", "report the check"),
+        (raising(SystemExit(3)), Status.CRASHED, "SystemExit: 3", "report the check"),
+    ],
+)
+def test_how_a_check_comes_out(work: Any, status: Status, words: str, change: str) -> None:
+    result = run_check(Subject(NOWHERE), made(work))
+    assert result.status is status
+    assert words in result.message
+    assert change in result.change
+
+
+def test_a_check_that_does_not_end_is_given_up() -> None:
+    result = run_check(Subject(NOWHERE), made(lambda _: time.sleep(1), deadline_s=0.05))
+    assert result.status is Status.FAILED
+    assert "within 0.05 s" in result.message
+
+
+def test_what_overruns_is_told_from_what_raises() -> None:
+    assert within(20, lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        within(20, lambda: 1 // 0)
+    with pytest.raises(Overran):
+        within(0.05, lambda: time.sleep(1))
+
+
+def test_a_check_is_named_and_documented() -> None:
+    @check(Level.LOAD, deadline_s=7)
+    def check_it_holds(subject: Subject) -> None:
+        """It holds.
+
+        And more.
+        """
+
+    assert (check_it_holds.name, check_it_holds.level, check_it_holds.says) == (
+        "it_holds",
+        Level.LOAD,
+        "It holds.",
+    )
+    assert check_it_holds.deadline_s == 7
+    with pytest.raises(ValueError, match="check_"):
+        check(Level.LOAD)(lambda _: None)
+
+
+# ---- which checks there are
+
+
+def test_every_check_has_a_name_of_its_own_and_levels_go_up() -> None:
+    names = [one.name for one in checks()]
+    assert len(names) == len(set(names))
+    levels = [list(Level).index(one.level) for one in checks()]
+    assert levels == sorted(levels)
+    assert {one.level for one in checks()} == set(Level)
+
+
+def test_checks_are_chosen_by_level_and_by_name() -> None:
+    assert chosen() == checks()
+    assert {one.level for one in chosen([Level.RUNTIME])} == {Level.RUNTIME}
+    assert [one.name for one in chosen(names=["episode-ends", "check_health"])] == ["health", "episode_ends"]
+    with pytest.raises(ConfigurationError, match="did you mean 'episode_ends'"):
+        chosen(names=["episode_end"])
+
+
+# ---- what is told of them
+
+
+def report() -> Report:
+    subject = Subject(NOWHERE)
+    works = [
+        made(lambda _: "fine", name="good"),
+        made(
+            raising(CheckFailed("expected a,\n got \x1b[2J\x00b", change="do a")), Level.RUNTIME, name="bad"
+        ),
+        made(raising(NotApplicable("no folder")), Level.RUNTIME, name="idle"),
+        made(raising(KeyError("x")), Level.LOAD, name="broken"),
+    ]
+    return run(subject, works)
+
+
+def test_the_report_as_json() -> None:
+    found = json.loads(as_json(report()))
+    assert found["ok"] is False
+    assert found["summary"] == {"passed": 1, "failed": 1, "skipped": 1, "crashed": 1}
+    bad = found["results"][1]
+    assert (bad["check"], bad["level"], bad["status"], bad["change"]) == ("bad", "runtime", "failed", "do a")
+
+
+def test_the_report_as_junit() -> None:
+    root = ElementTree.fromstring(as_junit(report()))
+    assert {key: root.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4",
+        "failures": "1",
+        "errors": "1",
+        "skipped": "1",
+    }
+    assert [suite.get("name") for suite in root] == [
+        f"{NOWHERE.text}: {one}" for one in ("static", "runtime", "load")
+    ]
+    failure = root.find(".//testcase[@name='bad']/failure")
+    assert failure is not None
+    assert "change: do a" in (failure.text or "")
+
+
+def test_the_report_for_people() -> None:
+    out = StringIO()
+    console = Console(out, 4)
+    found = report()
+    for result in found.results:
+        console.begin(made(None, result.level, name=result.check))
+        console.end(result)
+    console.finish(found)
+    text = out.getvalue()
+    assert "\x1b" not in text  # neither ours, for this is no terminal, nor the subject's
+    assert "\x00" not in text
+    for words in ("good", "fine", "no folder", "runtime.bad: It holds.", "change: do a", "crashed: KeyError"):
+        assert words in text
+    assert "4 checks: 1 passed, 1 failed, 1 skipped, 1 crashed" in text
+
+
+def test_a_terminal_is_told_what_runs() -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    console = Console(out, 9)
+    console.begin(made(None))
+    assert "… thing (1 of 9)" in out.getvalue()
+
+
+# ---- what is drawn
+
+
+class Leaf(BaseModel):
+    kids: list["Leaf"] = []
+    size: int = Field(gt=3, lt=5)
+
+
+class Everything(BaseModel):
+    count: int
+    share: Annotated[float, Field(ge=0, lt=1)]
+    code: str = Field(pattern=r"^[a-z]{3}\d+$")
+    few: list[int] = Field(max_length=3)
+    tree: Leaf
+    choice: Literal["x", "y"] | None
+    table: dict[str, int]
+    pair: tuple[int, str]
+    unique: set[int]
+    raw: bytes
+    fives: Annotated[int, Field(multiple_of=5)]
+    name: str = Field(min_length=2, max_length=4)
+    metadata: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("modest", [True, False])
+def test_what_is_drawn_follows_the_schema_and_the_seed(modest: bool) -> None:
+    schema = Everything.model_json_schema()
+    drawn = sample(schema, 40, 1, modest=modest)
+    assert len(drawn) == 40
+    for value in drawn:
+        Everything.model_validate_json(json.dumps(value))
+    assert drawn == sample(schema, 40, 1, modest=modest)
+    assert drawn != sample(schema, 40, 2, modest=modest)
+    assert any("metadata" in value for value in drawn) is not modest
+
+
+def test_a_small_schema_is_exhausted() -> None:
+    schema = {"type": "object", "properties": {"move": {"enum": ["hit", "stand"]}}, "required": ["move"]}
+    assert sorted(one["move"] for one in sample(schema, 64, 0)) == ["hit", "stand"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "nonsense"}, {"$ref": "#/$defs/gone"}, {"type": "integer", "minimum": 5, "maximum": 1}],
+)
+def test_a_schema_that_nothing_follows_is_told(schema: Any) -> None:
+    with pytest.raises(CheckFailed, match="got none"):
+        sample(schema, 4, 0)
+
+
+def test_an_author_s_examples_go_first() -> None:
+    schema = {"type": "object", "examples": [{"b": 2}]}
+    drawn = pool(schema, [{"a": 1}], lambda: [], 0).draw(random.Random(0))
+    first = [next(drawn) for _ in range(20)]
+    assert first[:2] == [{"a": 1}, {"b": 2}]
+    assert {json.dumps(one) for one in first} == {'{"a": 1}', '{"b": 2}'}
+
+
+# ---- the subject
+
+
+def test_episodes_are_plain_data_and_the_same_for_the_same_seeds() -> None:
+    with Here(walk()) as subject, subject.client() as client:
+        one = subject.episode(client, seed=1, action_seed=3)
+        other = subject.episode(client, seed=1, action_seed=3)
+        assert subject.cap == 8
+    assert one == other
+    assert one.done
+    assert one.rewards[-1] == 1.0
+    assert one.results[0]["observation"]["place"] == 1
+    assert len(one.results) == len(one.actions) + 1
+
+
+def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
+    subject = Subject(NOWHERE)
+    assert subject.cap is None
+    for use in (
+        lambda: subject.manifest,
+        lambda: subject.app,
+        lambda: subject.need_folder(),
+        lambda: subject.server().__enter__(),
+    ):
+        with pytest.raises(NotApplicable):
+            use()
+
+
+def test_promises_are_the_defaults_where_there_is_no_good_manifest(tmp_path: Path) -> None:
+    folder_with(tmp_path, manifest="{")
+    subject = Subject(Target(TargetKind.PATH, str(tmp_path), tmp_path))
+    with pytest.raises(CheckFailed):
+        _ = subject.manifest
+    assert subject.promises.validation.episodes.max_steps == 1000
+
+
+# ---- the manifest, targets, applications
+
+
+def test_the_manifest_of_ours_and_what_is_not_said_in_it(tmp_path: Path) -> None:
+    found = read_manifest(folder_with(tmp_path))
+    assert found.validation.reward is not None
+    assert found.validation.reward.range == (0, 1)
+    assert (found.app, found.port, found.validation.network.mode) == ("server.app:app", 8000, "public")
+    assert Manifest.model_validate(found.model_dump()) == found
+
+
+def test_every_fault_of_a_manifest_is_told_at_once() -> None:
+    content = {"spec_version": 2, "nmae": "x", "validation": {"episodes": {"endles": True}}}
+    with pytest.raises(ConfigurationError) as told:
+        parse_manifest(content)
+    for words in ("spec_version", "name: missing", "did you mean 'name'", "did you mean 'endless'"):
+        assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("https://a.org/x", TargetKind.URL),
+        ("ws://a.org", TargetKind.URL),
+        ("blackjack", TargetKind.NAME),
+        ("nosuch", TargetKind.NAME),
+        ("envs.blackjack_env.server.app:app", TargetKind.MODULE),
+        ("nosuch.module:app", TargetKind.MODULE),
+        ("blackjack-env:latest", TargetKind.IMAGE),
+        ("registry.example.org:5000/team/blackjack-env:1", TargetKind.IMAGE),
+        ("openenv_core", TargetKind.NAME),
+    ],
+)
+def test_what_a_text_stands_for(text: str, kind: TargetKind, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")
+    assert target_of(text).kind is kind
+
+
+def test_paths_are_found_and_followed(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = folder_with(tmp_path / "walk_env")
+    monkeypatch.chdir(tmp_path)
+    assert target_of("walk_env") == Target(TargetKind.PATH, str(folder), folder)
+    monkeypatch.chdir(folder)
+    assert target_of(".").folder == folder
+    file = folder / "server" / "app.py"
+    assert target_of(f"{file}:other") == Target(TargetKind.PATH, f"{file}:other", folder)
+    with pytest.raises(ConfigurationError, match="got none"):
+        target_of("./nowhere")
+    with pytest.raises(ConfigurationError, match="got 'x'"):
+        target_of("x", kind=TargetKind.URL)
+
+
+def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
+    assert apps.load_app("blackjack").served.name == "blackjack"
+    monkeypatch.setattr(apps, "GROUP", "ropewalk.nobody")
+    with pytest.raises(ConfigurationError, match=r"ropewalk\[server\]"):
+        apps.load_app("blackjack")

@@ -1,0 +1,222 @@
+"""`ropewalk validate` as its users meet it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+from subjects import folder_with
+
+from openenv_core.checker.catalogue import checks
+from openenv_core.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "validate.md"
+
+APP = """\
+from subjects import {env}, Go, Seen, WalkState
+from servers import create_app
+
+app = create_app({env}, Go, Seen, env_name="walk", max_concurrent_envs=8, state_cls=WalkState)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: Any) -> Path:
+    """A folder whose only fault is that its README is missing."""
+    paths = f"{ROOT / 'tests' / 'support'}{os.pathsep}{ROOT}"
+    monkeypatch.setenv("PYTHONPATH", paths)
+    made = folder_with(tmp_path / "walk_env", readme=None)
+    (made / "server" / "app.py").write_text(APP.format(env="Walk"))
+    return made
+
+
+def test_the_list_of_checks(capsys: Any) -> None:
+    assert main(["validate", "--list", "--level", "runtime"]) == 0
+    out = capsys.readouterr().out
+    assert "episode_ends" in out
+    assert "dockerfile_user" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "expected what to look at"),
+        (["nosuchenvironment"], "there are:"),
+        (["./nosuch"], "expected a folder or file"),
+        (["nosuch.module:app"], "Could not import"),
+        (["http://127.0.0.1:1"], "start it first"),
+        (["blackjack", "--check", "episode_end"], "did you mean 'episode_ends'"),
+        (["blackjack", "--junit", "/nosuch/folder/report.xml"], "a file that can be written"),
+    ],
+)
+def test_wrong_usage_and_what_cannot_be_had_are_status_2(
+    words: list[str], told: str, capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")
+    assert main(["validate", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_findings_are_status_1_in_json_and_junit(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    words = [
+        "--check",
+        "readme",
+        "--check",
+        "dockerfile_user",
+        "--json",
+        "--junit",
+        str(tmp_path / "report.xml"),
+    ]
+    assert main(["validate", str(folder), *words]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {one["check"]: one["status"] for one in found["results"]} == {
+        "readme": "failed",
+        "dockerfile_user": "passed",
+    }
+    root = ElementTree.fromstring((tmp_path / "report.xml").read_text())
+    assert (root.get("tests"), root.get("failures")) == ("2", "1")
+
+
+@pytest.mark.slow
+def test_a_level_and_a_check_of_another_are_both_looked_at(folder: Path) -> None:
+    done = validate(str(folder), "--level", "static", "--check", "episode_ends", "--json", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["check"] for one in found["results"] if one["status"] in ("failed", "crashed")] == ["readme"]
+    assert [one["status"] for one in found["results"] if one["check"] == "episode_ends"] == ["passed"]
+
+
+@pytest.mark.slow
+def test_nothing_found_is_status_0_and_people_are_told(folder: Path) -> None:
+    (folder / "README.md").write_text("one\ntwo\nthree\n")
+    done = validate(str(folder), "--level", "static", "--level", "runtime", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "✓ readme" in done.stdout
+    assert "failed" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_running_server_is_looked_at_too(folder: Path) -> None:
+    from serve_process import serve
+
+    with serve(app=str(folder)) as server:
+        done = validate(
+            f"http://{server.address}", "--level", "static", "--level", "runtime", "--json", cwd=folder
+        )
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert {one["check"] for one in found["results"] if one["status"] == "passed"} >= {
+        "health",
+        "episode_ends",
+    }
+
+
+@pytest.mark.slow
+def test_an_environment_that_hangs_is_given_up_and_ctrl_c_cleans_up(folder: Path) -> None:
+    app = folder / "server" / "app.py"
+    app.write_text(
+        "import time\n" + APP.format(env="Walk") + "Walk.step = lambda self, action: time.sleep(3600)\n"
+    )
+    words = [sys.executable, "-m", "openenv_core.cli", "validate", str(folder), "--level", "runtime"]
+    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "schema_valid" in line:  # the next one plays, and hangs
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted after" in out
+    gone, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+    assert gone
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_is_told(folder: Path) -> None:
+    app = folder / "server" / "app.py"
+    app.write_text(
+        "import time\n" + APP.format(env="Walk") + "Walk.step = lambda self, action: time.sleep(3600)\n"
+    )
+    done = validate(str(folder), "--check", "observations_follow_schema", "--step-timeout", "1", cwd=folder)
+    assert done.returncode == 1
+    assert "expected a reply within 1 s" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_itself_is_told(folder: Path) -> None:
+    (folder / "server" / "app.py").write_text("import os\nos._exit(7)\n")
+    done = validate(str(folder), "--level", "static", "--level", "runtime", "--json", cwd=folder)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert not [one for one in found["results"] if one["status"] == "crashed"]
+    assert "app_importable" in [one["check"] for one in found["results"] if one["status"] == "failed"]
+
+
+@pytest.mark.slow
+def test_an_author_s_own_pytest_has_the_same_checks(folder: Path) -> None:
+    tests = folder / "tests"
+    tests.mkdir()
+    (tests / "test_checks.py").write_text(
+        "from pathlib import Path\n"
+        "from openenv_core.checker.suite import *\n"
+        "subject = environment_subject(\n"
+        "    Path(__file__).parents[1], levels=['static', 'runtime'], skip=['dockerfile_user'], seed=3\n"
+        ")\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rA",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:schemathesis",
+            str(tests),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "FAILED tests/test_checks.py::test_readme" in done.stdout
+    assert "change: add one" in done.stdout
+    assert "PASSED tests/test_checks.py::test_episode_ends" in done.stdout
+    assert "1 failed" in done.stdout.splitlines()[-1]
+
+
+def test_the_page_lists_every_check_with_its_sentence() -> None:
+    text = PAGE.read_text()
+    missing = [one.name for one in checks() if f"| `{one.name}` | {one.says} |" not in text]
+    assert not missing
+    told = {
+        line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 3
+    }
+    assert told == {one.name for one in checks()}
+
+
+def validate(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "openenv_core.cli", "validate", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
