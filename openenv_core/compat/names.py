@@ -22,7 +22,11 @@ _RUBRICS = "rubric classes; any callable(action, observation) is a rubric alread
 _WEB = "the web page"
 _LLM = "clients of language models"
 _HUB = "finding environments by name"
-_PROVIDERS = "containers"
+_PROVIDERS = (
+    "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
+    "RemoteSandboxProvider, and a client takes any object of their shape as provider"
+)
+_CONTAINERS = "openenv_core.compat.containers:"
 _SERVER = (
     "a server's own classes: create_app builds the server, openenv_core.protocol reads and writes its frames"
 )
@@ -224,11 +228,18 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
     "openenv.core.containers.runtime": Module(
-        later=_later(_PROVIDERS, "ContainerProvider", "LocalDockerProvider", "RuntimeProvider", "UVProvider"),
+        later=_later(_PROVIDERS, "UVProvider"),
+        also=("openenv.core.containers.runtime.providers",),
         rest=_PROVIDERS,
         package=True,
     ),
-    "openenv.core.containers.runtime.providers": Module(rest=_PROVIDERS),
+    "openenv.core.containers.runtime.providers": Module(
+        names={
+            name: f"{_CONTAINERS}{name}"
+            for name in ("ContainerProvider", "LocalDockerProvider", "RuntimeProvider")
+        },
+        rest=_PROVIDERS,
+    ),
     "openenv.core.rubrics": Module(
         later=_later(
             _RUBRICS, "Rubric", "Sequential", "Gate", "WeightedSum", "RubricList", "RubricDict", "LLMJudge"

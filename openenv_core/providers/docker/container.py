@@ -18,6 +18,7 @@ from openenv_core.errors import (
 )
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker._owner import LABEL, owner
+from openenv_core.providers.docker.address import is_local
 from openenv_core.providers.docker.engine import Engine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.providers.docker.relay import Relay
@@ -199,7 +200,7 @@ class Container:
 
     def _relayed(self) -> int:
         """Have a way in that needs no network, and return the port where it begins."""
-        self._relay = Relay(self._engine.address, self.id, self.options.port)
+        self._relay = Relay(self._engine.address, self.id, self.options.port, self.options.host_port)
         weakref.finalize(self, _close, self._relay, self._process).atexit = False
         return self._relay.port
 
@@ -275,21 +276,32 @@ def start_container(
     deadline = time.monotonic() + options.start_timeout_s
     companion.ensure(engine.address)
     name = f"ropewalk-{_stem(image)}-{secrets.token_hex(4)}"
-    asked = spec(image, options, {LABEL: str(owner())})
+    asked = spec(image, options, {LABEL: str(owner())}, publish=_publishes(engine, options))
     container = Container(engine, _create(engine, name, asked), name, image, options)
     try:
         _run(engine, container, options)
         found = engine.inspect(container.id)
         _require_honoured(image, asked, found)
         port = _published(found, options.port)
-        if port is None:
-            port = container._relayed()
+        if port is None and options.reach == "port":
+            raise OptionUnavailable(
+                f'expected network {options.network!r} to publish a port, got none; leave reach at "auto" to go '
+                "through the engine"
+            )
+        port = port or container._relayed()
         container._wait_until_healthy(port, deadline, stopping)
         container.url = f"http://{LOOPBACK}:{port}"
     except BaseException:
         container.remove()
         raise
     return container
+
+
+def _publishes(engine: Engine, options: ContainerOptions) -> bool:
+    """Whether the engine is asked to publish the port, on the loopback interface of its own machine."""
+    if options.reach != "auto":
+        return options.reach == "port"
+    return options.network != "none" and is_local(engine.address)
 
 
 def _create(engine: Engine, name: str, asked: dict[str, Any]) -> str:

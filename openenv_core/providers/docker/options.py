@@ -34,7 +34,8 @@ class ContainerOptions:
     have more than 256 processes. Each of these is switched off by its own name.
 
     Attributes:
-        port: Where the server listens inside. It is published on a free port of the loopback interface.
+        port: Where the server listens inside.
+        host_port: Where it is published, on the loopback interface; None takes a port that is free.
         env_vars: Environment variables. Whoever may ask the engine can read them.
         memory: The most memory, as "512m" or in bytes; None sets no limit.
         swap: How much swap beyond `memory`; None sets no limit, for engines that cannot limit it.
@@ -62,6 +63,7 @@ class ContainerOptions:
     """
 
     port: int = 8000
+    host_port: int | None = None
     env_vars: Mapping[str, str] = field(default_factory=dict)
     memory: str | int | None = None
     swap: str | int | None = 0
@@ -84,6 +86,8 @@ class ContainerOptions:
 
     def __post_init__(self) -> None:
         _require(_is_int(self.port) and 0 < self.port < 65536, "port", "1 to 65535", self.port)
+        fine = self.host_port is None or (_is_int(self.host_port) and 0 < self.host_port < 65536)
+        _require(fine, "host_port", "1 to 65535 or None", self.host_port)
         for name in ("env_vars", "labels"):
             _require_texts(name, getattr(self, name))
         for key in self.env_vars:

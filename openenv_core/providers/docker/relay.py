@@ -19,6 +19,7 @@ _FIRST_FREE_FD: Final = 3
 """Below are the standard streams."""
 
 END_S: Final = 5.0
+BACKLOG: Final = 1024
 
 
 class Relay:
@@ -28,8 +29,12 @@ class Relay:
         port: Where it listens, on the loopback interface.
     """
 
-    def __init__(self, address: Address, container: str, port: int) -> None:
-        with socket.create_server((LOOPBACK, 0), backlog=1024) as bound:
+    def __init__(self, address: Address, container: str, port: int, host_port: int | None = None) -> None:
+        try:
+            bound = socket.create_server((LOOPBACK, host_port or 0), backlog=BACKLOG)
+        except OSError as error:
+            raise ProviderError(f"expected host_port {host_port} to be free, got: {error}") from error
+        with bound:
             # A program whose standard streams are closed would otherwise have the socket take their place.
             listener = socket.socket(fileno=fcntl.fcntl(bound, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD))
         with listener:

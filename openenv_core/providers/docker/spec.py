@@ -10,7 +10,9 @@ LOG_BYTES: Final = "5m"
 """A container's log is kept in two files of this size, so that no amount of printing fills the disk."""
 
 
-def spec(image: str, options: ContainerOptions, labels: Mapping[str, str]) -> dict[str, Any]:
+def spec(
+    image: str, options: ContainerOptions, labels: Mapping[str, str], *, publish: bool
+) -> dict[str, Any]:
     """Return the body of the request that creates the container."""
     port = f"{options.port}/tcp"
     body: dict[str, Any] = {
@@ -20,8 +22,12 @@ def spec(image: str, options: ContainerOptions, labels: Mapping[str, str]) -> di
         "ExposedPorts": {port: {}},
         "HostConfig": _host(options),
     }
-    if options.network != "none" and options.reach != "exec":
-        body["HostConfig"]["PortBindings"] = {port: [{"HostIp": LOOPBACK, "HostPort": ""}]}
+    if publish:
+        body["HostConfig"]["PortBindings"] = {
+            port: [
+                {"HostIp": LOOPBACK, "HostPort": "" if options.host_port is None else str(options.host_port)}
+            ]
+        }
     if options.user is not None:
         body["User"] = options.user
     if options.command is not None:

@@ -1,0 +1,123 @@
+"""The released package's providers: its shapes, over ours."""
+
+import shlex
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self
+
+from openenv_core.errors import ConfigurationError, ServerStartFailed
+from openenv_core.providers.docker.provider import LocalDockerProvider as Ours
+from openenv_core.providers.health import status_of
+
+LOOK_S = 0.05
+
+
+class ContainerProvider(ABC):
+    """Starts a container when it is told of which image. `EnvClient.from_docker_image` takes it as `provider`."""
+
+    @abstractmethod
+    def start_container(
+        self, image: str, port: int | None = None, env_vars: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> str:
+        """Start a container and return its URL."""
+
+    @abstractmethod
+    def stop_container(self) -> None:
+        """Stop the container."""
+
+    @abstractmethod
+    def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
+        """Return when the server is healthy."""
+
+
+class RuntimeProvider(ABC):
+    """Starts a server that it knows of itself. A client takes it as `provider`."""
+
+    @abstractmethod
+    def start(
+        self,
+        port: int | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        workers: int = 1,
+        **kwargs: Any,
+    ) -> str:
+        """Start the server and return its URL."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the server."""
+
+    @abstractmethod
+    def wait_for_ready(self, timeout_s: float = 30.0) -> None:
+        """Return when the server is healthy."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class LocalDockerProvider(ContainerProvider):
+    """The released provider's shape over ours: hardened, on loopback alone, and nothing it is told is dropped."""
+
+    def __init__(self) -> None:
+        self._provider: Ours | None = None
+
+    def start_container(
+        self, image: str, port: int | None = None, env_vars: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> str:
+        """Start a container, wait until its server is healthy, and return its URL.
+
+        Args:
+            image: Name or id of the image.
+            port: Port of this machine where it is published; any that is free by default.
+            env_vars: Environment variables.
+            kwargs: Fields of `ContainerOptions`; `command` may be one text.
+
+        Raises:
+            ProviderError: It could not be started.
+            ConfigurationError: There is no such option, or one container runs already.
+        """
+        if self._provider is not None:
+            raise ConfigurationError(
+                "expected one container a provider, got a second start_container(); call stop_container() first"
+            )
+        if isinstance(command := kwargs.get("command"), str):
+            kwargs["command"] = shlex.split(command)
+        provider = Ours(image, host_port=port, env_vars=dict(env_vars or {}), **kwargs)
+        url = provider.start()
+        self._provider = provider
+        return url
+
+    def stop_container(self) -> None:
+        """Stop and remove the container."""
+        provider, self._provider = self._provider, None
+        if provider is not None:
+            provider.stop()
+
+    def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
+        """Return when the server is healthy; it was when it started.
+
+        Raises:
+            ServerStartFailed: It is not within the time.
+        """
+        if self._provider is None or base_url != self._provider.url:
+            raise ConfigurationError(
+                f"expected the URL that start_container() returned, got {base_url!r}; start the container first"
+            )
+        port = int(base_url.rpartition(":")[2])
+        deadline, seen = time.monotonic() + timeout_s, "no answer"
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                seen = status_of(port, left)
+            except (OSError, ValueError) as error:
+                seen = f"{type(error).__name__}: {error}"
+            if seen == "healthy":
+                return
+            time.sleep(LOOK_S)
+        raise ServerStartFailed(
+            f"expected {base_url} to be healthy within {timeout_s:g} s, got {seen}", self._provider.output()
+        )
