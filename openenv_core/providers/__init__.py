@@ -8,12 +8,24 @@ from openenv_core.providers.process import LocalProcessProvider
 
 if TYPE_CHECKING:
     from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
+    from openenv_core.providers.pool import DockerPool
+    from openenv_core.providers.remote import RemoteSandboxProvider
 
-__all__ = ["AnyProvider", "ContainerOptions", "LocalDockerProvider", "LocalProcessProvider", "Provider"]
+__all__ = [
+    "AnyProvider",
+    "ContainerOptions",
+    "DockerPool",
+    "LocalDockerProvider",
+    "LocalProcessProvider",
+    "Provider",
+    "RemoteSandboxProvider",
+]
 
 _LAZY = {
     "ContainerOptions": "openenv_core.providers.docker",
+    "DockerPool": "openenv_core.providers.pool",
     "LocalDockerProvider": "openenv_core.providers.docker",
+    "RemoteSandboxProvider": "openenv_core.providers.remote",
 }
 
 

@@ -1,5 +1,6 @@
 """The pool over a real engine: containers in milliseconds, replaced, and gone in the end."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import pytest
 from own_engine import OwnEngine
 from slim_server import IMAGE, options
 
+from openenv_core import GenericAction, GenericEnvClient
 from openenv_core.errors import ImageNotFound
 from openenv_core.providers.docker import Engine
 from openenv_core.providers.pool import DockerPool, PoolTimeout
@@ -74,6 +76,25 @@ def test_an_image_that_is_missing_is_said_at_once(engine: Engine) -> None:
             pool.lease(600)
         assert isinstance(late.value.last_failure, ImageNotFound)
         assert time.monotonic() - begin < 60
+
+
+def test_clients_have_containers_of_their_own(engine: Engine, hostile_image: str) -> None:
+    with DockerPool(hostile_image, 2, port=8123, stop_timeout_s=0.0) as pool:
+        first, second = (pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S) for _ in range(2))
+        with first, second:
+            assert first.base_url != second.base_url
+            assert first.reset().observation["said"] == "ready"
+            assert first.step(GenericAction(what="write", text="/tmp/mine")).observation["said"]
+            assert second.reset().observation["said"] == "ready"
+            assert pool.state.used == 2
+        eventually(lambda: pool.state.used == 0 and pool.state.ready > 0)
+
+        async def awaited() -> str:
+            env = await pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S)
+            async with env:
+                return str((await env.reset()).observation["said"])
+
+        assert asyncio.run(awaited()) == "ready"
 
 
 OWNER = """

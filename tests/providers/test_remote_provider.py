@@ -18,7 +18,8 @@ import psutil
 import pytest
 from serving import eventually, request, serving
 
-from openenv_core import ConfigurationError, ServerStartFailed
+from openenv_core import ConfigurationError, GenericEnvClient, ServerStartFailed
+from openenv_core.cli.main import main
 from openenv_core.providers.base import Watched
 from openenv_core.providers.remote import (
     RemoteSandboxProvider,
@@ -37,7 +38,8 @@ from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"
-TINY = [sys.executable, "-I", "-S", str(Path(__file__).parents[1] / "support" / "tiny_health.py"), "{port}"]
+SUPPORT = Path(__file__).parents[1] / "support"
+TINY = [sys.executable, "-I", "-S", str(SUPPORT / "tiny_health.py"), "{port}"]
 
 
 @pytest.fixture(autouse=True)
@@ -429,3 +431,43 @@ async def test_a_service_that_stops_leaves_nothing() -> None:
         assert mine
     await eventually(lambda: not any(map(psutil.pid_exists, mine)))
     remote.stop()
+
+
+@pytest.mark.slow
+async def test_an_environment_is_played_in_a_sandbox() -> None:
+    async with service() as (app, provider):
+        words = [
+            sys.executable,
+            "-m",
+            "openenv_core.cli",
+            "serve",
+            f"{SUPPORT}/counter.py",
+            "--port",
+            "{port}",
+        ]
+        remote = provider(words, env_vars={"PYTHONPATH": f"{SUPPORT}:{SUPPORT.parents[1]}"})
+        async with GenericEnvClient(provider=remote) as env:
+            await env.reset(seed=3)
+            result = await env.step({"amount": 4})
+            assert result.observation["total"] == 7
+            assert len(app.table) == 1
+        assert len(app.table) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ((), {}, "expected a token, got none"),
+        (("--token-file", "/nowhere/tokens"), {}, "--token-file"),
+        (("--max-sandboxes", "0"), {"ROPEWALK_TOKENS": TOKEN}, "--max-sandboxes"),
+        (("--max-memory", "lots"), {"ROPEWALK_TOKENS": TOKEN}, "lots"),
+        ((), {"ROPEWALK_TOKENS": "short"}, "at least 16"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(
+    words: tuple[str, ...], environ: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert main(["sandboxes", *words, "--port", "0"]) == 2
+    assert said in capfd.readouterr().err
