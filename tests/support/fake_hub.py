@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
     held: ClassVar[FakeHub]
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:  # noqa: N802 - the base class's name
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         hub, path = self.held, self.path.partition("?")[0]
         hub.asked.append(f"POST {path}")
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, {"error": f"the fake does not know POST {path}"})
 
-    def do_GET(self) -> None:  # noqa: N802 - the base class's name
+    def do_GET(self) -> None:
         hub, path = self.held, self.path.partition("?")[0]
         hub.asked.append(f"GET {path}")
         if "/tree/main" in path:

@@ -1,0 +1,97 @@
+"""The distribution's own registry server, run for tests on this machine alone."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROGRAM = "docker-registry"
+HOW_TO = f"get it: apt-get install {PROGRAM} (Debian and its kin)"
+INSTALL_S = 300
+START_S = 30
+
+USER, PASSWORD = "rope", "walk"
+# The password as `htpasswd -nbB rope walk` writes it.
+HTPASSWD = "rope:$2b$05$HBpRQbMCZMIl6f.oNFdKneQMBsE/NPRmmSN2aOWxlqiGrk3fAGNdG"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Where it listens: what comes before the slash of an image's name."""
+
+    address: str
+
+
+def program() -> str:
+    """Return the server's program; installs it where that is possible, skips the test where it is not."""
+    found = shutil.which(PROGRAM, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin")
+    if found is not None:
+        return found
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        message = f"needs {PROGRAM}; {HOW_TO}"
+        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
+    # Installing it must not start a service of the machine's.
+    surroundings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", PROGRAM]):
+        done = subprocess.run(
+            command, env=surroundings, capture_output=True, text=True, timeout=INSTALL_S, check=False
+        )
+    found = shutil.which(PROGRAM)
+    if found is None:
+        message = f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}"
+        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def running_registry(folder: Path, *, password: bool = False, read_only: bool = False) -> Iterator[Registry]:
+    """Run one that keeps all it has in a folder; with a password it asks for USER and PASSWORD."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    access = ""
+    if password:
+        (folder / "users").write_text(f"{HTPASSWD}\n")
+        access = f"auth:\n  htpasswd:\n    realm: tests\n    path: {folder / 'users'}\n"
+    maintenance = "  maintenance:\n    readonly:\n      enabled: true\n" if read_only else ""
+    config = folder / "config.yml"
+    config.write_text(
+        "version: 0.1\nlog:\n  level: warn\n"
+        f"storage:\n  filesystem:\n    rootdirectory: {folder / 'storage'}\n  delete:\n    enabled: true\n{maintenance}"
+        f"http:\n  addr: 127.0.0.1:{port}\n{access}"
+    )
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([program(), "serve", str(config)], stdout=log, stderr=log)
+        try:
+            _wait(process, port, folder / "log")
+            yield Registry(f"127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return  # it asks who we are, so it is there
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    pytest.fail(f"the registry did not start:\n{log.read_text()[-2000:]}", pytrace=False)
