@@ -3,9 +3,14 @@
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from openenv_core.providers.remote.messages import Sandbox, SandboxState
 from servers.sandboxes.backend import SandboxProvider
+
+
+Start: TypeAlias = str | None | BaseException
+"""What comes of a start: where it is, None where it was given up before, or what it failed of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +44,7 @@ class Entry:
     output: str = ""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     doomed: bool = False
-    job: "Future[str | None] | None" = None
+    job: "Future[Start] | None" = None
     starting: "asyncio.Task[None] | None" = None
     ending: "asyncio.Task[None] | None" = None
     again: float = 0.0

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from openenv_core.errors import OpenEnvError, ServerStartFailed
 from openenv_core.providers.remote.messages import MAX_LOG_BYTES, Sandbox, SandboxSpec, SandboxState
 from servers.sandboxes.backend import Backend
-from servers.sandboxes.entry import Entry
+from servers.sandboxes.entry import Entry, Start
 from servers.sandboxes.limits import SandboxLimits
 from servers.sandboxes.refusals import SandboxRefusal, no_such_sandbox
 
@@ -155,19 +155,20 @@ class SandboxTable:
                     RETRY_AFTER_S,
                 )
 
-    async def _start(self, entry: Entry, job: "Future[str | None]") -> None:
+    async def _start(self, entry: Entry, job: "Future[Start]") -> None:
         """Wait for a start, and note what became of it."""
         await asyncio.wait([asyncio.wrap_future(job)])
         if job.cancelled() or entry.doomed:
             return
-        if (error := job.exception()) is None:
-            entry.state, entry.url = SandboxState.RUNNING, job.result()
+        outcome = job.result()
+        if not isinstance(outcome, BaseException):
+            entry.state, entry.url = SandboxState.RUNNING, outcome
             entry.settled.set()
             return
-        if not isinstance(error, OpenEnvError):
-            logger.error("sandbox %s could not be started", entry.id, exc_info=error)
-        output = error.output if isinstance(error, ServerStartFailed) else ""
-        entry.over(str(error).partition("\n--- ")[0], output)
+        if not isinstance(outcome, OpenEnvError):
+            logger.error("sandbox %s could not be started", entry.id, exc_info=outcome)
+        output = outcome.output if isinstance(outcome, ServerStartFailed) else ""
+        entry.over(str(outcome).partition("\n--- ")[0], output)
         await self._swept(entry)
 
     async def _look_at(self, entry: Entry) -> None:
@@ -250,5 +251,9 @@ class SandboxTable:
         return await asyncio.get_running_loop().run_in_executor(pool, fn)
 
 
-def _started(entry: Entry) -> str | None:
-    return None if entry.doomed else entry.provider.start()
+def _started(entry: Entry) -> Start:
+    """Start a sandbox, in a thread; an error is an outcome as well, which nobody may come to look at."""
+    try:
+        return None if entry.doomed else entry.provider.start()
+    except BaseException as error:
+        return error

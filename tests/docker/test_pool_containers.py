@@ -79,7 +79,7 @@ def test_an_image_that_is_missing_is_said_at_once(engine: Engine) -> None:
 
 
 def test_clients_have_containers_of_their_own(engine: Engine, hostile_image: str) -> None:
-    with DockerPool(hostile_image, 2, port=8123, stop_timeout_s=0.0) as pool:
+    with DockerPool(hostile_image, 2, stop_timeout_s=0.0) as pool:
         first, second = (pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S) for _ in range(2))
         with first, second:
             assert first.base_url != second.base_url
