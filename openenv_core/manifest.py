@@ -202,19 +202,37 @@ def read_manifest(folder: Path) -> Manifest:
         ManifestError: It is absent, no YAML, or says what it cannot say; one line a fault.
         ConfigurationError: The YAML library is absent.
     """
+    file = folder / MANIFEST
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ManifestError([f"expected {MANIFEST} in {folder}, got none"]) from None
+    except (OSError, ValueError) as error:
+        raise ManifestError([f"expected a readable {file}, got: {error}"]) from None
+    return load_manifest(text, str(file))
+
+
+def load_manifest(text: str, place: str) -> Manifest:
+    """Read a manifest from its text.
+
+    Args:
+        text: YAML.
+        place: Where it is from, for messages.
+
+    Raises:
+        ManifestError: It is no YAML, or says what it cannot say; one line a fault.
+        ConfigurationError: The YAML library is absent.
+    """
     try:
         import yaml
     except ImportError as error:
         raise ConfigurationError(
             f"expected a YAML library to read {MANIFEST}, got: {error}; pip install 'ropewalk[author]'"
         ) from error
-    file = folder / MANIFEST
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ManifestError([f"expected {MANIFEST} in {folder}, got none"]) from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ManifestError([f"expected {file} to be YAML, got: {' '.join(str(error).split())}"]) from None
+        content = yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ManifestError([f"expected {place} to be YAML, got: {' '.join(str(error).split())}"]) from None
     return parse_manifest(content)
 
 

@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, EngineRefused, ImageNotFound, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
@@ -18,6 +18,9 @@ _IMAGE = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
 _SUFFIX: Final = "_env"
+
+PORT: Final = 8000
+"""What servers in images listen on, unless the image says otherwise."""
 
 WITHOUT_TOKENS: Final = {"ROPEWALK_TOKENS": "", "ROPEWALK_TOKEN_FILE": ""}
 """A server that is started to be looked at asks for none, whatever this shell's variables say."""
@@ -147,6 +150,8 @@ def provider_of(
         from openenv_core.providers.docker import LocalDockerProvider
 
         options: dict[str, Any] = {"start_timeout_s": start_timeout_s, **(docker_options or {})}
+        if "options" not in options:
+            options.setdefault("port", exposed_port(target.text))
         if env_vars:
             options["env_vars"] = {**options.get("env_vars", {}), **env_vars}
         return LocalDockerProvider(target.text, **options)
@@ -177,6 +182,29 @@ def _kind_of(text: str) -> TargetKind:
         module = match is not None and "." in match["module"] and not _engine_knows(text)
         return TargetKind.MODULE if module else TargetKind.IMAGE
     return TargetKind.MODULE if match is not None else TargetKind.NAME
+
+
+def exposed_port(image: str) -> int:
+    """Return the port that an image says it serves; 8000 where it says none, or several.
+
+    Raises:
+        EngineUnavailable: There is no engine to ask.
+        ImageNotFound: There is no such image.
+    """
+    from openenv_core.providers.docker.engine import Engine
+
+    try:
+        config = Engine.find().call("GET", f"/images/{image}/json").get("Config") or {}
+    except EngineRefused as error:
+        raise ImageNotFound(
+            f"expected an image {image!r} in the local engine, got: {error}; `ropewalk build PATH` makes one"
+        ) from error
+    ports = [
+        int(port)
+        for port, _, kind in (one.partition("/") for one in config.get("ExposedPorts") or {})
+        if kind == "tcp"
+    ]
+    return ports[0] if len(ports) == 1 else PORT
 
 
 def can_be_found(target: Target) -> bool:

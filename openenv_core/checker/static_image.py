@@ -4,12 +4,10 @@ from typing import Any, Final
 
 from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
 from openenv_core.checker.subject import Subject
-from openenv_core.targets import TargetKind
+from openenv_core.targets import TargetKind, exposed_port
 
 LARGEST_BYTES: Final = 10 * 1024**3
 """Beyond this an image is seldom what its author meant: models and data are mounted, not built in."""
-
-PORT: Final = 8000
 
 
 @check(Level.STATIC)
@@ -39,12 +37,13 @@ def check_image_health(subject: Subject) -> None:
 def check_image_port(subject: Subject) -> str:
     """The image exposes the port that it serves."""
     exposed = sorted(_config(subject).get("ExposedPorts") or {})
-    if f"{PORT}/tcp" not in exposed:
+    port = exposed_port(subject.target.text)
+    if f"{port}/tcp" not in exposed:
         raise CheckFailed(
-            f"expected an image that exposes port {PORT}, got {', '.join(exposed) or 'none'}",
-            change=f"add `EXPOSE {PORT}` to the Dockerfile, and build again",
+            f"expected an image that exposes one port, or {port} among them, got {', '.join(exposed) or 'none'}",
+            change=f"add `EXPOSE {port}` to the Dockerfile, and build again",
         )
-    return ", ".join(exposed)
+    return str(port)
 
 
 @check(Level.STATIC)

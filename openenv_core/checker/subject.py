@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from openenv_core.apps import LoadedApp, load_app
 from openenv_core.checker import actions as action_source
 from openenv_core.checker.check import CheckFailed, NotApplicable
+from openenv_core.checker.containers import manifest_in
 from openenv_core.checker.deadline import Overran, within
 from openenv_core.checker.running import RunningServer
 from openenv_core.client import GenericEnvClient, SyncEnvClient
@@ -108,6 +109,8 @@ class Subject:
         self._clients: list[Client] = []
         self._pool: action_source.Pool | None = None
         self._closed = False
+        self.told: dict[str, str] = {}
+        """Failures that were told already, and the check that did."""
 
     @classmethod
     def of(cls, target: "str | Path | Target", *, token: str | None = None, **limits: Any) -> Self:
@@ -146,13 +149,16 @@ class Subject:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the folder.
+        """The manifest of the folder, or of the folder in the image.
 
         Raises:
             CheckFailed: It is absent or wrong.
             NotApplicable: There is no folder.
         """
         try:
+            if self.kind is TargetKind.IMAGE:
+                assert self.url  # it is read from a container that runs
+                return manifest_in(self._shared)
             return read_manifest(self.need_folder())
         except ManifestError as error:
             raise CheckFailed(

@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, Field
 from subjects import Here, folder_with, walk
 
-from openenv_core import apps
+from openenv_core import apps, checker
 from openenv_core.checker.actions import pool
-from openenv_core.checker.catalogue import checks, chosen
+from openenv_core.checker.catalogue import MODULES, checks, chosen
 from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable, check
 from openenv_core.checker.deadline import Overran, within
 from openenv_core.checker.report import Console, as_json, as_junit
@@ -108,6 +108,12 @@ def test_every_check_has_a_name_of_its_own_and_levels_go_up() -> None:
     levels = [list(Level).index(one.level) for one in checks()]
     assert levels == sorted(levels)
     assert {one.level for one in checks()} == set(Level)
+
+
+def test_no_module_with_checks_is_forgotten() -> None:
+    folder = Path(checker.__file__).parent
+    holding = {file.stem for file in folder.glob("*.py") if "\n@check(" in file.read_text()}
+    assert holding == set(MODULES)
 
 
 def test_checks_are_chosen_by_level_and_by_name() -> None:

@@ -97,6 +97,14 @@ class Engine:
         query = {"stdout": True, "stderr": True, "tail": tail}
         return _without_headers(self._ask("GET", f"/containers/{container}/logs", query, None, CALL_S).body)
 
+    def archive(self, container: str, path: str) -> bytes:
+        """Return a file or folder of a container as a tar archive.
+
+        Raises:
+            EngineRefused: There is none (status 404).
+        """
+        return self._ask("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_S).body
+
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:
         """Whether the kernel killed a process of the container for its memory in that time."""
         query = {
