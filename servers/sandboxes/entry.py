@@ -8,8 +8,7 @@ from typing import TypeAlias
 from openenv_core.providers.remote.messages import Sandbox, SandboxState
 from servers.sandboxes.backend import SandboxProvider
 
-
-Start: TypeAlias = str | None | BaseException
+Start: TypeAlias = str | BaseException | None
 """What comes of a start: where it is, None where it was given up before, or what it failed of."""
 
 
