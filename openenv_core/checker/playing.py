@@ -28,6 +28,7 @@ class Turn:
     Attributes:
         seed: Of the episode.
         step: How many steps of it were answered with an observation; 0 for the reset.
+        refused: How many were not.
         action: What was done; None for the reset.
         result: What came.
     """
@@ -36,6 +37,7 @@ class Turn:
     step: int
     action: dict[str, Any] | None
     result: StepResult[dict[str, Any]]
+    refused: int = 0
 
     @property
     def where(self) -> str:
@@ -77,18 +79,18 @@ def played(
         CheckFailed: The environment refuses one action after the other.
     """
     yield Turn(seed, 0, None, subject.reset(client, seed=seed, **reset_options))
-    refused = step = 0
+    refused = step = in_all = 0
     until = time.monotonic() + seconds
     for action in subject.actions(seed):
         try:
             result = client.step(action)
         except (ValidationFailed, ExecutionFailed) as error:
-            refused += 1
+            refused, in_all = refused + 1, in_all + 1
             if refused >= REFUSED_AT_MOST:
                 raise refusing(refused, action, error) from error
             continue
         refused, step = 0, step + 1
-        yield Turn(seed, step, action, result)
+        yield Turn(seed, step, action, result, in_all)
         if result.done or step >= steps or time.monotonic() > until:
             return
 

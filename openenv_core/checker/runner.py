@@ -113,6 +113,10 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     try:
         note = within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
     except CheckFailed as failure:
+        # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
+        first = subject.told.setdefault(failure.message, check.name)
+        if first != check.name:
+            return Status.SKIPPED, f"as {first}: {failure.message.splitlines()[0]}", ""
         return Status.FAILED, failure.message, failure.change
     except NotApplicable as reason:
         return Status.SKIPPED, reason.reason, ""

@@ -32,7 +32,7 @@ def check_manifest_valid(subject: Subject) -> None:
         read_manifest(folder)
     except ManifestError as error:
         raise CheckFailed(
-            "\n".join(error.faults),
+            str(error),
             change=f"correct these keys in {folder / MANIFEST}; docs/validate.md lists them",
         ) from error
 

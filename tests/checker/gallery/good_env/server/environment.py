@@ -34,7 +34,9 @@ class GuessEnvironment(Environment[Guess, Hint, GuessState]):
     def step(self, action: Guess) -> Hint:
         """Compare a guess with the hidden number."""
         if self._state.episode_id is None:
-            raise EnvironmentFailure("expected reset() before the first step(), got step(); call reset() first")
+            raise EnvironmentFailure(
+                "expected reset() before the first step(), got step(); call reset() first"
+            )
         if self._state.done:
             raise EpisodeOver
         self._guesses.append(action.number)
