@@ -40,7 +40,7 @@ def check_manifest_valid(subject: Subject) -> None:
 @check(Level.STATIC)
 def check_manifest_app(subject: Subject) -> None:
     """The manifest's app is a file of the folder."""
-    manifest, folder = subject.manifest, subject.need_folder()
+    folder, manifest = subject.need_folder(), subject.manifest
     module = manifest.app.partition(":")[0].split(".")
     # Named as others import it, or as it lies in the folder.
     inside = module[module.index(folder.name) + 1 :] if folder.name in module else module
@@ -55,6 +55,7 @@ def check_manifest_app(subject: Subject) -> None:
 @check(Level.STATIC)
 def check_declared_tools(subject: Subject) -> None:
     """No tool that the manifest declares has a name that clients' own methods have."""
+    subject.need_folder()
     declared = subject.manifest.validation.capabilities.declared_tools
     if not declared:
         raise NotApplicable("the manifest declares no tools")

@@ -177,6 +177,7 @@ def check_action_schema_agrees(subject: Subject) -> str:
 @check(Level.STATIC)
 def check_example_actions(subject: Subject) -> str:
     """The actions that the manifest gives as examples are valid."""
+    subject.need_folder()
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
         raise NotApplicable("the manifest gives no example_actions")
