@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from openenv_core import ClientError, GenericEnvClient, ServerStartFailed, SyncEnvClient
+from openenv_core import ClientError, GenericEnvClient, ServerStartFailed
 from openenv_core.providers.docker import (
     ContainerOptions,
     Engine,
@@ -260,13 +259,13 @@ def test_an_inner_side_that_is_killed_is_replaced(hostile_image: str) -> None:
         assert container is not None
         [inner] = [pid for pid in container.pids() if "-c" in psutil.Process(pid).cmdline()]
         psutil.Process(inner).kill()
-        with GenericEnvClient(provider.url).sync() as client:
-            eventually(lambda: answers(client))
+        eventually(lambda: answers(provider.url))
 
 
-def answers(client: SyncEnvClient[Any, Any, Any]) -> bool:
+def answers(url: str | None) -> bool:
     try:
-        client.reset()
+        with GenericEnvClient(url).sync() as client:
+            client.reset()
     except ClientError:
         return False
     return True
