@@ -23,7 +23,7 @@ def main() -> int:
         status = head.split(None, 2)[1]
         said = json.loads(body)
     except (OSError, ValueError, IndexError) as error:
-        sys.stdout.write(f"no answer from port {port}: {error}\n")
+        sys.stdout.write(f"expected a healthy server on port {port}, got {type(error).__name__}: {error}\n")
         return 1
     if status == b"200" and isinstance(said, dict) and said.get("status") == "healthy":
         return 0

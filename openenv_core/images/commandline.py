@@ -14,7 +14,7 @@ from typing import IO, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.errors import BuildFailed
-from openenv_core.images.events import Cached, Output, Step, Tell
+from openenv_core.images.events import Cached, Output, Step, Tell, printed
 from openenv_core.images.remedies import remedy_for
 from openenv_core.images.request import Request
 
@@ -174,11 +174,12 @@ class _Progress:
             if text.startswith("ERROR") and self._failed is None:
                 self._failed = vertex
                 self._said.append(text)
-        elif (printed := _OUTPUT.match(text)) is not None:
+        elif (said := _OUTPUT.match(text)) is not None:
             lines = self._output.setdefault(vertex, [])
-            lines.append(printed["line"])
+            for one in printed(said["line"]):
+                lines.append(one)
+                self._tell(Output(one))
             del lines[:-_KEPT]
-            self._tell(Output(printed["line"]))
 
     def failure(self, request: Request, status: int) -> BuildFailed:
         """Return what went wrong."""

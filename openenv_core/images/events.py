@@ -1,5 +1,6 @@
 """What happens while an image is built or pushed, told to whoever shows it."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,6 +49,15 @@ class Note:
 
     text: str
 
+
+def printed(text: str) -> list[str]:
+    """Return the lines that a step printed, without a terminal's colours and moves."""
+    plain = _ESCAPES.sub("", text)
+    # Of a line that was written over, what stood there last.
+    return [line.rstrip().rpartition("\r")[2] for line in plain.split("\n") if line.strip()]
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 Event = Step | Cached | Output | Layer | Note
 Tell = Callable[[Event], None]

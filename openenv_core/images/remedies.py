@@ -41,7 +41,7 @@ _REMEDIES: Final = (
         "the disk is full: `docker system df`, then `docker system prune`",
     ),
     (
-        r"[Tt]emporary failure in name resolution|Could not resolve|NewConnectionError|Network is unreachable|"
+        r"temporary failure in name resolution|Could not resolve|NewConnectionError|Network is unreachable|"
         r"dns error|Connection refused",
         "the build reached no network: see the engine's, or pass its proxy (--build-arg HTTPS_PROXY=...)",
     ),
@@ -60,6 +60,6 @@ _REMEDIES: Final = (
 def remedy_for(said: str) -> str:
     """Return what to do about what was said; the first thing that fits, and something general where none does."""
     for pattern, remedy in _REMEDIES:
-        if re.search(pattern, said):
+        if re.search(pattern, said, re.IGNORECASE):
             return remedy
     return "correct that step of the Dockerfile, or what it works on, and build again: earlier steps are kept"

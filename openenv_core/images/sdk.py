@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.engine import hanging_up
 from openenv_core.images.errors import BuildFailed
-from openenv_core.images.events import Cached, Layer, Output, Step, Tell
+from openenv_core.images.events import Cached, Layer, Output, Step, Tell, printed
 from openenv_core.images.remedies import remedy_for
 from openenv_core.images.request import Request
 
@@ -112,12 +112,11 @@ class _Progress:
         """Handle one message."""
         if "error" in said:
             text = str(said["error"]).strip()
-            printed = self.output[-_KEPT:]
             raise BuildFailed(
                 f"expected {self.step or 'the build'} to succeed, got: {text}",
                 step=self.step,
-                output=printed,
-                remedy=remedy_for("\n".join([*printed, text])),
+                output=self.output,
+                remedy=remedy_for("\n".join([*self.output, text])),
             )
         if "stream" in said:
             self._take_text(str(said["stream"]))
@@ -148,7 +147,7 @@ class _Progress:
         elif match := _BUILT.match(text.strip()):
             self.image = self.image or match["image"]
         elif not text.startswith((" ---> ", "Removing intermediate container", "Successfully tagged")):
-            for line in text.splitlines():
-                if line.strip():
-                    self.output.append(line.rstrip())
-                    self._tell(Output(line.rstrip()))
+            for line in printed(text):
+                self.output.append(line)
+                self._tell(Output(line))
+            del self.output[:-_KEPT]

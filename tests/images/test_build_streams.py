@@ -78,7 +78,7 @@ def test_the_older_builder_s_messages_become_steps_and_its_error_an_error() -> N
         {"stream": " ---> 0123456789ab\n"},
         {"stream": "Step 2/2 : RUN x &&     y"},
         {"stream": " ---> Using cache\n"},
-        {"stream": "one\ntwo\n"},
+        {"stream": "\x1b[91mone\n\x1b[0m10%\r20%\rtwo\n"},
     ):
         progress.take(said)
     assert told == [
@@ -107,6 +107,10 @@ def test_an_error_shows_the_last_lines_alone() -> None:
         ("COPY failed: file not found in build context: stat x: no such file or directory", ".dockerignore"),
         ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "the network's proxy"),
         ("OSError: [Errno 28] No space left on device", "docker system prune"),
+        (
+            "ERROR: Directory '/app/env' is not installable. Neither 'setup.py' nor 'pyproject.toml' found.",
+            "has one",
+        ),
         ("something nobody has seen", "correct that step"),
     ],
 )
