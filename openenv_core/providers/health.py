@@ -11,10 +11,15 @@ ANSWER_BYTES: Final = 65_536
 """The longest answer that is read."""
 
 
-def status_of(port: int, timeout_s: float) -> str:
+def status_of(port: int, timeout_s: float, token: str | None = None) -> str:
     """Return the status that a server reports on /health.
 
     The time holds for the whole answer, however slowly it comes.
+
+    Args:
+        port: Where it listens, on the loopback interface.
+        timeout_s: Seconds that it gets.
+        token: Its bearer token.
 
     Raises:
         OSError: Nobody answers.
@@ -22,7 +27,8 @@ def status_of(port: int, timeout_s: float) -> str:
     """
     deadline = time.monotonic() + timeout_s
     with socket.create_connection((LOOPBACK, port), timeout_s) as connection:
-        connection.sendall(b"GET /health HTTP/1.0\r\nHost: %s:%d\r\n\r\n" % (LOOPBACK.encode(), port))
+        authorization = "" if token is None else f"Authorization: Bearer {token}\r\n"
+        connection.sendall(f"GET /health HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\n{authorization}\r\n".encode())
         answer = bytearray()
         while len(answer) < ANSWER_BYTES:
             if (left := deadline - time.monotonic()) <= 0:

@@ -32,6 +32,15 @@ def test_a_client_of_an_image_sync_and_async(engine: Engine, hostile_image: str)
 
 
 @pytest.mark.docker
+def test_a_server_that_wants_a_token(hostile_image: str) -> None:
+    token = "a-token-of-many-characters"
+    variables = {"ROPEWALK_TOKENS": f"another-of-many-characters,{token}"}
+    with GenericEnvClient.from_docker_image(hostile_image, env_vars=variables, token=token) as client:
+        client.reset()
+        assert client.step(STEP).observation["said"] == "0:0"
+
+
+@pytest.mark.docker
 def test_the_released_provider_is_ours(engine: Engine, hostile_image: str) -> None:
     compat.install()
     try:

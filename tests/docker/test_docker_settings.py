@@ -78,6 +78,17 @@ def test_values_that_no_engine_could_honour_are_refused(fields: dict[str, Any]) 
         ContainerOptions(**fields)
 
 
+def test_a_server_of_ours_is_asked_with_its_token_which_nobody_sees() -> None:
+    options = ContainerOptions(env_vars={"ROPEWALK_TOKENS": " first-of-two, second-of-two"})
+    assert options.token == "first-of-two"
+    assert ContainerOptions().token is None
+    assert ContainerOptions(env_vars={"ROPEWALK_TOKENS": " "}).token is None
+    assert "of-two" not in repr(options)
+    asked = spec("image", options, {}, publish=True)
+    found = {"HostConfig": asked["HostConfig"], "Config": {**asked, "Env": []}}
+    assert dropped(asked, found) == ["Env: asked ['ROPEWALK_TOKENS'], got none"]
+
+
 def test_options_stay_as_they_were_checked() -> None:
     variables = {"A": "b"}
     options = ContainerOptions(env_vars=variables)

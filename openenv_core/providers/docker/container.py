@@ -209,7 +209,7 @@ class Container:
         next_look = time.monotonic() + LOOK_S
         while (left := deadline - time.monotonic()) > 0:
             try:
-                status = status_of(port, min(left, answer_s))
+                status = status_of(port, min(left, answer_s), self.options.token)
             except (OSError, ValueError) as error:
                 if isinstance(error, TimeoutError):
                     answer_s = min(2 * answer_s, LAST_ANSWER_S)

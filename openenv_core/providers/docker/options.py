@@ -23,6 +23,9 @@ LEAST_MEMORY: Final = 6 * 2**20
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
+TOKENS: Final = "ROPEWALK_TOKENS"
+"""The variable that tells a server of ours its tokens."""
+
 Reach: TypeAlias = Literal["auto", "port", "exec"]
 
 
@@ -64,7 +67,7 @@ class ContainerOptions:
 
     port: int = 8000
     host_port: int | None = None
-    env_vars: Mapping[str, str] = field(default_factory=dict)
+    env_vars: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may hold secrets
     memory: str | int | None = None
     swap: str | int | None = 0
     cpus: float | None = None
@@ -132,6 +135,11 @@ class ContainerOptions:
     def memory_bytes(self) -> int | None:
         """The limit on memory in bytes."""
         return None if self.memory is None else size_of("memory", self.memory)
+
+    @property
+    def token(self) -> str | None:
+        """The first bearer token of a server of ours, where its environment names any."""
+        return next(iter(re.split(r"[\s,]+", self.env_vars.get(TOKENS, "").strip())), "") or None
 
     @property
     def swap_bytes(self) -> int:
@@ -223,7 +231,9 @@ def _require(fine: bool, name: str, expected: str, got: object) -> None:
 
 def _require_texts(name: str, value: object) -> None:
     fine = isinstance(value, Mapping) and all(isinstance(x, str) for pair in value.items() for x in pair)
-    _require(fine, name, "a mapping of texts to texts", value)
+    # What values there are is nobody's business.
+    got = list(value) if isinstance(value, Mapping) else type(value).__name__
+    _require(fine, name, "a mapping of texts to texts", got)
 
 
 def _require_list(name: str, value: object) -> None:

@@ -37,16 +37,14 @@ def spec(
 
 def dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Return what the engine did not take over, of what it was asked for."""
-    places = ("HostConfig", "Labels", "User", "Cmd", "Env")
     config = found.get("Config") or {}
-    return [
-        line
-        for place in places
-        if place in asked
-        for line in _differences(
-            place, asked[place], found.get(place) if place == "HostConfig" else config.get(place)
-        )
-    ]
+    lines = _differences("HostConfig", asked["HostConfig"], found.get("HostConfig"))
+    for place in ("Labels", "User", "Cmd"):
+        if place in asked:
+            lines += _differences(place, asked[place], config.get(place))
+    # The values may be secret.
+    missing = [each.partition("=")[0] for each in asked["Env"] if each not in (config.get("Env") or ())]
+    return lines + ([f"Env: asked {missing!r}, got none"] if missing else [])
 
 
 def _host(options: ContainerOptions) -> dict[str, Any]:
