@@ -24,13 +24,13 @@ _REMEDIES: Final = (
         "the image got no pyproject.toml: see that the folder has one and that .dockerignore leaves it in",
     ),
     (
-        r"COPY failed|failed to compute cache key|failed to calculate checksum|no such file or directory",
-        "a path that is copied is not there, or .dockerignore leaves it out; COPY sees the environment's folder alone",
-    ),
-    (
         r"(gcc|cc|g\+\+|cmake|cargo|rustc)['\"]?:? .*(not found|No such file)|command '[^']*gcc' failed|"
         r"Unable to find a compiler|error: linker",
         "the base has no compiler: use a dependency that comes as a wheel, or install one in a stage of its own",
+    ),
+    (
+        r"COPY failed|failed to compute cache key|failed to calculate checksum|no such file or directory",
+        "a path that is copied is not there, or .dockerignore leaves it out; COPY sees the environment's folder alone",
     ),
     (
         r"Permission denied|EACCES|Read-only file system",
