@@ -10,7 +10,8 @@ from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from openenv_core.checker.runner import Report
+    from openenv_core.checker.check import Check
+    from openenv_core.checker.runner import Result
     from openenv_core.checker.subject import Subject
 
 LEVELS: Final = ("static", "runtime", "semantic", "hostile", "load")
@@ -70,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from openenv_core.checker.catalogue import chosen
     from openenv_core.checker.check import Level
+    from openenv_core.checker.isolation import run_isolated
     from openenv_core.checker.report import Console, as_json, as_junit, listing
-    from openenv_core.checker.runner import run as run_checks
 
     checks = chosen([Level(level) for level in arguments.level], arguments.check)
     if arguments.list:
@@ -83,24 +84,30 @@ def run(arguments: argparse.Namespace) -> int:
         )
     junit = None if arguments.junit is None else _writable(arguments.junit)
     console = Console(sys.stdout, len(checks))
-    with _subject(arguments) as subject:
-        try:
-            if arguments.json:
-                report = run_checks(subject, checks)
-                print(as_json(report))
-            else:
-                report = run_checks(subject, checks, before=console.begin, after=console.end)
-                console.finish(report)
-        except KeyboardInterrupt:
-            if not arguments.json:
-                console.interrupted()
-            return INTERRUPTED
+    subject = _subject(arguments)
+
+    def begin(check: "Check") -> None:
+        if not arguments.json:
+            console.begin(check)
+
+    def end(result: "Result") -> None:
+        if not arguments.json:
+            console.end(result)
+
+    try:
+        report = run_isolated(
+            subject.target, subject.limits, checks, token=subject.token, before=begin, after=end
+        )
+    except KeyboardInterrupt:
+        if not arguments.json:
+            console.interrupted()
+        return INTERRUPTED
+    if arguments.json:
+        print(as_json(report))
+    else:
+        console.finish(report)
     if junit is not None:
         junit.write_text(as_junit(report), encoding="utf-8")
-    return _status(report)
-
-
-def _status(report: "Report") -> int:
     return PASSED if report.ok else FAILED
 
 

@@ -19,6 +19,7 @@ from openenv_core.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "validate.md"
+STUCK = ROOT / "tests" / "checker" / "stuck_python"
 
 APP = """\
 from subjects import {env}, Go, Seen, WalkState
@@ -26,6 +27,9 @@ from servers import create_app
 
 app = create_app({env}, Go, Seen, env_name="walk", max_concurrent_envs=8, state_cls=WalkState)
 """
+
+
+ENDS = "Walk.step = lambda self, action: os._exit(7)\n"
 
 
 @pytest.fixture
@@ -162,6 +166,46 @@ def test_a_process_that_ends_itself_is_told(folder: Path) -> None:
     found = json.loads(done.stdout)
     assert not [one for one in found["results"] if one["status"] == "crashed"]
     assert "app_importable" in [one["check"] for one in found["results"] if one["status"] == "failed"]
+
+
+@pytest.mark.slow
+def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder: Path) -> None:
+    app = folder / "server" / "app.py"
+    app.write_text(
+        "import os\nprint('noise')\n"
+        + APP.format(env="Walk")
+        + "Walk.step = lambda self, action: os._exit(7)\n"
+    )
+    names = ["health", "reward_finite", "readme", "metadata", "episode_ends"]
+    words = [word for name in names for word in ("--check", name)]
+    done = validate(str(folder), *words, "--json", cwd=folder)
+    assert done.returncode == 1
+    found = {one["check"]: one for one in json.loads(done.stdout)["results"]}
+    assert found.keys() == set(names)
+    assert "ended with status 7" in found["reward_finite"]["message"]
+    assert "no os._exit" in found["reward_finite"]["change"]
+    assert [found[name]["status"] for name in ("health", "metadata", "readme")] == [
+        "passed",
+        "passed",
+        "failed",
+    ]
+    assert found["episode_ends"]["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: Any) -> None:
+    from openenv_core.checker import isolation
+    from openenv_core.checker.check import Check
+    from openenv_core.checker.subject import Limits
+    from openenv_core.targets import target_of
+
+    monkeypatch.setattr(isolation, "MARGIN_S", 1.0)
+    # A process that is stopped says as little as one that is stuck in compiled code.
+    monkeypatch.setattr(isolation.sys, "executable", str(STUCK))
+    (health,) = [one for one in checks() if one.name == "health"]
+    hurried = Check(health.name, health.level, health.says, 0.5, health.function)
+    report = isolation.run_isolated(target_of("blackjack"), Limits(), [hurried])
+    assert "never lets go" in report.results[0].message
 
 
 @pytest.mark.slow
