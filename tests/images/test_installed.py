@@ -2,9 +2,12 @@
 
 import csv
 import io
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -16,16 +19,11 @@ from openenv_core.images import base, installed
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_source_tree_becomes_an_archive_that_is_always_the_same(tmp_path: Path) -> None:
-    made = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        placed = installed.place(tmp_path / name)
-        (archive,) = (tmp_path / name).iterdir()
-        assert placed.requirement == f"./{archive.name}"
-        made.append(archive)
-    assert made[0].read_bytes() == made[1].read_bytes()
-    with tarfile.open(made[0]) as opened:
+def test_a_source_tree_becomes_an_archive_of_what_is_shipped(tmp_path: Path) -> None:
+    placed = installed.place(tmp_path)
+    (archive,) = tmp_path.iterdir()
+    assert placed.requirement == f"./{archive.name}"
+    with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert {
         "pyproject.toml",
@@ -40,6 +38,24 @@ def test_a_source_tree_becomes_an_archive_that_is_always_the_same(tmp_path: Path
     assert not [
         name for name in names if "__pycache__" in name or name.startswith(("tests/", "scripts/", "."))
     ]
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "tree"
+    (tree / "ours").mkdir(parents=True)
+    for name in ("README.md", "LICENSE", "ours/__init__.py"):
+        (tree / name).write_text("x")
+    shutil.copyfile(ROOT / "pyproject.toml", tree / "pyproject.toml")
+    monkeypatch.setattr(installed, "source_tree", lambda: tree)
+    made = []
+    for later, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        os.utime(tree / "LICENSE", (later, later))
+        monkeypatch.setattr("time.time", lambda now=time.time(), later=later: now + 100 * later)
+        installed.place(tmp_path / name)
+        (archive,) = (tmp_path / name).iterdir()
+        made.append(archive.read_bytes())
+    assert made[0] == made[1]
 
 
 def test_an_image_gets_what_servers_need_and_no_more(tmp_path: Path) -> None:
