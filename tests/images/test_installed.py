@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -51,7 +50,7 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytes
     for later, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
         os.utime(tree / "LICENSE", (later, later))
-        monkeypatch.setattr("time.time", lambda now=time.time(), later=later: now + 100 * later)
+        monkeypatch.setattr("time.time", lambda later=later: 1_800_000_000.0 + 100 * later)
         installed.place(tmp_path / name)
         (archive,) = (tmp_path / name).iterdir()
         made.append(archive.read_bytes())
