@@ -1,0 +1,127 @@
+"""Each planted bug is caught by its check and by no other; the good environment passes all of them."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gallery
+import pytest
+
+from openenv_core.checker.catalogue import checks, chosen
+from openenv_core.checker.check import Level
+from openenv_core.checker.runner import BAD, Status, run_check
+from openenv_core.checker.subject import Subject
+
+ROOT = Path(__file__).parents[2]
+BUGS = gallery.bugs()
+GOOD = "good"
+QUICK = ("same_seed_same_episode", "reset_forgets", "different_seeds_differ", "reward_finite")
+ENDED_S = 300.0
+
+Verdict = dict[str, tuple[str, str]]
+
+
+def judged(folder: Path) -> Verdict:
+    """Run every check on an environment, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(gallery.HERE / "judge.py"), str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=ENDED_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: (status, message) for name, (status, message) in json.loads(done.stdout).items()}
+
+
+def named(verdict: Verdict, *statuses: Status) -> set[str]:
+    return {name for name, (status, _) in verdict.items() if status in statuses}
+
+
+class Verdicts:
+    """What came of each environment. Two are looked at side by side, ahead of the tests that ask."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self._pool = ThreadPoolExecutor(2)
+        by_name: dict[str, gallery.Bug | None] = {GOOD: None, **{bug.name: bug for bug in BUGS}}
+        self._futures: dict[str, Future[Verdict]] = {
+            name: self._pool.submit(judged, gallery.build(folder, by_name[name])) for name in names
+        }
+
+    def of(self, name: str) -> Verdict:
+        return self._futures[name].result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
+    wanted = [item.callspec.params["name"] for item in request.session.items if _of_verdicts(item)]
+    found = Verdicts(tmp_path_factory.mktemp("gallery"), list(dict.fromkeys([GOOD, *wanted])))
+    yield found
+    found.close()
+
+
+def _of_verdicts(item: Any) -> bool:
+    return item.module.__name__ == __name__ and "verdicts" in item.fixturenames
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(ENDED_S)
+@pytest.mark.parametrize("name", [GOOD])
+def test_the_good_environment_passes_every_check(name: str, verdicts: Verdicts) -> None:
+    verdict = verdicts.of(name)
+    assert {check: verdict[check] for check in named(verdict, *BAD)} == {}
+    # It has no tools, and is no image.
+    left = {check for check in named(verdict, Status.SKIPPED) if "tool" not in check}
+    assert all(check.startswith("image_") for check in left)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(ENDED_S)
+@pytest.mark.parametrize("name", [bug.name for bug in BUGS])
+def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: Verdicts) -> None:
+    planted = gallery.bug(name)
+    verdict = verdicts.of(name)
+    bad = {check: verdict[check] for check in named(verdict, *BAD)}
+    assert set(bad) == {planted.caught_by}, bad
+    assert bad[planted.caught_by][0] == Status.FAILED
+    if "*" not in planted.also_skipped:
+        skipped = named(verdict, Status.SKIPPED) - named(verdicts.of(GOOD), Status.SKIPPED)
+        assert skipped <= planted.also_skipped
+
+
+def test_the_gallery_reaches_every_level(tmp_path: Path) -> None:
+    by_name = {check.name: check for check in checks()}
+    assert len(BUGS) >= 15
+    assert {by_name[bug.caught_by].level for bug in BUGS} == set(Level)
+    for bug in BUGS:
+        gallery.build(tmp_path, bug)  # what it changes is there to be changed
+
+
+@pytest.mark.parametrize("name", [GOOD, "unseeded", "reset_keeps"])
+def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) -> None:
+    bug = None if name == GOOD else gallery.bug(name)
+    with Subject.of(gallery.build(tmp_path, bug)) as subject:
+        results = [run_check(subject, check) for check in chosen(names=QUICK)]
+    expected = set() if bug is None else {bug.caught_by}
+    assert {one.check for one in results if one.status in BAD} == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(ENDED_S)
+@pytest.mark.parametrize("name", [GOOD, "unseeded", "reset_keeps", "global_generator"])
+def test_at_a_url_it_is_seen_over_the_wire(name: str, tmp_path: Path) -> None:
+    bug = None if name == GOOD else gallery.bug(name)
+    folder = gallery.build(tmp_path, bug)
+    levels = [Level.SEMANTIC, Level.HOSTILE, Level.LOAD]
+    with Subject.of(folder) as server, Subject.of(server.url, sessions=12, fuzz=30) as subject:
+        results = [run_check(subject, check) for check in chosen(levels)]
+    expected = set() if bug is None else {bug.caught_by}
+    assert {one.check: one.message for one in results if one.status in BAD}.keys() == expected
+    assert sum(one.status is Status.PASSED for one in results) >= 4
