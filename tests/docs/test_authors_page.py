@@ -13,6 +13,8 @@ from docker_engine import engine
 from released import ROOT
 
 from openenv_core.providers.docker import Engine
+from openenv_core.scaffold.making import make
+from openenv_core.scaffold.names import names_of
 
 __all__ = ["engine"]
 
@@ -86,7 +88,14 @@ def test_every_command_of_the_page_does_what_it_says(engine: Engine, tmp_path: P
         assert counts is not None, by_command[command][-6000:]
         assert int(counts[1]) >= 15
     assert re.search(r"\d+ passed", by_command["pytest"])
+    # What was installed brought the whole template, hidden files included.
+    whole = make(names_of("dice"), parent=tmp_path / "here")
+    assert [part for part in parts(whole) if not (tmp_path / "dice_env" / part).is_file()] == []
     assert told[-1].output.split() == ["Found:", "it", "is", "42.", "1.0"]
+
+
+def parts(folder: Path) -> list[Path]:
+    return [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
 
 
 def clone(folder: Path) -> None:
