@@ -213,6 +213,6 @@ COMMAND = Command(
         "ropewalk play .",
         "ropewalk play http://127.0.0.1:8000",
         "ropewalk play blackjack-env:latest --random 20 --json",
-        """ropewalk play blackjack --seed 7 --action '{"action": "hit"}' --action '{"action": "stand"}'""",
+        """ropewalk play blackjack --seed 3 --action '{"action": "hit"}' --action '{"action": "stand"}'""",
     ),
 )

@@ -147,7 +147,7 @@ def test_a_window_that_closes_ends_the_server() -> None:
 @pytest.mark.slow
 def test_tools_are_listed_and_their_arguments_asked_for() -> None:
     with in_terminal("play", "playground:tools_app", cwd=SUPPORT) as terminal:
-        terminal.until("add - Adds two numbers.")
+        terminal.until("add - Adds two numbers.\n")
         terminal.until("a (integer -9..9): one number")
         terminal.until("tool (add|greet): ")
         terminal.type("add")

@@ -79,6 +79,7 @@ class Field_(Environment[Move, Seen, State]):  # noqa: N801 - pydantic has the n
 
 ADD = {
     "type": "object",
+    "description": "Adds two numbers.",
     "properties": {
         "a": {"type": "integer", "description": "one number", "minimum": -9, "maximum": 9},
         "b": {"type": "integer", "default": 1, "minimum": -9, "maximum": 9},
