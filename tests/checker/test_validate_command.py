@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -29,6 +28,7 @@ app = create_app({env}, Go, Seen, env_name="walk", max_concurrent_envs=8, state_
 """
 
 
+HANGS = "Walk.step = lambda self, action: time.sleep(3600)\n"
 ENDS = "Walk.step = lambda self, action: os._exit(7)\n"
 
 
@@ -124,11 +124,10 @@ def test_a_running_server_is_looked_at_too(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs_is_given_up_and_ctrl_c_cleans_up(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal.Signals) -> None:
     app = folder / "server" / "app.py"
-    app.write_text(
-        "import time\n" + APP.format(env="Walk") + "Walk.step = lambda self, action: time.sleep(3600)\n"
-    )
+    app.write_text("import time\n" + APP.format(env="Walk") + HANGS)
     words = [sys.executable, "-m", "openenv_core.cli", "validate", str(folder), "--level", "runtime"]
     process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -136,23 +135,20 @@ def test_an_environment_that_hangs_is_given_up_and_ctrl_c_cleans_up(folder: Path
         if "schema_valid" in line:  # the next one plays, and hangs
             break
     family = psutil.Process(process.pid).children(recursive=True)
-    assert family
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    assert len(family) >= 3  # what runs the checks, what watches over the server, the server
+    process.send_signal(number)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted after" in out
-    gone, alive = psutil.wait_procs(family, timeout=20)
+    if number is signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted after" in out
+    _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive
-    assert gone
 
 
 @pytest.mark.slow
 def test_a_step_that_hangs_is_told(folder: Path) -> None:
     app = folder / "server" / "app.py"
-    app.write_text(
-        "import time\n" + APP.format(env="Walk") + "Walk.step = lambda self, action: time.sleep(3600)\n"
-    )
+    app.write_text("import time\n" + APP.format(env="Walk") + HANGS)
     done = validate(str(folder), "--check", "observations_follow_schema", "--step-timeout", "1", cwd=folder)
     assert done.returncode == 1
     assert "expected a reply within 1 s" in done.stdout
