@@ -112,7 +112,7 @@ class Pool(Generic[MemberT]):
 
     def provider(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolProvider[MemberT]:
         """Return what takes a member when a client starts, and gives it back when the client is closed."""
-        return PoolProvider(self, timeout_s)
+        return PoolProvider(self.lease, timeout_s)
 
     def client(
         self,

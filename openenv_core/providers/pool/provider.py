@@ -1,25 +1,23 @@
 """A pool as a client sees it: a provider whose start takes a container, and whose stop gives it back."""
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic
+from collections.abc import Callable
+from typing import Any, Generic
 
 from openenv_core.errors import ProviderError
 from openenv_core.providers.pool.lease import Lease, MemberT
-
-if TYPE_CHECKING:
-    from openenv_core.providers.pool.pool import Pool
 
 
 class PoolProvider(Generic[MemberT]):
     """Takes one container from a pool at a time.
 
     Args:
-        pool: The pool.
+        lease: Takes one, within so many seconds.
         timeout_s: Seconds that a container may take to be free.
     """
 
-    def __init__(self, pool: "Pool[MemberT]", timeout_s: float) -> None:
-        self._pool = pool
+    def __init__(self, lease: Callable[[float], Lease[MemberT]], timeout_s: float) -> None:
+        self._take = lease
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._lease: Lease[MemberT] | None = None
@@ -54,7 +52,7 @@ class PoolProvider(Generic[MemberT]):
         """
         with self._lock:
             if self._lease is None:
-                self._lease = self._pool.lease(self._timeout_s)
+                self._lease = self._take(self._timeout_s)
             return self._lease.url
 
     def stop(self) -> None:

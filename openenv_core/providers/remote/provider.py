@@ -195,6 +195,8 @@ class RemoteSandboxProvider:
     ) -> str:
         pause_s = FIRST_POLL_S
         while True:
+            if leased.ended:
+                raise SandboxLost(f"expected the sandbox {leased.id} to start, but it was stopped meanwhile")
             if seen.state is SandboxState.RUNNING and seen.url is not None:
                 return seen.url
             if seen.state is SandboxState.ENDED:
@@ -210,14 +212,13 @@ class RemoteSandboxProvider:
                     self.output(),
                 )
             if leased.wait(min(pause_s, left_s)):
-                raise SandboxLost(f"expected the sandbox {leased.id} to start, but it was stopped meanwhile")
+                continue
             pause_s = min(2 * pause_s, LAST_POLL_S)
             try:
                 seen = api.get(leased.id, wait_s=min(HOLD_S, left_s))
             except (ProviderError, RuntimeError):
-                if leased.ended:
-                    continue  # stopped while asked; said above
-                raise
+                if not leased.ended:
+                    raise
 
     def _wait_until_healthy(self, leased: LeasedSandbox, url: str, deadline: float) -> None:
         seen, pause_s = "no answer", FIRST_POLL_S
