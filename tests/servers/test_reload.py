@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from serve_process import PATIENCE_S, ServeProcess, eventually, gone, serve
+from terminal_process import in_terminal
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
@@ -205,6 +206,18 @@ def test_the_server_ends_with_a_parent_that_is_killed(folder: Path) -> None:
         assert len(family) == 4  # the supervisor, the guard, the server, and what its environment started
         server.process.kill()
         eventually(lambda: all(gone(process) for process in family))
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_ends_it_all(folder: Path) -> None:
+    with in_terminal("serve", str(folder), "--reload", "--port", "0") as terminal:
+        terminal.until(f"watching {folder}")
+        eventually(lambda: len(terminal.family) == 3)
+        family = terminal.family
+        terminal.keys("\x03")
+        assert terminal.ended() == 0
+        assert all(gone(process) for process in family)
+        assert "Traceback" not in terminal.shown
 
 
 @pytest.mark.slow
