@@ -1,19 +1,14 @@
 """A container lives as long as its owner wants it, and no longer, whatever the owner dies of."""
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import psutil
 import pytest
+from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
 
 from openenv_core import ProviderError, ServerStartFailed
 from openenv_core.providers.docker import (
@@ -23,80 +18,9 @@ from openenv_core.providers.docker import (
     companion,
     start_container,
 )
-from openenv_core.providers.docker._owner import LABEL
 from openenv_core.providers.health import status_of
 
 pytestmark = pytest.mark.docker
-
-PATIENCE_S = 60
-GONE_S = 10
-"""How long a container may be there after its owner's death."""
-
-OWNER = """
-import json, os, sys, time
-from openenv_core import LocalDockerProvider
-from openenv_core.providers.docker import companion, Engine
-
-image, how, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-provider = LocalDockerProvider(image, **options)
-provider.start()
-helper = companion.ensure(Engine.find().address)
-print(json.dumps([provider.container.id, helper.pid]), flush=True)
-if how == "fork":
-    if os.fork() == 0:
-        time.sleep(60)
-        os._exit(0)
-if how == "a fork ends":
-    if (pid := os.fork()) == 0:
-        provider.stop()
-        sys.exit(0)
-    os.waitpid(pid, 0)
-    print(provider.alive, flush=True)
-if how == "raise":
-    raise RuntimeError("on purpose")
-if how == "end":
-    sys.exit(0)
-if how == "forget":
-    del provider
-    print("forgotten", flush=True)
-time.sleep(100)
-"""
-
-
-def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen within {within_s:g} s"
-        time.sleep(0.05)
-
-
-def exists(engine: Engine, container: str) -> bool:
-    return any(each["Id"] == container for each in engine.labelled(LABEL))
-
-
-class Owning:
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-        self.container, self.companion = json.loads(self.line())
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.process.communicate(timeout=PATIENCE_S)[1]
-        return line
-
-
-@contextmanager
-def owner(image: str, how: str = "wait", **options: Any) -> Iterator[Owning]:
-    """Start a program that owns a container."""
-    command = [sys.executable, "-c", OWNER, image, how, json.dumps(options)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            yield Owning(process)
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
