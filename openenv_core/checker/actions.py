@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckFailed
+from openenv_core.checker.outcomes import CheckFailed
 from openenv_core.checker.sampling import sample
 
 Json: TypeAlias = dict[str, Any]

@@ -1,51 +1,18 @@
-"""A check: one named property of an environment, and the ways it can come out."""
+"""A check: one named property of an environment."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from openenv_core.errors import OpenEnvError
+from openenv_core.checker.outcomes import CheckFailed, Level, NotApplicable
+from openenv_core.checker.subject import Subject
 
-if TYPE_CHECKING:
-    from openenv_core.checker.subject import Subject
+__all__ = ["Check", "CheckFailed", "Level", "NotApplicable", "check"]
 
 PREFIX: Final = "check_"
 DEADLINE_S: Final = 120.0
 """Seconds that a check may take, unless it says otherwise."""
-
-
-class Level(StrEnum):
-    """What a check looks at, from what costs least to what costs most."""
-
-    STATIC = "static"
-    RUNTIME = "runtime"
-    SEMANTIC = "semantic"
-    HOSTILE = "hostile"
-    LOAD = "load"
-
-
-class CheckFailed(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
-    """The property does not hold.
-
-    Args:
-        message: What was expected and what came.
-        change: What the author should change.
-    """
-
-    def __init__(self, message: str, *, change: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.change = change
-
-
-class NotApplicable(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
-    """The property cannot be looked at here: a URL has no Dockerfile, for one."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +33,23 @@ class Check:
     level: Level
     says: str
     deadline_s: float
-    function: Callable[["Subject"], str | None]
+    function: Callable[[Subject], str | None]
 
-    def __call__(self, subject: "Subject") -> str | None:
+    def __call__(self, subject: Subject) -> str | None:
         """Look at the subject, in this thread and without a deadline; `runner.run_check` has one."""
         return self.function(subject)
 
 
 def check(
     level: Level, *, deadline_s: float = DEADLINE_S
-) -> Callable[[Callable[["Subject"], str | None]], Check]:
+) -> Callable[[Callable[[Subject], str | None]], Check]:
     """Make a function called `check_...` a check. The first line of its docstring says the property.
 
     Raises:
         ValueError: Another name, or no docstring.
     """
 
-    def decorate(function: Callable[["Subject"], str | None]) -> Check:
+    def decorate(function: Callable[[Subject], str | None]) -> Check:
         name, doc = function.__name__, inspect.getdoc(function)
         if not name.startswith(PREFIX) or not doc:
             raise ValueError(f"expected a documented function called {PREFIX}..., got {name}")

@@ -4,7 +4,7 @@ import io
 import tarfile
 from typing import TYPE_CHECKING, Final
 
-from openenv_core.checker.check import NotApplicable
+from openenv_core.checker.outcomes import NotApplicable
 from openenv_core.errors import OpenEnvError
 from openenv_core.manifest import MANIFEST, Manifest, load_manifest
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from openenv_core.checker.check import CheckFailed, NotApplicable
+from openenv_core.checker.outcomes import CheckFailed, NotApplicable
 from openenv_core.errors import ConfigurationError, ProviderError
 
 

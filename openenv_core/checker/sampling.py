@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from openenv_core.checker.check import CheckFailed
+from openenv_core.checker.outcomes import CheckFailed
 from openenv_core.checker.running import needs
 
 Json: TypeAlias = dict[str, Any]

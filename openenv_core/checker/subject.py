@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from openenv_core.apps import LoadedApp, load_app
 from openenv_core.checker import actions as action_source
-from openenv_core.checker.check import CheckFailed, NotApplicable
 from openenv_core.checker.containers import manifest_in
 from openenv_core.checker.deadline import Overran, within
+from openenv_core.checker.outcomes import CheckFailed, NotApplicable
 from openenv_core.checker.running import RunningServer
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (

@@ -1,0 +1,37 @@
+"""What a check looks at, and the ways in which it can come out other than well."""
+
+from enum import StrEnum
+
+from openenv_core.errors import OpenEnvError
+
+
+class Level(StrEnum):
+    """What a check looks at, from what costs least to what costs most."""
+
+    STATIC = "static"
+    RUNTIME = "runtime"
+    SEMANTIC = "semantic"
+    HOSTILE = "hostile"
+    LOAD = "load"
+
+
+class CheckFailed(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
+    """The property does not hold.
+
+    Args:
+        message: What was expected and what came.
+        change: What the author should change.
+    """
+
+    def __init__(self, message: str, *, change: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.change = change
+
+
+class NotApplicable(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
+    """The property cannot be looked at here: a URL has no Dockerfile, for one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
