@@ -18,8 +18,9 @@ from openenv_core.providers.remote.messages import (
     Sandbox,
     SandboxSpec,
 )
-from servers.sandboxes.backend import Backend, local_backend
+from servers.sandboxes.backend import Backend
 from servers.sandboxes.limits import SandboxLimits
+from servers.sandboxes.local import local_backend
 from servers.sandboxes.refusals import SandboxRefusal
 from servers.sandboxes.table import SandboxTable
 from servers.security.guard import Guard, owner_of

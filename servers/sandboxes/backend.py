@@ -29,14 +29,3 @@ class SandboxProvider(Protocol):
 
 Backend: TypeAlias = Callable[[SandboxSpec], SandboxProvider]
 """Makes one for a sandbox that has been admitted. It does not block; it may raise SandboxRefusal."""
-
-
-def local_backend(spec: SandboxSpec) -> SandboxProvider:
-    """Run images on this machine's engine, and commands as processes of this user."""
-    if spec.image is not None:
-        from servers.sandboxes.images import image_provider
-
-        return image_provider(spec, spec.image)
-    from servers.sandboxes.commands import command_provider
-
-    return command_provider(spec)

@@ -32,8 +32,9 @@ from openenv_core.providers.remote import (
 from openenv_core.providers.remote.api import SandboxApi
 from openenv_core.providers.remote.messages import SandboxSpec
 from servers.sandboxes.app import SandboxApp
-from servers.sandboxes.backend import Backend, SandboxProvider, local_backend
+from servers.sandboxes.backend import Backend, SandboxProvider
 from servers.sandboxes.limits import SandboxLimits
+from servers.sandboxes.local import local_backend
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
