@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -60,9 +61,10 @@ def make(names: Names, template: str = "game", parent: Path | None = None) -> Pa
 def _refuse_what_is_there(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
-    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+    plain = folder.is_dir() and not folder.is_symlink()
+    if plain and not any(folder.iterdir()):
         return
-    what = "a folder with something in it" if folder.is_dir() else "something else of that name"
+    what = "a folder with something in it" if plain else "something else of that name"
     raise ConfigurationError(
         f"expected no {folder} yet, got {what}; choose another name or another --dir, or remove it"
     )
@@ -99,25 +101,22 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 def _copy(template: Path, folder: Path, names: Names) -> None:
     """Copy a template into an empty folder, spelling its name in the new way wherever it stands."""
     spellings = {
-        PLACE_HOLDER.package: names.package,
-        PLACE_HOLDER.image: names.image,
+        PLACE_HOLDER.short: names.short,
+        PLACE_HOLDER.short.replace("_", "-"): names.short.replace("_", "-"),
         PLACE_HOLDER.prefix: names.prefix,
         PLACE_HOLDER.title: names.title,
-        PLACE_HOLDER.short: names.short,
     }
-    # In one pass, the longer before those they begin with, so that nothing is replaced twice.
-    pattern = re.compile("|".join(sorted(map(re.escape, spellings), key=len, reverse=True)))
-    shutil.copytree(
-        template,
-        folder,
-        ignore=shutil.ignore_patterns(*_LEFT_OUT),
-        dirs_exist_ok=True,
-        copy_function=shutil.copyfile,
-    )
-    for path in folder.rglob("*"):
-        if path.is_file():
+    pattern = re.compile("|".join(map(re.escape, spellings)))
+    # Contents alone: an installed package may be read-only, and what is made of it should not be.
+    for path in sorted(template.rglob("*")):
+        part = path.relative_to(template)
+        if any(fnmatch(name, left_out) for name in part.parts for left_out in _LEFT_OUT):
+            continue
+        if path.is_dir():
+            (folder / part).mkdir()
+        else:
             text = path.read_text(encoding="utf-8")
-            path.write_text(pattern.sub(lambda found: spellings[found[0]], text), encoding="utf-8")
+            (folder / part).write_text(pattern.sub(lambda found: spellings[found[0]], text), encoding="utf-8")
     folder.chmod(0o777 & ~_umask())  # a temporary folder is its owner's alone
 
 

@@ -140,11 +140,33 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="a folder with something in it"):
         make(NAMES, "game", tmp_path)
     assert files(tmp_path) == {f"{NAMES.package}/mine": "mine"}
-    shutil.rmtree(folder)
-    folder.symlink_to(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("to", ["nowhere", "empty"])
+def test_a_link_is_not_followed(to: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / NAMES.package).symlink_to(to)
     with pytest.raises(ConfigurationError, match="something else of that name"):
         make(NAMES, "game", tmp_path)
-    assert left(tmp_path) == [NAMES.package]
+    assert left(tmp_path) == ["empty", NAMES.package]
+    assert left(tmp_path / "empty") == []
+
+
+def test_neither_what_running_a_template_left_nor_its_modes_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = tmp_path / "templates" / "game"
+    shutil.copytree(FOLDER / "game", template)
+    for name in ("__pycache__", "server/__pycache__", ".pytest_cache"):
+        (template / name).mkdir(exist_ok=True)
+        (template / name / "left").write_bytes(b"\xff")
+    (template / "models.pyc").write_bytes(b"\xff")
+    (template / "server").chmod(0o555)
+    monkeypatch.setattr(making, "_FOLDER", template.parent)
+    folder = make(NAMES, "game", tmp_path)
+    (template / "server").chmod(0o755)
+    assert set(files(folder)) == PARTS
+    assert (folder / "server").stat().st_mode & 0o700 == 0o700
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
