@@ -138,12 +138,7 @@ class Keeper:
         with stock.changed:
             self._drain()
             self._remove_some()
-            starts = min(stock.missing, self._max_starting - stock.starting) if now >= self._next_start else 0
-            if stock.failures:
-                starts = min(starts, 1 - stock.starting)  # one is enough to find out
-            if len(stock.leaving) >= stock.size:
-                starts = 0  # else an engine that removes nothing would fill up
-            starts = max(0, starts)
+            starts = self._startable() if now >= self._next_start else 0
             stock.starting += starts
         for _ in range(starts):
             self._helper(self._start_one, "openenv-pool-start")
@@ -151,10 +146,18 @@ class Keeper:
             self._look_after_waiting()
             self._next_look = time.monotonic() + IDLE_S
 
+    def _startable(self) -> int:
+        """Return how many starts there may be beside those under way; under the lock."""
+        stock = self._stock
+        if len(stock.leaving) >= stock.size:
+            return 0  # an engine that removes nothing would fill up
+        most = 1 if stock.failures else self._max_starting  # one is enough to find out
+        return max(0, min(stock.missing, most - stock.starting))
+
     def _sleep(self) -> None:
         until = self._next_look
         with self._stock.changed:
-            waiting = self._stock.missing > 0 and self._stock.starting < self._max_starting
+            waiting = self._startable() > 0
         if waiting:
             until = min(until, max(self._next_start, time.monotonic() + 0.01))
         with suppress(Empty):
