@@ -66,7 +66,7 @@ def check_dockerfile_user(subject: Subject) -> str:
         return "the base's own"
     name = file.resolved(user.rest).partition(":")[0] if user is not None else ""
     if name in ("", "0", "root"):
-        whose = ", as the released `openenv init` writes it" if file.on_released_base else ""
+        whose = ", as the released `openenv init` writes it," if file.on_released_base else ""
         raise CheckFailed(
             f"expected {_short(file)}{whose} to end as another user than root, "
             f"got {f'USER {name}' if name else 'no USER'}",
