@@ -7,6 +7,9 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.images.errors import NotAllowed, NotReached, PushFailed
 
 _FORBIDDEN: Final = (401, 403)
+_LOGIN: Final = (
+    "log in with `hf auth login`, or set HF_TOKEN, with a token that may write to that owner's Spaces"
+)
 
 
 def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = None) -> str:
@@ -58,8 +61,3 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
             f"expected the hub at {api.endpoint} to answer, got {type(error).__name__}: {error}; see the network"
         ) from error
     return str(made)
-
-
-_LOGIN: Final = (
-    "log in with `hf auth login`, or set HF_TOKEN, with a token that may write to that owner's Spaces"
-)

@@ -143,6 +143,9 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
         requirement = request.build_args["ROPEWALK"]
     made = (parts / "Dockerfile").read_text(encoding="utf-8")
     (parts / "Dockerfile").unlink()
+    if variant is base.Variant.RUNTIME:
+        sections = re.split(r"(?m)^(?=# ---- )", made)
+        made = "".join(one for one in sections if f"AS {base.Variant.BUILD}\n" not in one)
     for name, value in (("PARTS", PARTS), ("ROPEWALK", requirement)):
         made = with_default(made, name, value)
     # An index gives what no folder holds, and the hub keeps no empty folder.

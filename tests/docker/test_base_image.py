@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from openenv_core.cli.main import main
 from openenv_core.client import GenericEnvClient
 from openenv_core.images import base, installed
 from openenv_core.images.events import Event, Note, Step
+from openenv_core.images.space import stage
 from openenv_core.providers.docker import Engine, LocalDockerProvider
 
 ROOT = Path(__file__).parents[2]
@@ -208,3 +210,17 @@ def health(container: str) -> str:
         ["docker", "inspect", container], capture_output=True, text=True, timeout=60, check=True
     ).stdout
     return str(json.loads(said)[0]["State"]["Health"]["Status"])
+
+
+def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(engine: Engine, tmp_path: Path) -> None:
+    stage(ROOT / "envs" / "blackjack_env", tmp_path)
+    tag = "ropewalk-test-space:latest"
+    try:
+        assert main(["build", str(tmp_path), "--tag", tag]) == 0
+        # The hub runs containers as a user of its own, and its callers name the Space.
+        with LocalDockerProvider(tag, user="1000") as provider:
+            asked = urllib.request.Request(f"{provider.start()}/health", headers={"Host": "me-dice.hf.space"})
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                assert json.load(answer) == {"status": "healthy"}
+    finally:
+        subprocess.run(["docker", "image", "rm", "--force", tag], capture_output=True, timeout=60, check=True)

@@ -49,6 +49,8 @@ def test_blackjack_s_space_makes_its_own_base(tmp_path: Path) -> None:
     assert (into / PARTS / "ropewalk" / str(found.args["ROPEWALK"])).is_file()
     last = [one for one in found.instructions if one.word == "FROM"][-1]
     assert last.rest == "ropewalk-runtime"
+    # What only released folders need is not made.
+    assert "ropewalk-build" not in (into / "Dockerfile").read_text()
     assert (into / ".dockerignore").read_text().endswith(f"!{PARTS}\n!{PARTS}/**\n")
 
 
