@@ -1,7 +1,6 @@
 """A server in a process of its own on this machine."""
 
 import fcntl
-import json
 import os
 import socket
 import subprocess
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 from openenv_core.errors import ProviderError, ServerStartFailed
+from openenv_core.providers.health import LOOPBACK, status_of
 
 _GUARD: Final = Path(__file__).with_name("_guard.py")
-_LOOPBACK: Final = "127.0.0.1"
 _FIRST_FREE_FD: Final = 3
 """Below are the standard streams."""
 
@@ -123,7 +122,7 @@ class LocalProcessProvider:
             except BaseException:
                 self._stop()
                 raise
-            self._url = f"http://{_LOOPBACK}:{port}"
+            self._url = f"http://{LOOPBACK}:{port}"
             return self._url
 
     def stop(self) -> None:
@@ -171,7 +170,7 @@ class LocalProcessProvider:
         seen = "no answer"
         while (left := deadline - time.monotonic()) > 0:
             try:
-                status = _health(port, left)
+                status = status_of(port, left)
             except (OSError, ValueError) as error:
                 seen = f"{type(error).__name__}: {error}"
             else:
@@ -227,7 +226,7 @@ def _listen() -> socket.socket:
     In a program whose standard streams are closed, a new socket gets one of their numbers, and the child's
     own streams would take its place.
     """
-    with socket.create_server((_LOOPBACK, 0), backlog=BACKLOG) as listener:
+    with socket.create_server((LOOPBACK, 0), backlog=BACKLOG) as listener:
         return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD))
 
 
@@ -248,17 +247,3 @@ def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float, owne
         guard.kill()
         guard.wait()
     output.join(KILL_MARGIN_S)
-
-
-def _health(port: int, timeout_s: float) -> str:
-    """Return the status that a server reports; the request waits in its queue until it serves."""
-    import http.client  # not needed by those who only name the class
-
-    connection = http.client.HTTPConnection(_LOOPBACK, port, timeout=timeout_s)
-    try:
-        connection.request("GET", "/health")
-        return str(json.loads(connection.getresponse().read())["status"])
-    except (KeyError, TypeError, http.client.HTTPException) as error:
-        raise ValueError(f"expected a status on /health, got {error!r}") from error
-    finally:
-        connection.close()
