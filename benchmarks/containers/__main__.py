@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--image", action="append", default=[], metavar="NAME", help=f"an image to measure beside {PLAIN}")
     add("--port", type=_count, default=PORT, metavar="N", help="where those listen inside (%(default)s)")
     add("--rounds", type=_count, default=15, metavar="N", help="cold starts of each kind (%(default)s)")
-    add("--leases", type=_count, default=40, metavar="N", help="containers taken from the pool (%(default)s)")
+    add("--leases", type=_count, default=20, metavar="N", help="containers taken from the pool (%(default)s)")
     add("--size", type=_count, default=4, metavar="N", help="of the pool (%(default)s)")
     add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
     add("--json", type=Path, metavar="FILE", help="write every round's figures there")
