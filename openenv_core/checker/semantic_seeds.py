@@ -30,7 +30,7 @@ SEEDS: Final = 5
 DIFFERENT: Final = 8
 """Seeds of which at least two have to give different episodes."""
 
-HASH_SEEDS: Final = ("1", "2")
+HASH_SEEDS: Final = ("0", "1")
 """Two interpreters that order sets of text, and hash it, differently."""
 
 WORKER_S: Final = 60.0
@@ -101,7 +101,7 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
     need_repeats(subject)
     if not local(subject):
         return  # what `need_repeats` has seen was seen over the wire
-    job, hash_seed = _job(subject), "0"
+    job, hash_seed = _job(subject), HASH_SEEDS[0]
     without = _elsewhere(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
         for (seed, actions), expected in zip(job, without, strict=True):
@@ -228,7 +228,14 @@ def _not_there(seed: int, found: str) -> CheckFailed:
 
 
 def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
-    """Play in an interpreter of its own."""
+    """Play in an interpreter of its own; the same job is not played there twice."""
+    found: list[list[Result]] = once(
+        subject, f"elsewhere {hash_seed}", lambda: _played_elsewhere(subject, job, hash_seed)
+    )
+    return found
+
+
+def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
         asked, told = Path(folder, "job.json"), Path(folder, "episodes.json")
         asked.write_text(json.dumps(job), encoding="utf-8")
