@@ -1,11 +1,11 @@
 """Removes a program's containers when the program is gone, whatever it died of.
 
-    python _companion.py URL CERTIFICATES VERIFY OWNER
+    python _companion.py URL CERTIFICATES VERIFY OWNER RUN
 
 Its standard input is a pipe whose other end only the program holds. One byte on it says that the program is done
-and makes no more containers; the end of the pipe, or another parent, says that it died, perhaps with a request
-under way. Either way every container that is labelled with OWNER is removed, however often that takes to ask:
-the engine may be starting again.
+and makes no more containers; "n", that it has none left that it knows of. The end of the pipe, or another parent,
+says that it died, perhaps with a request under way. Every container that is labelled with OWNER and RUN is removed,
+however often that takes to ask: the engine may be starting again. Where there should be none one look is enough.
 
 At its own start it removes what is left of owners that ended together with their companions.
 """
@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,17 @@ else:
 PARENT_CHECK_S = 0.5
 """A fork of the program may hold the pipe open after the program's death, so the parent is looked at too."""
 
-PAUSE_S = 0.25
+FIRST_PAUSE_S = 0.02
+LAST_PAUSE_S = 0.25
+"""Pauses between two looks; they grow."""
+
 QUIET_S = 5.0
 """How long after a death there must have been none: the engine may still be at the dead program's last request."""
 
 GIVE_UP_S = 600.0
 """When an engine that does not come back is given up. The next owner's companion finds what is left."""
+
+NOTHING_LEFT = b"n"
 
 CALL_S = 30.0
 AT_ONCE = 8
@@ -51,7 +56,7 @@ UNWELL = (OSError, http.client.HTTPException, ValueError)
 
 def main(arguments: list[str]) -> int:
     """Wait for the owner's end, remove its containers, and return 0 when none is left."""
-    url, certificates, verify, label = arguments
+    url, certificates, verify, label, run = arguments
     address = _wire.Address(url, certificates or None, verify == "1")
     owner = _owner.parse(label)
     assert owner is not None
@@ -59,34 +64,38 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
-    orderly = wait(owner.pid)
-    return clean(address, label, 0.0 if orderly else QUIET_S)
+    said = last_word(owner.pid)
+    ours = f"{_owner.LABEL}={label}", f"{_owner.RUN}={run}"
+    return clean(address, ours, 0.0 if said else QUIET_S, 0.0 if said == NOTHING_LEFT else GIVE_UP_S)
 
 
-def wait(owner: int) -> bool:
-    """Return when the owner is done, and whether it said so."""
+def last_word(owner: int) -> bytes:
+    """Return what the owner says when it is done; nothing where it died."""
     while os.getppid() == owner:
         if select.select([0], [], [], PARENT_CHECK_S)[0]:
-            return os.read(0, 1) != b""
-    return False
+            return os.read(0, 1)
+    return b""
 
 
-def clean(address: _wire.Address, label: str, quiet_s: float) -> int:
+def clean(address: _wire.Address, labels: Sequence[str], quiet_s: float, give_up_s: float) -> int:
     """Remove an owner's containers until none has been there for a while."""
     begin = last = time.monotonic()
-    while time.monotonic() - begin < GIVE_UP_S:
+    pause = FIRST_PAUSE_S
+    while True:
         try:
-            found = labelled(address, f"{_owner.LABEL}={label}")
+            found = labelled(address, *labels)
         except UNWELL:
             last = time.monotonic()
         else:
             if found:
                 remove(address, (str(each["Id"]) for each in found))
-                last = time.monotonic()
+                last, pause = time.monotonic(), FIRST_PAUSE_S
             elif time.monotonic() - last >= quiet_s:
                 return 0
-        time.sleep(PAUSE_S if quiet_s else PAUSE_S / 10)
-    return 1
+        if time.monotonic() - begin >= give_up_s:
+            return 1
+        time.sleep(pause)
+        pause = min(1.5 * pause, LAST_PAUSE_S)
 
 
 def sweep(address: _wire.Address, own: _owner.Owner) -> None:
@@ -117,9 +126,9 @@ def orphaned(container: dict[str, Any], own: _owner.Owner, address: _wire.Addres
     )
 
 
-def labelled(address: _wire.Address, label: str) -> list[dict[str, Any]]:
-    """Return the containers that have a label, stopped ones too."""
-    query = {"all": True, "filters": {"label": [label]}}
+def labelled(address: _wire.Address, *labels: str) -> list[dict[str, Any]]:
+    """Return the containers that have these labels, stopped ones too."""
+    query = {"all": True, "filters": {"label": list(labels)}}
     answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_S)
     if answer.status != 200:
         raise ValueError(answer.text())

@@ -12,6 +12,9 @@ from typing import NamedTuple
 LABEL = "ropewalk.owner"
 """The label of every container that is ours: `<boot>-<process namespace>-<pid>-<start time>` of its owner."""
 
+RUN = "ropewalk.run"
+"""Tells a program's containers from those of the program that was the same process before it."""
+
 UNKNOWN = "0"
 
 

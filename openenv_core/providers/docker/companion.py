@@ -6,16 +6,18 @@ and at this process's exit it removes what was not removed: no program has to cl
 
 import atexit
 import os
+import secrets
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from openenv_core.errors import ProviderError
-from openenv_core.providers.docker._owner import owner
+from openenv_core.providers.docker._owner import LABEL, RUN, owner
 from openenv_core.providers.docker._wire import Address
 
 SCRIPT: Final = Path(__file__).with_name("_companion.py")
@@ -28,20 +30,27 @@ RESTART_S: Final = 1.0
 
 
 class Companion:
-    """One companion process and the thread that watches it."""
+    """One companion process and the thread that watches it.
+
+    It knows which containers may be there, so that the end of a program that has none waits for no engine.
+
+    Attributes:
+        labels: What marks a container as one that it removes.
+    """
 
     def __init__(self, address: Address) -> None:
+        # A program that becomes another one by exec stays the same process, and has its old companion a while yet.
+        self.labels: Final = {LABEL: str(owner()), RUN: secrets.token_hex(8)}
         self._command = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(SCRIPT),
-            address.url,
-            address.certificates or "",
-            "1" if address.verify else "0",
-            str(owner()),
+            *(sys.executable, "-I", "-S", str(SCRIPT)),
+            *(address.url, address.certificates or "", "1" if address.verify else "0"),
+            *(self.labels[LABEL], self.labels[RUN]),
         ]
         self._closing = threading.Event()
+        self._guard = threading.Lock()  # of the process, and of its replacement
+        self._changed = threading.Condition()
+        self._making = 0
+        self._there: set[str] = set()
         self._process = self._spawn()
         threading.Thread(target=self._watch, name="openenv-companion", daemon=True).start()
 
@@ -50,16 +59,52 @@ class Companion:
         """The number of the process."""
         return self._process.pid
 
+    @contextmanager
+    def making(self, name: str) -> Iterator[None]:
+        """Make a container within; this program does not end meanwhile.
+
+        Raises:
+            ProviderError: It is ending: nobody would remove the container.
+        """
+        with self._changed:
+            if self._closing.is_set():
+                raise ProviderError(
+                    f"expected a program that goes on, got one that is ending, to start {name}; "
+                    "close what starts containers before the program's end"
+                )
+            self._making += 1
+            self._there.add(name)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._making -= 1
+                self._changed.notify_all()
+
+    def gone(self, name: str) -> None:
+        """Note that a container is not there, or not any more. Takes no lock: finalizers call it."""
+        self._there.discard(name)
+
     def close(self, timeout_s: float) -> None:
         """Say that no more containers will be made, and wait until those that were are gone."""
-        self._closing.set()
-        process = self._process
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._closing.set()
+            while self._making and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            # What is still being made may come at any time: that is as if this program had died.
+            last_word = b"" if self._making else b"q" if self._there else b"n"
+        with self._guard:
+            if self._process.poll() is not None and last_word != b"n":
+                self._replace()
+            process = self._process
         assert process.stdin is not None
-        with suppress(OSError):
-            process.stdin.write(b"q")
+        with suppress(OSError, ValueError):
+            process.stdin.write(last_word)
             process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout_s)
+        if last_word != b"n":
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         try:
@@ -77,16 +122,21 @@ class Companion:
                 f"expected to start the companion that removes containers, got: {error}"
             ) from error
 
+    def _replace(self) -> None:
+        with suppress(ProviderError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process = self._spawn()
+
     def _watch(self) -> None:
         """Replace a companion that died."""
         while True:
             self._process.wait()
             if self._closing.wait(RESTART_S):
                 return
-            with suppress(ProviderError):
-                assert self._process.stdin is not None
-                self._process.stdin.close()
-                self._process = self._spawn()
+            with self._guard:
+                if not self._closing.is_set():
+                    self._replace()
 
 
 _companions: dict[tuple[int, Address], Companion] = {}
@@ -108,7 +158,7 @@ def ensure(address: Address) -> Companion:
 
 def _close_all() -> None:
     deadline = time.monotonic() + EXIT_S
-    for (process, _), companion in _companions.items():
+    for (process, _), companion in list(_companions.items()):
         if process == os.getpid():
             companion.close(max(0.0, deadline - time.monotonic()))
 

@@ -1,47 +1,26 @@
 """One running container with a server in it."""
 
+import logging
 import math
 import os
-import secrets
-import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-from openenv_core.errors import (
-    EngineRefused,
-    EngineUnavailable,
-    ImageNotFound,
-    OptionUnavailable,
-    ServerStartFailed,
-)
-from openenv_core.providers.docker import companion
-from openenv_core.providers.docker._owner import LABEL, owner
-from openenv_core.providers.docker.address import is_local
+from openenv_core.errors import EngineRefused, ProviderError
+from openenv_core.providers.docker.companion import Companion
 from openenv_core.providers.docker.engine import Engine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.providers.docker.relay import Relay
-from openenv_core.providers.docker.spec import dropped, spec
-from openenv_core.providers.health import LOOPBACK, status_of
 
-FIRST_PAUSE_S: Final = 0.003
-LAST_PAUSE_S: Final = 0.05
-"""Pauses between two looks at a server that starts; they grow, since what starts slowly needs the CPU itself."""
-
-LOOK_S: Final = 0.25
-"""How often it is asked whether a container that starts still runs."""
-
-FIRST_ANSWER_S: Final = 0.25
-LAST_ANSWER_S: Final = 5.0
-"""How long a server that starts may take to answer; it doubles. The engine holds connections to one that ended."""
+logger = logging.getLogger("openenv_core")
 
 OUTPUT_LINES: Final = 200
 OUTPUT_BYTES: Final = 16_384
 """How much of a container's log goes into an error."""
-
-UNSURE_S: Final = 2.0
-"""How long a container is looked for whose creation was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +73,13 @@ class Container:
     """
 
     def __init__(
-        self, engine: Engine, container_id: str, name: str, image: str, options: ContainerOptions
+        self,
+        engine: Engine,
+        container_id: str,
+        name: str,
+        image: str,
+        options: ContainerOptions,
+        ours: Companion,
     ) -> None:
         self.id = container_id
         self.name = name
@@ -104,7 +89,10 @@ class Container:
         self._engine = engine
         self._born = time.time()
         self._process = os.getpid()
-        self._removal = weakref.finalize(self, _remove, engine, container_id, self._process)
+        self._noted_gone = partial(ours.gone, name)
+        self._removal = weakref.finalize(
+            self, _remove_forgotten, engine, container_id, self._process, self._noted_gone
+        )
         # The companion, told at exit, removes what is left; one call for all of them.
         self._removal.atexit = False
         self._relay: Relay | None = None
@@ -195,173 +183,19 @@ class Container:
             self._relay.close()
         if grace_s > 0:
             _stop(self._engine, self.id, grace_s)
-        _remove(self._engine, self.id, self._process)
+        _remove(self._engine, self.id)
         self._removal.detach()
+        self._noted_gone()
 
-    def _relayed(self) -> int:
+    def way_in_failure(self) -> str | None:
+        """Return why connections do not come in, where they go through the engine; None while they may."""
+        return None if self._relay is None else self._relay.failure()
+
+    def relayed(self) -> int:
         """Have a way in that needs no network, and return the port where it begins."""
         self._relay = Relay(self._engine.address, self.id, self.options.port, self.options.host_port)
         weakref.finalize(self, _close, self._relay, self._process).atexit = False
         return self._relay.port
-
-    def _wait_until_healthy(self, port: int, deadline: float, stopping: threading.Event | None) -> None:
-        pause, answer_s, seen = FIRST_PAUSE_S, FIRST_ANSWER_S, "no answer"
-        next_look = time.monotonic() + LOOK_S
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                status = status_of(port, min(left, answer_s), self.options.token)
-            except (OSError, ValueError) as error:
-                if isinstance(error, TimeoutError):
-                    answer_s = min(2 * answer_s, LAST_ANSWER_S)
-                seen = f"{type(error).__name__}: {error}"
-            else:
-                if status == "healthy":
-                    return
-                seen = f"status {status!r}"
-            if stopping is not None and stopping.is_set():
-                raise ServerStartFailed(f"expected {self.image} to start, but it was stopped meanwhile")
-            if time.monotonic() >= next_look:
-                self._require_running()
-                if self._relay is not None and (why := self._relay.failure()) is not None:
-                    raise ServerStartFailed(
-                        f"expected a way into {self.image}, which has no published port, got: {why}",
-                        self.logs(),
-                    )
-                next_look = time.monotonic() + LOOK_S
-            time.sleep(pause)
-            pause = min(pause * 1.2, LAST_PAUSE_S)
-        self._require_running()
-        raise ServerStartFailed(
-            f"expected {self.image} to be healthy on port {self.options.port} within "
-            f"{self.options.start_timeout_s:g} s, got {seen}; raise start_timeout_s if it needs longer, "
-            "or name the port where it listens",
-            self.logs(),
-        )
-
-    def _require_running(self) -> None:
-        try:
-            state = self.state()
-        except EngineRefused as error:
-            raise ServerStartFailed(f"expected {self.image} to start, but somebody removed it") from error
-        if not state.running:
-            hint = "raise memory" if state.out_of_memory else "the output tells why"
-            raise ServerStartFailed(
-                f"expected {self.image} to start, but its container {state}; {hint}", self.logs()
-            )
-
-
-def start_container(
-    image: str,
-    options: ContainerOptions | None = None,
-    *,
-    engine: Engine | None = None,
-    stopping: threading.Event | None = None,
-) -> Container:
-    """Start a container and wait until its server is healthy.
-
-    Args:
-        image: Name or id of the image. It is not pulled.
-        options: What the container gets.
-        engine: Where it runs; by default the engine that DOCKER_HOST or the context in use names.
-        stopping: Ends the wait when it is set.
-
-    Raises:
-        EngineUnavailable: There is no engine, or it does not answer.
-        ImageNotFound: The engine has no such image.
-        OptionUnavailable: The engine cannot honour an option.
-        ServerStartFailed: The container ended, or stayed silent, before its server was healthy.
-    """
-    options = options or ContainerOptions()
-    engine = engine or Engine.find()
-    deadline = time.monotonic() + options.start_timeout_s
-    companion.ensure(engine.address)
-    name = f"ropewalk-{_stem(image)}-{secrets.token_hex(4)}"
-    asked = spec(image, options, {LABEL: str(owner())}, publish=_publishes(engine, options))
-    container = Container(engine, _create(engine, name, asked), name, image, options)
-    try:
-        _run(engine, container, options)
-        found = engine.inspect(container.id)
-        _require_honoured(image, asked, found)
-        port = _published(found, options.port)
-        if port is None and options.reach == "port":
-            raise OptionUnavailable(
-                f'expected network {options.network!r} to publish a port, got none; leave reach at "auto" to go '
-                "through the engine"
-            )
-        port = port or container._relayed()
-        container._wait_until_healthy(port, deadline, stopping)
-        container.url = f"http://{LOOPBACK}:{port}"
-    except BaseException:
-        container.remove()
-        raise
-    return container
-
-
-def _publishes(engine: Engine, options: ContainerOptions) -> bool:
-    """Whether the engine is asked to publish the port, on the loopback interface of its own machine."""
-    if options.reach != "auto":
-        return options.reach == "port"
-    return options.network != "none" and is_local(engine.address)
-
-
-def _create(engine: Engine, name: str, asked: dict[str, Any]) -> str:
-    try:
-        created = engine.call("POST", "/containers/create", query={"name": name}, body=asked)
-    except EngineRefused as error:
-        if error.status == 404:
-            raise ImageNotFound(
-                f"expected an image {asked['Image']!r} on the Docker engine, got none; build it with "
-                f"`ropewalk build PATH`, or fetch it with `docker pull {asked['Image']}`"
-            ) from error
-        if error.status == 400:
-            raise OptionUnavailable(
-                f"expected the Docker engine to make a container of {asked['Image']}, got: {error.reason}; "
-                "change the option that it names"
-            ) from error
-        raise
-    except BaseException:
-        _forget(engine, name)
-        raise
-    return str(created["Id"])
-
-
-def _run(engine: Engine, container: Container, options: ContainerOptions) -> None:
-    try:
-        engine.call("POST", f"/containers/{container.id}/start")
-    except EngineRefused as error:
-        if options.gpus is not None and "gpu" in error.reason:
-            raise OptionUnavailable(
-                f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without "
-                f"({error.reason}); install the NVIDIA container toolkit there, or leave gpus out"
-            ) from error
-        if "network" in error.reason and options.network not in ("bridge", "none"):
-            raise OptionUnavailable(
-                f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
-                f"make it with `docker network create {options.network}`"
-            ) from error
-        raise EngineRefused(
-            f"expected the Docker engine to start {container.image}, got: {error.reason}; "
-            "change the option that it names, or see the engine's log",
-            error.status,
-            error.reason,
-        ) from error
-
-
-def _require_honoured(image: str, asked: dict[str, Any], found: dict[str, Any]) -> None:
-    lost = dropped(asked, found)
-    if lost:
-        hint = (
-            "; swap=None does without a limit on swap" if any("MemorySwap" in line for line in lost) else ""
-        )
-        raise OptionUnavailable(
-            f"expected the Docker engine to honour every option of {image}, got {'; '.join(lost)}; "
-            f"its kernel may lack the control group{hint}"
-        )
-
-
-def _published(found: dict[str, Any], port: int) -> int | None:
-    bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or ()
-    return next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
 
 
 def _close(relay: Relay, process: int) -> None:
@@ -382,10 +216,20 @@ def _stop(engine: Engine, container: str, grace_s: float) -> None:
             raise
 
 
-def _remove(engine: Engine, container: str, process: int) -> None:
-    """Remove a container; a fork of its owner leaves it alone."""
+def _remove_forgotten(engine: Engine, container: str, process: int, noted_gone: Callable[[], None]) -> None:
+    """Remove a container that nobody closed; a fork of its owner leaves it alone."""
     if os.getpid() != process:
         return
+    try:
+        _remove(engine, container)
+    except ProviderError as error:
+        # Nobody could catch it here, and the companion goes on trying.
+        logger.warning("a container that nobody closed is left to the companion process: %s", error)
+    else:
+        noted_gone()
+
+
+def _remove(engine: Engine, container: str) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -399,22 +243,3 @@ def _remove(engine: Engine, container: str, process: int) -> None:
             time.sleep(0.05)
         else:
             return
-
-
-def _forget(engine: Engine, name: str) -> None:
-    """Remove what an interrupted request may still create. The companion finds what this does not."""
-    deadline = time.monotonic() + UNSURE_S
-    while time.monotonic() < deadline:
-        try:
-            engine.call("DELETE", f"/containers/{name}", query={"force": True, "v": True}, timeout_s=UNSURE_S)
-        except EngineRefused:
-            time.sleep(0.05)
-        except EngineUnavailable:
-            return
-        else:
-            return
-
-
-def _stem(image: str) -> str:
-    last = image.rpartition("/")[2].partition("@")[0].partition(":")[0]
-    return "".join(each if each.isalnum() and each.isascii() else "-" for each in last)[:40] or "image"

@@ -4,8 +4,9 @@ import threading
 from typing import Any, Self
 
 from openenv_core.errors import EngineUnavailable, ProviderError
-from openenv_core.providers.docker.container import Container, start_container
+from openenv_core.providers.docker.container import Container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
+from openenv_core.providers.docker.starting import start_container
 
 
 class LocalDockerProvider:

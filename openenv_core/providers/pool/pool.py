@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.providers.docker.container import Container, start_container
+from openenv_core.providers.docker.container import Container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
+from openenv_core.providers.docker.starting import start_container
 from openenv_core.providers.health import status_of
 from openenv_core.providers.pool.errors import PoolClosed
 from openenv_core.providers.pool.keeper import Keeper, Start

@@ -1,0 +1,109 @@
+"""The companion of a program's containers, at the program's end: it waits for what there is, and for nothing else."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_engine import fake_engine
+
+PATIENCE_S = 60
+
+BEGIN = """
+import os, signal, sys, threading, time
+from openenv_core import LocalDockerProvider, ProviderError
+from openenv_core.providers.docker import Engine, companion, start_container
+companion.EXIT_S = 3600.0  # a wait for nothing would be seen
+"""
+
+NO_ENGINE = """
+try: LocalDockerProvider("x").start()
+except ProviderError as error: print(type(error).__name__)
+"""
+
+STARTING = """
+threading.Thread(target=start_container, args=("x",), daemon=True).start()
+sys.stdin.read(1)
+"""
+
+ENDED = """
+import atexit
+def late():
+    try: start_container("x")
+    except ProviderError as error: print(error)
+companion.ensure(Engine.find().address)
+companion._close_all()
+late()
+"""
+
+WITHOUT_COMPANION = """
+ours = companion.ensure(Engine.find().address)
+with ours.making("left"):
+    Engine.find().call("POST", "/containers/create", query={"name": "left"}, body={"Labels": ours.labels})
+os.kill(ours.pid, signal.SIGKILL)
+while ours._process.poll() is None: time.sleep(0.01)
+"""
+
+REFUSED = """
+ours = companion.ensure(Engine.find().address)
+Engine.call = None  # no need to ask
+with ours.making("never"): ours.gone("never")
+"""
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.01)
+
+
+def program(code: str, host: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", BEGIN + code],
+        env={**os.environ, "DOCKER_HOST": host},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_program_whose_engine_never_was_ends_at_once() -> None:
+    with program(NO_ENGINE, "unix:///nowhere/docker.sock") as process:
+        assert process.communicate(timeout=PATIENCE_S) == ("EngineUnavailable\n", "")
+
+
+def test_a_container_that_is_being_made_at_the_programs_end_is_removed(tmp_path: Path) -> None:
+    with fake_engine(tmp_path) as engine, program(STARTING, engine.host) as process:
+        engine.may_create.clear()
+        assert engine.asked.wait(PATIENCE_S)
+        assert process.stdin is not None
+        process.stdin.close()
+        time.sleep(0.3)  # the program is at its end
+        engine.may_create.set()
+        process.wait(PATIENCE_S)
+        eventually(lambda: len(engine.removed) == 1)
+
+
+def test_nothing_is_started_once_the_program_ends(tmp_path: Path) -> None:
+    with fake_engine(tmp_path) as engine, program(ENDED, engine.host) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert "expected a program that goes on, got one that is ending" in out, err
+        assert not engine.asked.is_set()
+
+
+def test_a_companion_that_died_just_before_the_end_is_replaced(tmp_path: Path) -> None:
+    with fake_engine(tmp_path) as engine, program(WITHOUT_COMPANION, engine.host) as process:
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, err
+        assert engine.removed == ["left"]
+
+
+@pytest.mark.parametrize("code", [REFUSED, ""], ids=["nothing made", "nothing asked"])
+def test_a_program_without_containers_asks_nobody_at_its_end(code: str) -> None:
+    with program(code, "unix:///nowhere/docker.sock") as process:
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")

@@ -1,0 +1,82 @@
+"""What a Docker engine does for the life of containers, without any: they are names in a list."""
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+class FakeEngine:
+    """The containers that there are, and what was asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.host = f"unix://{path}"
+        self.containers: dict[str, dict[str, str]] = {}
+        self.removed: list[str] = []
+        self.asked = threading.Event()
+        self.may_create = threading.Event()
+        self.may_create.set()
+
+    def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
+        parts = urlsplit(target)
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        if (method, parts.path) == ("POST", "/containers/create"):
+            self.asked.set()
+            self.may_create.wait(60)
+            self.containers[query["name"]] = json.loads(body)["Labels"]
+            return 201, {"Id": query["name"]}
+        if (method, parts.path) == ("GET", "/containers/json"):
+            wanted = [each.split("=", 1) for each in json.loads(query["filters"])["label"]]
+            return 200, [
+                {"Id": name, "Labels": labels, "State": "created", "Created": 0}
+                for name, labels in list(self.containers.items())
+                if all(labels.get(key) == value for key, value in (each for each in wanted if len(each) == 2))
+            ]
+        if (
+            method == "DELETE"
+            and self.containers.pop(name := parts.path.rpartition("/")[2], None) is not None
+        ):
+            self.removed.append(name)
+            return 204, None
+        return 404, {"message": "no such container"}
+
+
+@contextmanager
+def fake_engine(folder: Path) -> Iterator[FakeEngine]:
+    fake = FakeEngine(folder / "engine.sock")
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, answer = fake.answer(self.command, self.path, body)
+            said = b"" if answer is None else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815 - as http.server calls them
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            pass  # who asked has gone
+
+    with Server(str(folder / "engine.sock"), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield fake
+        finally:
+            fake.may_create.set()
+            server.shutdown()
+            thread.join(30)
