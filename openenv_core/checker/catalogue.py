@@ -12,21 +12,21 @@ from openenv_core.checker.check import Check, Level
 from openenv_core.errors import ConfigurationError
 
 MODULES: Final = (
-    "static_manifest",
-    "static_models",
-    "static_dockerfile",
-    "static_image",
-    "runtime_about",
-    "runtime_episodes",
-    "runtime_rewards",
-    "runtime_tools",
-    "semantic_seeds",
-    "semantic_sessions",
-    "semantic_network",
-    "hostile_actions",
-    "hostile_endings",
-    "load_sessions",
-    "load_leaks",
+    "static.manifest",
+    "static.models",
+    "static.dockerfile",
+    "static.image",
+    "runtime.about",
+    "runtime.episodes",
+    "runtime.rewards",
+    "runtime.tools",
+    "semantic.seeds",
+    "semantic.sessions",
+    "semantic.network",
+    "hostile.actions",
+    "hostile.endings",
+    "load.sessions",
+    "load.leaks",
 )
 """Those that hold checks, by level."""
 

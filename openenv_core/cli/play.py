@@ -127,7 +127,7 @@ def _drawn(
     """Yield valid actions: the author's examples where there are some, else what the schema allows."""
     import random
 
-    from openenv_core.checker.actions import pool
+    from openenv_core.checker.drawing.actions import pool
     from openenv_core.manifest import read_manifest
 
     if "action" not in schema:

@@ -13,13 +13,13 @@ from pydantic import BaseModel, Field
 from subjects import Here, folder_with, walk
 
 from openenv_core import apps, checker
-from openenv_core.checker.actions import pool
 from openenv_core.checker.catalogue import MODULES, checks, chosen
 from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable, check
 from openenv_core.checker.deadline import Overran, within
+from openenv_core.checker.drawing.actions import pool
+from openenv_core.checker.drawing.sampling import sample
 from openenv_core.checker.report import Console, as_json, as_junit
 from openenv_core.checker.runner import Report, Status, run, run_check
-from openenv_core.checker.sampling import sample
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ConnectionLost, RequestTimeout
 from openenv_core.manifest import Manifest, parse_manifest, read_manifest
@@ -112,7 +112,9 @@ def test_every_check_has_a_name_of_its_own_and_levels_go_up() -> None:
 
 def test_no_module_with_checks_is_forgotten() -> None:
     folder = Path(checker.__file__).parent
-    holding = {file.stem for file in folder.glob("*.py") if "\n@check(" in file.read_text()}
+    holding = {
+        f"{file.parent.name}.{file.stem}" for file in folder.rglob("*.py") if "\n@check(" in file.read_text()
+    }
     assert holding == set(MODULES)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import gallery
 import pytest
 
-from openenv_core.checker.hostile_values import RAW, frame, split
+from openenv_core.checker.hostile.values import RAW, frame, split
 from openenv_core.checker.subject import Subject
 
 

@@ -8,7 +8,7 @@ import gallery
 import pytest
 
 from openenv_core.checker.catalogue import chosen
-from openenv_core.checker.load_leaks import Growth, leaks_memory, leaks_things
+from openenv_core.checker.load.growth import Growth, leaks_memory, leaks_things
 from openenv_core.checker.runner import BAD, run_check
 from openenv_core.checker.subject import Subject
 

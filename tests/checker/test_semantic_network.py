@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openenv_core.checker import semantic_hook as hook
-from openenv_core.checker.semantic_hooking import collecting, hooked
+from openenv_core.checker.watching import hook
+from openenv_core.checker.watching.hooking import collecting, hooked
 
 UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
 

@@ -6,7 +6,9 @@ import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 
 from openenv_core.checker.check import CheckFailed
-from openenv_core.checker.semantic_playing import LocalSession, parting, play_here, takes_seed
+from openenv_core.checker.playing.compared import play_here
+from openenv_core.checker.playing.instance import LocalSession, takes_seed
+from openenv_core.checker.playing.parting import parting
 from servers import create_app
 
 

@@ -49,6 +49,15 @@ def test_the_list_of_checks(capsys: Any) -> None:
     assert "dockerfile_user" not in out
 
 
+def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, capsys: Any) -> None:
+    """Once, before anything is looked at."""
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    assert main(["validate", "blackjack"]) == 2
+    said = capsys.readouterr()
+    assert "got none of the name jsonschema; pip install 'ropewalk[author]'" in said.err
+    assert said.out == ""
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -1,0 +1,1 @@
+"""Valid actions, and values that a JSON schema allows."""

@@ -1,0 +1,1 @@
+"""Callers that send what they should not, that leave in the middle, and machines that fail."""

@@ -1,0 +1,1 @@
+"""Many sessions, and many episodes after each other."""

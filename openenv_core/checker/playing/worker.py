@@ -1,0 +1,27 @@
+"""Plays episodes in an interpreter of its own: `python -m openenv_core.checker.playing.worker TARGET JOB OUT`.
+
+The job is a file of JSON, `[[seed, [action, ...]], ...]`, and so is what comes out: what the author's code prints
+cannot get in between.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from openenv_core.apps import load_app
+from openenv_core.checker.playing.compared import play_here
+from openenv_core.checker.playing.instance import LocalSession
+
+
+def main(target: str, job: str, out: str) -> None:
+    """Play each episode in an instance of its own."""
+    served = load_app(target).served
+    episodes = []
+    for seed, actions in json.loads(Path(job).read_text(encoding="utf-8")):
+        with LocalSession(served) as session:
+            episodes.append(play_here(session, seed, actions))
+    Path(out).write_text(json.dumps(episodes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

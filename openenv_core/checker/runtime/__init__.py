@@ -1,0 +1,1 @@
+"""What a server says, held against what it does."""

@@ -1,0 +1,262 @@
+"""Whether the seed decides the episode: in this process, in another one, over the wire."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.playing.compared import play_here, play_there, some_actions
+from openenv_core.checker.playing.instance import LocalSession, takes_seed
+from openenv_core.checker.playing.parting import Result, parting
+from openenv_core.checker.subject import Subject
+from openenv_core.targets import TargetKind
+
+SEEDED: Final = (
+    "draw everything that is left to chance from a generator that reset makes of its seed: "
+    "self._random = random.Random(seed)"
+)
+
+SEEDS: Final = 5
+"""Seeds that are played each time."""
+
+DIFFERENT: Final = 8
+"""Seeds of which at least two have to give different episodes."""
+
+HASH_SEEDS: Final = ("0", "1")
+"""Two interpreters that order sets of text, and hash it, differently."""
+
+WORKER_S: Final = 60.0
+
+Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
+
+
+@check(Level.SEMANTIC)
+def check_same_seed_same_episode(subject: Subject) -> None:
+    """The same seed and the same actions give the same episode, in two instances of one process.
+
+    An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
+    """
+    need_seeds(subject)
+    found = _unlike_here(subject)
+    if found is not None:
+        raise CheckFailed(f"expected the same episode twice, got two: {found}", change=SEEDED)
+
+
+@check(Level.SEMANTIC)
+def check_reset_forgets(subject: Subject) -> None:
+    """A reset forgets the episode before: a used instance plays as a fresh one."""
+    need_repeats(subject)
+    job = _job(subject, 3)
+    if local(subject):
+        fresh = [_fresh_here(subject, seed, actions) for seed, actions in job]
+        with LocalSession(subject.app.served) as used:
+            again = [play_here(used, seed, actions) for seed, actions in [*job, job[0]]]
+            play_here(used, job[1][0], job[1][1][:1])  # an episode that is broken off
+            again.append(play_here(used, *job[2]))
+    else:
+        fresh = [_fresh_there(subject, seed, actions) for seed, actions in job]
+        with subject.client() as client:
+            again = [play_there(subject, client, seed, actions) for seed, actions in [*job, job[0]]]
+            play_there(subject, client, job[1][0], job[1][1][:1])
+            again.append(play_there(subject, client, *job[2]))
+    for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
+        if (found := parting(expected, played)) is not None:
+            raise CheckFailed(
+                f"expected a used instance to play as a fresh one, got: {found}",
+                change="make everything that belongs to an episode anew in reset, the generator included",
+            )
+
+
+@check(Level.SEMANTIC)
+def check_same_seed_in_another_process(subject: Subject) -> None:
+    """The same seed gives the same episode in another process, whatever its hashes of text are."""
+    need_repeats(subject)
+    if not local(subject):
+        if subject.kind is TargetKind.URL:
+            raise NotApplicable("there is one process at a URL, and its code is not here")
+        with subject.server(env_vars={"PYTHONHASHSEED": HASH_SEEDS[0]}) as server:
+            _need_same(
+                _job(subject), [_there(subject, seed, a, server.url) for seed, a in _job(subject)], subject
+            )
+        return
+    job = _job(subject)
+    here = [_fresh_here(subject, seed, actions) for seed, actions in job]
+    for hash_seed in HASH_SEEDS:
+        for (seed, _), one, other in zip(job, here, _elsewhere(subject, job, hash_seed), strict=True):
+            if (found := parting(one, other)) is not None:
+                raise _not_there(seed, found)
+
+
+@check(Level.SEMANTIC)
+def check_same_seed_over_the_wire(subject: Subject) -> None:
+    """The same seed gives the same episode over the wire as it does without."""
+    need_repeats(subject)
+    if not local(subject):
+        return  # what `need_repeats` has seen was seen over the wire
+    job, hash_seed = _job(subject), HASH_SEEDS[0]
+    without = _elsewhere(subject, job, hash_seed)
+    with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
+        for (seed, actions), expected in zip(job, without, strict=True):
+            played = _there(subject, seed, actions, server.url)
+            if (found := parting(expected, played)) is not None:
+                raise CheckFailed(
+                    f"expected seed {seed} to give over the wire what it gives without, got: {found}",
+                    change="let nothing in an episode depend on the thread or the event loop that it is played "
+                    "in, nor on what else its process has done",
+                )
+
+
+@check(Level.SEMANTIC)
+def check_different_seeds_differ(subject: Subject) -> None:
+    """Different seeds give different episodes."""
+    need_seeds(subject)
+    if not subject.promises.validation.episodes.varied:
+        raise NotApplicable("the manifest says that every episode is the same (validation.episodes.varied)")
+    need_repeats(subject)
+    start = subject.limits.seed
+    for action_seed in range(2):
+        actions = some_actions(subject, action_seed)
+        episodes = [_fresh(subject, seed, actions) for seed in range(start, start + DIFFERENT)]
+        if any(parting(episodes[0], other) is not None for other in episodes[1:]):
+            return
+    raise CheckFailed(
+        f"expected different episodes of {DIFFERENT} different seeds, got the same one {DIFFERENT} times",
+        change="use the seed that reset is given; where every episode is meant to be the same, say "
+        "`varied: false` in validation.episodes of openenv.yaml",
+    )
+
+
+def need_seeds(subject: Subject) -> None:
+    """Return where the environment promises that the seed decides.
+
+    Raises:
+        NotApplicable: Its manifest says that it does not, or its reset takes no seed.
+    """
+    if not subject.promises.validation.episodes.deterministic:
+        raise NotApplicable(
+            "the manifest says that the seed does not decide (validation.episodes.deterministic)"
+        )
+    if local(subject) and takes_seed(subject.app.served) is False:
+        raise NotApplicable("the environment's reset takes no seed")
+
+
+def need_repeats(subject: Subject) -> None:
+    """Return where episodes repeat in one process, without which there is nothing to compare elsewhere.
+
+    Raises:
+        NotApplicable: They do not, or are not meant to.
+    """
+    need_seeds(subject)
+    if _unlike_here(subject) is not None:
+        raise NotApplicable(
+            "the seed does not decide the episode even in one process: see same_seed_same_episode"
+        )
+
+
+def repeats(subject: Subject) -> bool:
+    """Whether the same seed gives the same episode in one process."""
+    try:
+        need_repeats(subject)
+    except NotApplicable:
+        return False
+    return True
+
+
+def local(subject: Subject) -> bool:
+    """Whether the environment can be played in this process."""
+    try:
+        return subject.app is not None
+    except NotApplicable:
+        return False
+
+
+def _unlike_here(subject: Subject) -> str | None:
+    def find() -> str | None:
+        for seed, actions in _job(subject):
+            found = parting(_fresh(subject, seed, actions), _fresh(subject, seed, actions))
+            if found is not None:
+                return f"with seed {seed}, {found}"
+        return None
+
+    found: str | None = subject.once("unlike_here", find)
+    return found
+
+
+def _job(subject: Subject, count: int = SEEDS) -> Job:
+    start = subject.limits.seed
+    return [(start + number, some_actions(subject, number)) for number in range(count)]
+
+
+def _fresh(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    return (_fresh_here if local(subject) else _fresh_there)(subject, seed, actions)
+
+
+def _fresh_here(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    with LocalSession(subject.app.served) as session:
+        return play_here(session, seed, actions)
+
+
+def _fresh_there(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    return _there(subject, seed, actions, None)
+
+
+def _there(subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None) -> list[Result]:
+    with subject.client(url) as client:
+        return play_there(subject, client, seed, actions)
+
+
+def _need_same(job: Job, others: list[list[Result]], subject: Subject) -> None:
+    for (seed, actions), other in zip(job, others, strict=True):
+        if (found := parting(_fresh_there(subject, seed, actions), other)) is not None:
+            raise _not_there(seed, found)
+
+
+def _not_there(seed: int, found: str) -> CheckFailed:
+    return CheckFailed(
+        f"expected seed {seed} to give the same episode in another process, got: {found}",
+        change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
+        f"process or the time; {SEEDED}",
+    )
+
+
+def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
+    """Play in an interpreter of its own; the same job is not played there twice."""
+    found: list[list[Result]] = subject.once(
+        f"elsewhere {hash_seed}", lambda: _played_elsewhere(subject, job, hash_seed)
+    )
+    return found
+
+
+def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
+    with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
+        asked, told = Path(folder, "job.json"), Path(folder, "episodes.json")
+        asked.write_text(json.dumps(job), encoding="utf-8")
+        command = [sys.executable, "-m", "openenv_core.checker.playing.worker"]
+        try:
+            done = subprocess.run(
+                [*command, subject.target.text, str(asked), str(told)],
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=WORKER_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise _no_end(f"no end within {WORKER_S:g} s") from None
+        if done.returncode or not told.exists():
+            raise _no_end(f"status {done.returncode}: {done.stderr.strip()[-500:]}")
+        episodes: list[list[Result]] = json.loads(told.read_text(encoding="utf-8"))
+        return episodes
+
+
+def _no_end(what: str) -> CheckFailed:
+    return CheckFailed(
+        f"expected another interpreter to play {SEEDS} episodes and end, got {what}",
+        change="make the application importable by any process, and its episodes playable in it",
+    )

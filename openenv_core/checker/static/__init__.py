@@ -1,0 +1,1 @@
+"""What can be seen before anything is played: the folder, the models, the image."""
