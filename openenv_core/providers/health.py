@@ -54,5 +54,5 @@ def _status(answer: bytes) -> str | None:
     try:
         # Some send in chunks whatever the request's version: the object stands between their sizes.
         return str(json.loads(body[body.find(b"{") : body.rfind(b"}") + 1])["status"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None

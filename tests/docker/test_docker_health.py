@@ -10,6 +10,7 @@ import pytest
 
 from openenv_core.providers.health import status_of
 
+NESTED = b"HTTP/1.0 200 OK\r\n\r\n" + b'{"a":' * 10_000 + b"}" * 10_000
 BODY = b'{"status": "healthy", "more": {"a": 1}}'
 
 
@@ -53,7 +54,9 @@ def test_a_status_is_read_however_it_comes(pieces: tuple[bytes, ...], hang: bool
 
 
 @pytest.mark.parametrize(
-    "said", [b"HTTP/1.1 401 Unauthorized\r\n\r\n{}", b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n[1]"]
+    "said",
+    [b"HTTP/1.1 401 Unauthorized\r\n\r\n{}", b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n[1]", NESTED],
+    ids=["refused", "no HTTP", "a list", "deeper than is read"],
 )
 def test_what_is_no_status_is_shown(said: bytes) -> None:
     with answering(said) as (port, _), pytest.raises(ValueError, match="expected a status on /health"):

@@ -70,6 +70,17 @@ def test_sizes(memory: str | int, size: int) -> None:
         {"user": 0},
         {"start_timeout_s": 0},
         {"stop_timeout_s": -1},
+        {"stop_timeout_s": 1e10},
+        {"start_timeout_s": float("inf")},
+        {"memory": 10**30},
+        {"memory": "9" * 400},
+        {"cpus": 1e-12},
+        {"cpus": 1e300},
+        {"pids": 10**30},
+        {"env_vars": {"A": "b\0c"}},
+        {"labels": {"a\0": "b"}},
+        {"command": ()},
+        {"command": ("a\0",)},
     ],
     ids=str,
 )
@@ -96,6 +107,10 @@ def test_options_stay_as_they_were_checked() -> None:
     assert dict(options.env_vars) == {"A": "b"}
     with pytest.raises(TypeError):
         options.env_vars["C"] = "d"  # type: ignore[index]
+    words = ["serve"]
+    options = ContainerOptions(command=words)
+    words.append("--more")
+    assert options.command == ("serve",)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +173,18 @@ def test_the_engine_is_the_usual_one_unless_something_names_another(
     assert not is_local(find_engine())
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
     assert find_engine() == Address("tcp://engine.example:2376", str(nowhere), True)
-    monkeypatch.setenv("DOCKER_HOST", "ssh://me@engine.example")
-    with pytest.raises(ConfigurationError, match="ssh -L"):
-        find_engine()
+    for host in (
+        "ssh://me@engine.example",
+        "unix://run/docker.sock",
+        "unix://",
+        "tcp://engine:port",
+        "tcp://[::",
+    ):
+        monkeypatch.setenv("DOCKER_HOST", host)
+        with pytest.raises(ConfigurationError, match="ssh -L"):
+            find_engine()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://[::1]:2375")
+    assert is_local(find_engine())
 
 
 def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(

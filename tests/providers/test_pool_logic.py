@@ -1,6 +1,7 @@
 """The pool without an engine: its members are real servers of /health in threads of this process."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from openenv_core import ConfigurationError, GenericEnvClient
+from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFound, ProviderError
 from openenv_core.providers.pool import DockerPool, PoolClosed, PoolError, PoolTimeout
 from openenv_core.providers.pool.pool import Pool
@@ -66,6 +67,7 @@ class Home:
     """Where members come from, and what became of them."""
 
     def __init__(self) -> None:
+        self.makes: Callable[[Home], Tiny] = Tiny
         self.made: list[Tiny] = []
         self.removed: list[Tiny] = []
         self.removals = self.removal_failures = 0
@@ -84,7 +86,7 @@ class Home:
             if self.failures:
                 time.sleep(0.01)
                 raise self.failures.pop(0)
-            self.made.append(Tiny(self))
+            self.made.append(self.makes(self))
             return self.made[-1]
         finally:
             self.starting -= 1
@@ -148,13 +150,67 @@ def test_never_more_than_the_size(home: Home) -> None:
         assert late.value.last_failure is None
         assert "give containers back" in str(late.value)
         assert len(home.made) == 2
+        used = first.container, second.container
         first.close()
         first.close()
         with pool.lease(PATIENCE_S) as third:
-            assert third.container not in (first.container, second.container)
+            assert third.container not in used
             assert first.closed
             assert not second.closed
+        with pytest.raises(PoolError, match="that was given back; take another lease"):
+            assert first.url  # its port may be the third's
         second.close()
+
+
+class WithToken(Tiny):
+    """A member whose server wants a token, as a container's may."""
+
+    options = ContainerOptions(env_vars={"ROPEWALK_TOKENS": "let-me-in"})
+
+    def __init__(self, home: "Home") -> None:
+        super().__init__(home)
+        self.server.RequestHandlerClass = Guarded
+
+
+class Guarded(Health):
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") == "Bearer let-me-in":
+            super().do_GET()
+        else:
+            self.send_error(401)
+
+
+def test_members_whose_servers_want_a_token_are_healthy_all_the_same(home: Home) -> None:
+    home.makes = WithToken
+    with Pool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S) as lease:
+        assert lease.container.alive()
+
+
+def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv_core.providers.pool.keeper.HEALTH_S", 0.05)
+    with Pool[Tiny](home.start, 3, 3) as pool:
+        pool.wait(timeout_s=PATIENCE_S)
+        hanging = list(home.made)
+        keeper, turns, looks = pool._keeper, itertools.count(), []
+        assert keeper is not None
+        turn = keeper._turn
+
+        def counted() -> None:
+            next(turns)
+            turn()
+
+        def healthy(member: Any, timeout_s: float) -> bool:
+            if member in hanging:
+                looks.append(repr(turns))
+                time.sleep(timeout_s)
+            return member not in hanging
+
+        monkeypatch.setattr(keeper, "_turn", counted)
+        monkeypatch.setattr(keeper, "_healthy", healthy)
+        eventually(lambda: set(home.removed) == set(hanging) and pool.state.ready == 3)
+        assert len(set(looks)) == 3  # each in a turn of its own
 
 
 def test_a_member_that_died_while_it_waited_is_not_handed_out(

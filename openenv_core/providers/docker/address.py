@@ -38,8 +38,15 @@ def is_local(address: Address) -> bool:
 
 
 def _checked(address: Address, source: str) -> Address:
-    if urlsplit(address.url).scheme in ("unix", "tcp"):
-        return address
+    try:
+        parts = urlsplit(address.url)
+        # A path that is not absolute would be read as a host's name, and another be taken.
+        if (parts.scheme == "unix" and parts.path.strip("/") and not parts.netloc) or (
+            parts.scheme == "tcp" and parts.port != 0
+        ):
+            return address
+    except ValueError:
+        pass  # a port that is none, say
     raise ConfigurationError(
         f"expected {source} to be unix:///path or tcp://host:port, got {address.url!r}; "
         "forward an engine that is reached over ssh: ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, "

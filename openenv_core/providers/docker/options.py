@@ -20,6 +20,13 @@ TMPFS: Final = "rw,nosuid,nodev,noexec,size=256m,mode=1777"
 LEAST_MEMORY: Final = 6 * 2**20
 """No engine starts a container with less."""
 
+MOST_BYTES: Final = 2**63 - 1
+LEAST_CPUS: Final = 0.01
+MOST_CPUS: Final = 2**20
+MOST_PIDS: Final = 2**22
+MOST_S: Final = 86_400.0
+"""What an engine, or a clock, can still count with."""
+
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -103,10 +110,10 @@ class ContainerOptions:
         if self.swap is not None:
             size_of("swap", self.swap)
             _require(self.memory is not None or self.swap == 0, "swap", "memory beside it", self.swap)
-        _require(self.cpus is None or (_is_number(self.cpus) and self.cpus > 0), "cpus", "> 0", self.cpus)
-        _require(
-            self.pids is None or (_is_int(self.pids) and self.pids > 0), "pids", "> 0 or None", self.pids
-        )
+        fine = self.cpus is None or (_is_number(self.cpus) and LEAST_CPUS <= self.cpus <= MOST_CPUS)
+        _require(fine, "cpus", f"{LEAST_CPUS} to {MOST_CPUS} or None", self.cpus)
+        fine = self.pids is None or (_is_int(self.pids) and 0 < self.pids <= MOST_PIDS)
+        _require(fine, "pids", f"1 to {MOST_PIDS} or None", self.pids)
         self._check_network()
         self._check_tmpfs()
         self._check_gpus()
@@ -114,22 +121,16 @@ class ContainerOptions:
             _require_list(name, getattr(self, name))
         if self.command is not None:
             _require_list("command", self.command)
+            _require(len(self.command) > 0, "command", "words, or None for the image's own", self.command)
         for name in ("read_only", "no_new_privileges", "init"):
             _require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
         _require(
             self.user is None or (isinstance(self.user, str) and self.user != ""), "user", "a name", self.user
         )
-        for name, least in (("start_timeout_s", "> 0"), ("stop_timeout_s", ">= 0")):
-            seconds = getattr(self, name)
-            _require(
-                _is_number(seconds) and (seconds > 0 or (seconds == 0 and least == ">= 0")),
-                name,
-                least,
-                seconds,
-            )
+        self._check_times()
         # Nobody changes what has been checked.
-        for name in ("env_vars", "labels"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        for name in ("env_vars", "labels", "tmpfs", "cap_drop", "cap_add", "command"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
 
     @property
     def memory_bytes(self) -> int | None:
@@ -152,6 +153,12 @@ class ContainerOptions:
         if isinstance(self.tmpfs, Mapping):
             return {path: options or TMPFS for path, options in self.tmpfs.items()}
         return dict.fromkeys(self.tmpfs, TMPFS)
+
+    def _check_times(self) -> None:
+        for name, least in (("start_timeout_s", 0.001), ("stop_timeout_s", 0.0)):
+            seconds = getattr(self, name)
+            fine = _is_number(seconds) and least <= seconds <= MOST_S
+            _require(fine, name, f"{least:g} to {MOST_S:g} seconds", seconds)
 
     def _check_network(self) -> None:
         _require(isinstance(self.network, str) and self.network != "", "network", "a name", self.network)
@@ -206,14 +213,15 @@ def size_of(name: str, value: object) -> int:
     """Return a size in bytes: a number, or text as "512m".
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: It is neither, or more than an engine can count.
     """
-    if _is_int(value) and value >= 0:
-        return value
+    size = float(value) if _is_int(value) and abs(value) <= MOST_BYTES else -1.0
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
+    if match is not None:
+        size = float(match[1]) * _FACTOR[match[2].lower()]
+    if not 0 <= size < MOST_BYTES:
         raise ConfigurationError(f'expected {name} in bytes or as "512m" or "2g", got {value!r}')
-    return int(float(match[1]) * _FACTOR[match[2].lower()])
+    return value if _is_int(value) else int(size)
 
 
 def _is_int(value: object) -> TypeGuard[int]:
@@ -224,20 +232,28 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return MappingProxyType(dict(value))
+    return None if value is None else tuple(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
 def _require(fine: bool, name: str, expected: str, got: object) -> None:
     if not fine:
         raise ConfigurationError(f"expected {name} to be {expected}, got {got!r}")
 
 
 def _require_texts(name: str, value: object) -> None:
-    fine = isinstance(value, Mapping) and all(isinstance(x, str) for pair in value.items() for x in pair)
+    fine = isinstance(value, Mapping) and all(_is_text(x) for pair in value.items() for x in pair)
     # What values there are is nobody's business.
     got = list(value) if isinstance(value, Mapping) else type(value).__name__
-    _require(fine, name, "a mapping of texts to texts", got)
+    _require(fine, name, "a mapping of texts to texts, without NUL", got)
 
 
 def _require_list(name: str, value: object) -> None:
-    fine = (
-        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(x, str) for x in value)
-    )
-    _require(fine, name, "a list of texts", value)
+    fine = isinstance(value, Sequence) and not isinstance(value, str) and all(_is_text(x) for x in value)
+    _require(fine, name, "a list of texts, without NUL", value)

@@ -234,8 +234,10 @@ class Keeper:
         stock = self._stock
         with stock.changed:
             waiting = list(stock.ready)
+        begin = time.monotonic()
         for member in waiting:
-            if self._stopping.is_set():
+            # Members that hang are replaced before the next are looked at, which may hang as well.
+            if self._stopping.is_set() or time.monotonic() - begin >= HEALTH_S:
                 return
             if self._healthy(member, HEALTH_S):
                 continue

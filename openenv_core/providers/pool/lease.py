@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, Self, TypeVar
 
+from openenv_core.providers.pool.errors import PoolError
 from openenv_core.providers.pool.stock import Member
 
 MemberT = TypeVar("MemberT", bound=Member)
@@ -22,13 +23,26 @@ class Lease(Generic[MemberT]):
 
     def __init__(self, container: MemberT, give_back: Callable[[MemberT], None], pool: object) -> None:
         self._pool = pool
-        self.container = container
+        self._container = container
         self._return = weakref.finalize(self, give_back, container)
         self._return.atexit = False  # all of the pool goes then
 
     @property
+    def container(self) -> MemberT:
+        """The container.
+
+        Raises:
+            PoolError: It was given back. Its port may be another's by now.
+        """
+        if self.closed:
+            raise PoolError(
+                "expected a container that is this lease's, got one that was given back; take another lease"
+            )
+        return self._container
+
+    @property
     def url(self) -> str:
-        """Where its server is."""
+        """Where its server is. Raises as `container` does."""
         return self.container.url
 
     @property

@@ -221,7 +221,9 @@ atexit.register(_close_all)
 
 
 def _healthy(member: Member, timeout_s: float) -> bool:
+    options = getattr(member, "options", None)  # of a container; its server may want a token
     try:
-        return status_of(urlsplit(member.url).port or 80, timeout_s) == "healthy"
+        token = None if options is None else options.token
+        return status_of(urlsplit(member.url).port or 80, timeout_s, token) == "healthy"
     except (OSError, ValueError):
         return False

@@ -37,7 +37,7 @@ class PoolProvider(Generic[MemberT]):
     def output(self) -> str:
         """Return the last of what the container printed; empty where there is none."""
         lease = self._lease
-        logs: Any = getattr(lease.container, "logs", None) if lease is not None else None
+        logs: Any = getattr(lease.container, "logs", None) if lease is not None and not lease.closed else None
         try:
             return str(logs()) if callable(logs) else ""
         except ProviderError as error:

@@ -37,6 +37,6 @@ def healthy(url: str, timeout_s: float) -> str | None:
         status = json.loads(body)["status"]
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
         return f"{type(error).__name__}: {error}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"HTTP {response.status_code} on /health, without a status"
     return None if status == "healthy" else f"status {status!r}"
