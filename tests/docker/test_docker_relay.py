@@ -1,6 +1,7 @@
 """Connections into a container without a network: whole, in order, each at its own pace, and not to be forged."""
 
 import contextlib
+import errno
 import os
 import socket
 import socketserver
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -163,6 +165,53 @@ def test_a_server_that_is_not_there_refuses() -> None:
         nobody = bound.getsockname()[1]
     with relayed(nobody) as port, socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
         assert connection.recv(10) == b""
+
+
+def test_a_server_whose_queue_is_full_stops_nobody_and_refuses_nobody() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=1) as listener,
+        relayed(listener.getsockname()[1]) as port,
+    ):
+        waiting = [socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in range(8)]
+        for each in waiting:
+            each.sendall(b"early")
+        time.sleep(1.5)  # longer than a first try to connect
+        for _ in waiting:
+            listener.settimeout(PATIENCE_S)
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.recv(5) == b"early"
+                connection.sendall(b"late")
+        for each in waiting:
+            with each:
+                assert each.recv(4) == b"late"
+
+
+def test_no_room_for_more_connections_is_waited_for() -> None:
+    carrier = Scripted()
+
+    class Full(socket.socket):
+        tries = 0
+
+        def accept(self) -> Any:
+            Full.tries += 1
+            raise OSError(errno.EMFILE, "too many open files")
+
+    with Full() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        mux = _mux.Mux(carrier, listener=listener)
+        ours, theirs = socket.socketpair()
+        mux.streams[1] = _mux.Stream(1, theirs)
+        with ours, socket.create_connection(listener.getsockname()):
+            for _ in range(5):
+                mux.turn(0.01)
+            assert Full.tries == 1  # it was not asked again and again
+            mux.drop(mux.streams[1])
+            mux.turn(0.01)
+            assert Full.tries == 2
+    mux.close()
+    carrier.close()
 
 
 class Scripted(_mux.Carrier):

@@ -9,6 +9,7 @@ and nothing newer than Python 3.8.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -36,9 +37,10 @@ class Broken(Exception):  # noqa: N818 - the name says what happened
 class Stream:
     """One connection, as one side has it."""
 
-    def __init__(self, number: int, connection: socket.socket) -> None:
+    def __init__(self, number: int, connection: socket.socket, connecting: bool = False) -> None:
         self.number = number
         self.connection = connection
+        self.connecting = connecting  # the server has not yet taken it
         self.credit = WINDOW  # what may still be sent to the other side
         self.eaten = 0  # what was written and not yet credited
         self.waiting = bytearray()  # what came from the other side
@@ -56,6 +58,7 @@ class Mux:
         self.port = port
         self.listener = listener
         self.streams: dict[int, Stream] = {}
+        self.most = STREAMS
         self.numbers = 0
         self.arrived = bytearray()
         self.leaving = bytearray()
@@ -96,12 +99,14 @@ class Mux:
         if self.leaving:
             events = wanted.get(self.carrier.writes, (0, None))[0]
             wanted[self.carrier.writes] = (events | selectors.EVENT_WRITE, None)
-        if self.listener is not None and room and len(self.streams) < STREAMS:
+        if self.listener is not None and room and len(self.streams) < self.most:
             wanted[self.listener.fileno()] = (selectors.EVENT_READ, None)
         for stream in self.streams.values():
             events = selectors.EVENT_READ if room and stream.credit and not stream.read_end else 0
             if stream.waiting or (stream.write_end and not stream.shut):
                 events |= selectors.EVENT_WRITE
+            if stream.connecting:
+                events = selectors.EVENT_WRITE
             if events:
                 wanted[stream.connection.fileno()] = (events, stream)
         for fd in [fd for fd in self.registered if fd not in wanted]:
@@ -123,21 +128,26 @@ class Mux:
         assert self.listener is not None
         try:
             connection, _ = self.listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # No room for more: it stays readable, and is not looked at before there is.
+                self.most = max(1, len(self.streams))
             return
         self.numbers = self.numbers % 0xFFFFFFFF + 1
         self.add(self.numbers, connection)
         self.frame(OPEN, self.numbers)
 
-    def add(self, number: int, connection: socket.socket) -> None:
+    def add(self, number: int, connection: socket.socket, connecting: bool = False) -> None:
         """Have a stream for a connection."""
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.streams[number] = Stream(number, connection)
+        self.streams[number] = Stream(number, connection, connecting)
 
     def serve(self, stream: Stream, events: int) -> None:
         """Read from and write to one connection."""
         try:
+            if stream.connecting and not self.connected(stream):
+                return  # what comes for it waits
             if events & selectors.EVENT_READ:
                 self.read(stream)
             if events & selectors.EVENT_WRITE:
@@ -147,6 +157,18 @@ class Mux:
         except OSError:
             self.frame(RESET, stream.number)
             self.drop(stream)
+
+    def connected(self, stream: Stream) -> bool:
+        """Whether the server has taken the connection. Raises OSError where it never will."""
+        error = stream.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        try:
+            stream.connection.getpeername()
+        except OSError:
+            return False
+        stream.connecting = False
+        return True
 
     def read(self, stream: Stream) -> None:
         """Send on what a connection has to say."""
@@ -183,6 +205,7 @@ class Mux:
         self.forget(stream.connection.fileno())
         stream.connection.close()
         self.streams.pop(stream.number, None)
+        self.most = STREAMS
 
     def frame(self, kind: int, number: int, data: bytes = b"") -> None:
         """Have a frame sent to the other side."""
@@ -237,13 +260,19 @@ class Mux:
             raise Broken("a frame of no known kind")
 
     def connect(self, number: int, port: int) -> None:
-        """Connect a stream to the server."""
+        """Connect a stream to the server, which may have no room in its queue for a while."""
         try:
-            connection = socket.create_connection(("127.0.0.1", port), 1)
+            connection = socket.socket()
         except OSError:
             self.frame(RESET, number)
+            return
+        connection.setblocking(False)
+        said = connection.connect_ex(("127.0.0.1", port))
+        if said in (0, errno.EINPROGRESS):
+            self.add(number, connection, said != 0)
         else:
-            self.add(number, connection)
+            connection.close()
+            self.frame(RESET, number)
 
 
 class Carrier:

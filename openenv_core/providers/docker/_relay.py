@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import resource
 import select
 import signal
 import socket
@@ -29,6 +30,9 @@ else:
 LOOK_S = 0.5
 HELLO_S = 20.0
 
+AWAY = (FileNotFoundError, ConnectionRefusedError)
+"""What a connection to an engine fails of that does not run."""
+
 TRIES = 6
 STEADY_S = 10.0
 """An inner side that lasted this long is replaced at once; one that keeps ending is given up after some tries."""
@@ -41,6 +45,7 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C reaches every process of a terminal; the program decides what becomes of its container.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    room_for_connections()
     failures = 0
     with socket.socket(fileno=int(fd)) as listener:
         listener.setblocking(False)
@@ -53,7 +58,11 @@ def main(arguments: list[str]) -> int:
                 return 0
             except (_mux.Broken, OSError, ValueError, http.client.HTTPException) as error:
                 why = str(error) or type(error).__name__
+                away = isinstance(error, AWAY)
             failures = failures + 1 if time.monotonic() - begin < STEADY_S else 0
+            if away:
+                # Containers may outlive a restart of their engine.
+                failures = min(failures, TRIES - 1)
             if "executable file not found" in why:
                 why = "the image has no python3 in its PATH, which a container without a network needs"
                 failures = TRIES
@@ -62,6 +71,15 @@ def main(arguments: list[str]) -> int:
                 return 1
             if select.select([0], [], [], 0.05 * 2**failures)[0]:
                 return 0
+
+
+def room_for_connections() -> None:
+    """Have as many descriptors as there may be connections, where the system gives so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _mux.STREAMS + 64
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def carry(carrier: Attached, listener: socket.socket, parent: int) -> None:
