@@ -1,5 +1,6 @@
 """The socket that a server listens on, and whether strangers can reach it."""
 
+import errno
 import socket
 from typing import Final
 
@@ -9,6 +10,8 @@ from servers.settings import MAKE_TOKEN, ServerSettings
 
 BACKLOG: Final = 2048
 """Connections that may wait to be accepted: those of a trainer come all at once."""
+
+_NO_ADDRESS_OF_OURS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -29,8 +32,11 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both, reuse_port=shared
         )
     except (OSError, OverflowError) as error:
+        # What keeps a socket from an address of this machine is its port: taken, reserved, or no port at all.
+        elsewhere = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
         raise ConfigurationError(
-            f"expected to listen on {host}:{port}, got: {error}; choose another --port"
+            f"expected to listen on {url_host(host)}:{port}, got: {error}; "
+            + ("choose a --host that this machine has" if elsewhere else "choose another --port")
         ) from error
 
 

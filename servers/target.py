@@ -32,6 +32,9 @@ MANIFEST: Final = "openenv.yaml"
 APP: Final = "server.app:app"
 """Where the app of a folder is, unless its manifest says otherwise."""
 
+_EXTRAS: Final = {"fastapi": "server", "gymnasium": "gymnasium", "starlette": "server", "uvicorn": "server"}
+"""Which extra of ours brings a package."""
+
 FORMS: Final = "Give module:attribute, a folder such as '.', or the name of an environment"
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -252,10 +255,9 @@ def _explain(error: BaseException, target: str, module: str) -> None:
             f'expected an app at {target!r}, got: Could not import module "{missing}"; {FORMS}, '
             "importable from here or installed"
         ) from error
-    raise ConfigurationError(
-        f"expected to import the app {target!r}, got: {error}; install what it needs "
-        "(ropewalk[gymnasium], for one, serves BlackJack)"
-    ) from error
+    extra = _EXTRAS.get(missing.partition(".")[0])
+    remedy = f"pip install 'ropewalk[{extra}]'" if extra else "install what it needs"
+    raise ConfigurationError(f"expected to import the app {target!r}, got: {error}; {remedy}") from error
 
 
 def _attribute(module: ModuleType, name: str, target: str) -> Any:

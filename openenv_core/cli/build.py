@@ -93,6 +93,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, Plan | None]]":
             "write --tag 'registry.example.org/team/{name}:1.0'"
         )
     found: list[tuple[str, Plan | None]] = []
+    folders: set[Path] = set()
     for target in targets:
         if target == BASE and not Path(target, "openenv.yaml").is_file():
             if arguments.tag or arguments.base or arguments.file:
@@ -102,8 +103,12 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, Plan | None]]":
                 )
             found.append((target, None))
             continue
+        folder = _folder(target)
+        if folder in folders:
+            continue  # `my_env my_env/`: asked for twice, in two spellings
+        folders.add(folder)
         planned = plan(
-            _folder(target),
+            folder,
             tags=arguments.tag,
             build_args=build_args,
             base_image=arguments.base,
@@ -176,7 +181,7 @@ def _build(
 
 COMMAND: Final = Command(
     name="build",
-    help="Build the container images of environments.",
+    help="build the container images of environments",
     configure=configure,
     run=run,
     examples=(

@@ -137,7 +137,7 @@ def _show(staged: "Staged", arguments: argparse.Namespace) -> None:
 
 COMMAND: Final = Command(
     name="push",
-    help="Push images to a registry, or a folder to a Hugging Face Space.",
+    help="push images to a registry, or a folder to a Hugging Face Space",
     configure=configure,
     run=run,
     examples=(

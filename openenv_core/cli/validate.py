@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from openenv_core.checker.subject import Subject
 
 LEVELS: Final = ("static", "runtime", "semantic", "hostile", "load")
+PACKAGES: Final = ("hypothesis", "jsonschema", "psutil", "yaml")
+"""What the extra `author` brings for the checker."""
+
 KINDS: Final = ("name", "path", "module", "url", "image")
 
 PASSED: Final = 0
@@ -82,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(
             "expected what to look at, got nothing; `ropewalk validate .` is this folder"
         )
+    _require_packages()
     junit = None if arguments.junit is None else _writable(arguments.junit)
     console = Console(sys.stdout, len(checks))
     subject = _subject(arguments)
@@ -130,6 +135,16 @@ def _subject(arguments: argparse.Namespace) -> "Subject":
     subject = Subject.of(target, token=os.environ.get(TOKEN) or None, **given)
     require(subject)
     return subject
+
+
+def _require_packages() -> None:
+    """See that what the checks work with is installed; without it each of them would say so."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"expected the packages that checks work with, got none of the name {', '.join(missing)}; "
+            "pip install 'ropewalk[author]'"
+        )
 
 
 def _writable(text: str) -> Path:

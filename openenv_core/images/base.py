@@ -16,6 +16,7 @@ from openenv_core.images import installed, sdk
 from openenv_core.images.engine import inspect
 from openenv_core.images.events import Note, Tell
 from openenv_core.images.request import Request
+from openenv_core.images.superseded import replacing
 
 if TYPE_CHECKING:
     import docker
@@ -76,7 +77,8 @@ def ensure(
             no_cache=no_cache,
             pull=pull,
         )
-        sdk.build(api, wanted, tell)
+        with replacing(api, named):
+            sdk.build(api, wanted, tell)
     return named[0]
 
 

@@ -74,6 +74,11 @@ def plan(
         ConfigurationError: The folder is no environment, or cannot be built that way.
     """
     path = _dockerfile_of(folder, file)
+    if not (folder / MANIFEST).is_file() and (folder.parent / MANIFEST).is_file():
+        raise ConfigurationError(
+            f"expected an environment's folder, got {folder}, a part of one: COPY would not see the rest; "
+            f"build {folder.parent}"
+        )
     dockerfile = Dockerfile.read(folder / path)
     notes: list[str] = []
     if not (folder / MANIFEST).is_file():

@@ -170,7 +170,12 @@ def _port(folder: Path) -> int:
 
 def _write_readme(folder: Path, into: Path, port: int) -> None:
     """Write the README with what the hub reads at its top; what its author says there stays."""
-    import yaml
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigurationError(
+            f"expected a YAML library, for what the hub reads, got: {error}; pip install 'ropewalk[author]'"
+        ) from error
 
     path = into / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"

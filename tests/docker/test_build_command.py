@@ -114,6 +114,69 @@ def test_an_image_has_its_name_its_tags_and_its_arguments(make: Make, api: docke
     assert containers(api, folder.name) == []
 
 
+def built(folder: Path, api: docker.APIClient, *words: object) -> str:
+    """Build a folder, and return the image's identity."""
+    done = build(folder, *words)
+    assert done.returncode == 0, done.stderr
+    return str(api.inspect_image(tag_of(folder))["Id"])
+
+
+@pytest.mark.parametrize("mount", ["", "--mount=type=cache,target=/c "])
+def test_an_image_goes_when_another_takes_its_name(make: Make, api: docker.APIClient, mount: str) -> None:
+    def anew() -> str:
+        return built(make(f"{PLAIN}RUN {mount}echo {uuid.uuid4().hex} > /kept\n"), api)
+
+    first = anew()
+    second = anew()
+    with pytest.raises(docker.errors.ImageNotFound):
+        api.inspect_image(first)
+    # A second name, and a container, are reasons to stay.
+    folder = make("")
+    api.tag(second, folder.name, "kept")
+    third = anew()
+    assert api.inspect_image(second)["RepoTags"] == [f"{folder.name}:kept"]
+    container = api.create_container(third)
+    try:
+        anew()
+        assert api.inspect_image(third)["Id"] == third
+    finally:
+        api.remove_container(container)
+    # What another command made is not ours to remove, even where its name is taken.
+    other = subprocess.run(
+        ["docker", "build", "-q", "-t", tag_of(folder), "-"],
+        input=f"{PLAIN}LABEL t={folder.name}\n",
+        env={**os.environ, "DOCKER_BUILDKIT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.strip()
+    anew()
+    assert api.inspect_image(other)["Id"] == other
+    api.remove_image(other)
+
+
+def test_an_image_goes_after_the_last_that_stands_on_it(make: Make, api: docker.APIClient) -> None:
+    below = make(f"{PLAIN}RUN echo 1\n", name="below")
+    first = built(below, api)
+    above = make(f"FROM {tag_of(below)}\nRUN echo 1\n", name="above")
+    built(above, api)
+    make(f"{PLAIN}RUN echo 2\n", name="below")
+    built(below, api)
+    assert api.inspect_image(first)["RepoTags"] == []
+    built(above, api)
+    with pytest.raises(docker.errors.ImageNotFound):
+        api.inspect_image(first)
+    api.remove_image(tag_of(above))
+
+
+def test_the_same_folder_twice_is_built_once(make: Make) -> None:
+    folder = make(f"{PLAIN}RUN true\n")
+    done = build(folder, f"{folder}/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(tag_of(folder)) == 1
+
+
 def test_the_base_is_an_argument(make: Make, api: docker.APIClient) -> None:
     folder = make("ARG BASE_IMAGE=registry.example.org/absent:1\nFROM ${BASE_IMAGE}\nRUN true\n")
     done = build(folder, "--base", "python:3.11-slim")

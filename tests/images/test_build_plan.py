@@ -101,6 +101,12 @@ def test_a_base_for_a_dockerfile_that_has_none_is_refused(tmp_path: Path) -> Non
         plan(folder(tmp_path, dockerfile="FROM python:3.11-slim\n"), base_image="mine:1")
 
 
+def test_a_part_of_an_environment_is_no_environment(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"a part of one: .* build {made}"):
+        plan(made / "server")
+
+
 def test_pull_asks_no_registry_for_our_base(tmp_path: Path) -> None:
     assert not plan(folder(tmp_path), pull=True).request.pull
     assert plan(tmp_path / "dice_env", pull=True, base_image="mine:1").request.pull

@@ -1,5 +1,6 @@
 """What a Space would hold."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,12 @@ def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path) -> None:
     (source / "openenv.yaml").unlink()
     with pytest.raises(ConfigurationError, match=r"expected an environment's folder with openenv\.yaml"):
         stage(source, tmp_path / "staged")
+
+
+def test_without_a_yaml_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigurationError, match=r"ropewalk\[author\]"):
+        staged(folder(tmp_path), tmp_path)
 
 
 def test_a_default_is_changed_wherever_it_stands() -> None:

@@ -106,7 +106,7 @@ def test_serve_serves_until_it_is_interrupted() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["counter:app", "--host", "192.0.2.1"], "choose another --port"),
+        (["counter:app", "--host", "192.0.2.1"], "choose a --host that this machine has"),
         (["counter:app", "--port", "99999"], "choose another --port"),
         (["counter:app", "--fd", "999"], "expected --fd to be an open socket"),
         (["nowhere:app"], 'Could not import module "nowhere"'),

@@ -189,6 +189,7 @@ def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: 
         ("json:loads", r"expected an ASGI app at 'json:loads', as create_app returns it, got function"),
         ("walking.py:app.deeper", r'Attribute "app.deeper" not found'),
         ("needy:app", r"No module named 'no_such_package'; install what it needs"),
+        ("playing:app", r"No module named 'gymnasium'; pip install 'ropewalk\[gymnasium\]'"),
         ("later:app", r"got MCPEnvironment, which it does not: it belongs to tool servers"),
         ("tried:app", r"got MCPEnvironment, which it does not: it belongs to tool servers"),
         ("./nowhere", r"expected a folder or file at \./nowhere, got none"),
@@ -211,6 +212,7 @@ def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -
         {
             "walking.py": ASGI,
             "needy.py": "import no_such_package\n",
+            "playing.py": "raise ModuleNotFoundError(\"No module named 'gymnasium'\", name='gymnasium')\n",
             "later.py": "from openenv.core import MCPEnvironment\n",
             "tried.py": "try:\n    from openenv.core import MCPEnvironment\nexcept ImportError:\n    import fallback\n",
             "empty/readme.md": "",

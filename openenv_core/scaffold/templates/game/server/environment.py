@@ -92,7 +92,7 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
             text = f"Not found: it was {self._number}."
         else:
             said = "" if hint is None else f"It is {hint}. "
-            text = f"{said}Guess a number from {self._lowest} to {self._highest}; {left} guesses left."
+            text = f"{said}Guess a number from {self._lowest} to {self._highest}. Guesses left: {left}."
         return PlaceHolderObservation(
             done=self._state.done,
             reward=None if hint is None else float(hint == "found"),
