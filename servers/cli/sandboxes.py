@@ -56,7 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of one token",
     )
     limits.add_argument(
-        "--max-memory", metavar="SIZE", help="of one sandbox, as in 2g; one that asks for none gets it"
+        "--max-memory",
+        default="2g",
+        metavar="SIZE",
+        help='of one sandbox; one that asks for none gets it; "none" for no limit (%(default)s)',
     )
     limits.add_argument(
         "--max-lease",
@@ -107,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_sandboxes_per_token=arguments.max_sandboxes_per_token,
         max_lease_s=arguments.max_lease,
         max_memory_bytes=None
-        if arguments.max_memory is None
+        if arguments.max_memory == "none"
         else size_of("--max-memory", arguments.max_memory),
         images=tuple(arguments.image or ()),
         allow_commands=arguments.allow_commands,

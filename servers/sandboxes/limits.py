@@ -1,9 +1,13 @@
 """What a service of sandboxes allows."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
 
 from openenv_core.providers.remote.messages import SandboxSpec
 from servers.sandboxes.refusals import SandboxRefusal
+
+DEFAULT_MEMORY_BYTES: Final = 2 * 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +21,7 @@ class SandboxLimits:
         max_lease_s: The longest lease.
         max_start_timeout_s: The longest time that a start may be given.
         max_memory_bytes: The most memory of one sandbox, and what one gets that asks for none; None: any.
+        max_pids: The most processes and threads of one sandbox. One that asks for no limit gets the provider's.
         images: Patterns of the images that may be run, as in `my-env:*`; none: all that the engine has.
         allow_commands: Whether commands are run without an image, as the service's own user.
     """
@@ -26,7 +31,8 @@ class SandboxLimits:
     max_starting: int = 4
     max_lease_s: float = 3_600.0
     max_start_timeout_s: float = 600.0
-    max_memory_bytes: int | None = None
+    max_memory_bytes: int | None = DEFAULT_MEMORY_BYTES
+    max_pids: int = 1024
     images: tuple[str, ...] = ()
     allow_commands: bool = False
 
@@ -36,8 +42,6 @@ class SandboxLimits:
         Raises:
             SandboxRefusal: It is not allowed here.
         """
-        from fnmatch import fnmatchcase
-
         if spec.image is None and not self.allow_commands:
             raise SandboxRefusal(
                 403,
@@ -46,19 +50,17 @@ class SandboxLimits:
                 "--allow-commands if every token may run anything as its user",
             )
         if spec.image is not None and self.images:
-            name = spec.image if ":" in spec.image.rpartition("/")[2] else f"{spec.image}:latest"
-            if not any(fnmatchcase(name, pattern) for pattern in self.images):
-                raise SandboxRefusal(
-                    403,
-                    "image_not_allowed",
-                    f"expected an image that this service allows, got {name!r}; its --image options name them",
-                )
+            spec = spec.model_copy(update={"image": self._admit_image(spec.image)})
         self.admit_lease(spec.lease_s)
         if spec.start_timeout_s > self.max_start_timeout_s:
             raise SandboxRefusal(
                 422,
                 "limit",
                 f"expected start_timeout_s of at most {self.max_start_timeout_s:g}, got {spec.start_timeout_s:g}",
+            )
+        if spec.pids is not None and spec.pids > self.max_pids:
+            raise SandboxRefusal(
+                422, "limit", f"expected pids of at most {self.max_pids}, got {spec.pids}; ask for fewer"
             )
         return self._with_memory(spec) if spec.image is not None else spec
 
@@ -75,6 +77,19 @@ class SandboxLimits:
                 f"expected lease_s of at most {self.max_lease_s:g} (--max-lease), got {lease_s:g}",
             )
 
+    def _admit_image(self, image: str) -> str:
+        """Return the image's whole name, which is what is run: a part of an id is no name any more with a tag."""
+        name, tag = _named(image)
+        for pattern in self.images:
+            of_name, of_tag = ("*", "*") if pattern == "*" else _named(pattern)
+            if fnmatchcase(name, of_name) and fnmatchcase(tag, of_tag):
+                return f"{name}:{tag}"
+        raise SandboxRefusal(
+            403,
+            "image_not_allowed",
+            f"expected an image that this service allows, got {image!r}; its --image options name them",
+        )
+
     def _with_memory(self, spec: SandboxSpec) -> SandboxSpec:
         most = self.max_memory_bytes
         if most is None:
@@ -88,3 +103,11 @@ class SandboxLimits:
                 f"expected memory_bytes of at most {most} (--max-memory), got {spec.memory_bytes}",
             )
         return spec
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Return name and tag of an image or a pattern. A registry's port belongs to the name, as does a digest's kind."""
+    if ":" not in text.rpartition("/")[2]:
+        return text, "latest"
+    name, _, tag = text.rpartition(":")
+    return name, tag

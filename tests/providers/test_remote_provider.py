@@ -35,6 +35,7 @@ from servers.sandboxes.app import SandboxApp
 from servers.sandboxes.backend import Backend, SandboxProvider
 from servers.sandboxes.limits import SandboxLimits
 from servers.sandboxes.local import local_backend
+from servers.sandboxes.refusals import SandboxRefusal
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
@@ -277,6 +278,37 @@ async def test_commands_and_images_are_a_matter_of_permission() -> None:
             assert refused.value.code == "image_not_allowed"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "image", "run"),
+    [
+        ("good:*", "good", "good:latest"),
+        ("good:*", "good:5000/bad:1", None),
+        ("good:*", "good:1@sha256:0123", None),
+        ("good:*", "GOOD:1", None),
+        ("good", "good", "good:latest"),
+        ("good", "good:2", None),
+        ("*:latest", "0123456789ab", "0123456789ab:latest"),  # a name now, no part of an id
+        ("here.example:5000/*", "here.example:5000/any:1", None),
+        ("here.example:5000/*:*", "here.example:5000/any:1", "here.example:5000/any:1"),
+        ("*", "any.example/thing:3", "any.example/thing:3"),
+        ("a\nb", "a", None),
+    ],
+)
+def test_an_image_runs_under_the_name_that_was_allowed(pattern: str, image: str, run: str | None) -> None:
+    limits = SandboxLimits(images=(pattern,))
+    if run is None:
+        with pytest.raises(SandboxRefusal, match="image that this service allows"):
+            limits.admit(SandboxSpec(image=image))
+    else:
+        assert limits.admit(SandboxSpec(image=image)).image == run
+
+
+def test_what_a_sandbox_asks_for_is_bounded_and_so_is_what_it_does_not() -> None:
+    assert SandboxLimits().admit(SandboxSpec(image="x")).memory_bytes == 2 * 2**30
+    with pytest.raises(SandboxRefusal, match="pids of at most 1024"):
+        SandboxLimits().admit(SandboxSpec(image="x", pids=1025))
+
+
 NO_SENSE: list[tuple[Any, int, str]] = [
     (b"{", 422, "JSON"),
     (b"{}", 422, "an image or a command"),
@@ -285,6 +317,10 @@ NO_SENSE: list[tuple[Any, int, str]] = [
     ({"command": ["x"], "lease_s": float("inf")}, 422, "lease_s"),
     ({"command": ["x\0"]}, 422, "NUL"),
     (b"[" * 90_000, 422, "body"),
+    (b'{"image": "\\ud800"}', 422, ""),
+    (b'\xff\xfe{"image": "x"}', 422, ""),
+    (b'{"image": "x", "lease_s": NaN}', 422, "lease_s"),
+    (b'{"image": "x", "pids": ' + b"9" * 5000 + b"}", 422, ""),
     ({"command": ["x" * 100_001]}, 413, "100000 bytes"),
 ]
 
