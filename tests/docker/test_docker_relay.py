@@ -25,6 +25,7 @@ from openenv_core.providers.docker import (
     Engine,
     LocalDockerProvider,
     _mux,
+    _relay,
     relay,
     start_container,
 )
@@ -284,6 +285,23 @@ def eventually(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.05)
+
+
+def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_ending_is_not(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[Exception] = [ConnectionRefusedError()] * 20 + [_relay._mux.Broken("no such container")] * 20
+
+    def attach(*_: object) -> None:
+        raise ends.pop(0)
+
+    monkeypatch.setattr(_relay, "attach", attach)
+    monkeypatch.setattr(_relay.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(_relay.select, "select", lambda *_: ([], [], []))
+    listener = socket.create_server(("127.0.0.1", 0))
+    assert _relay.main([str(listener.detach()), str(os.getppid()), "unix:///x", "", "1", "id", "1"]) == 1
+    assert 15 <= len(ends) < 20  # all of the engine's absence, and a few of the others
+    assert "no such container" in capfd.readouterr().err
 
 
 @pytest.mark.docker

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_engine import fake_engine
 
@@ -51,6 +52,19 @@ REFUSED = """
 ours = companion.ensure(Engine.find().address)
 Engine.call = None  # no need to ask
 with ours.making("never"): ours.gone("never")
+"""
+
+MAKE = """
+ours = companion.ensure(Engine.find().address)
+with ours.making(NAME):
+    Engine.find().call("POST", "/containers/create", query={"name": NAME}, body={"Labels": ours.labels})
+print(ours.pid, flush=True)
+"""
+
+BECOMES_ANOTHER = """
+NAME = "first"
+{make}
+os.execv(sys.executable, [sys.executable, "-c", {then!r}])
 """
 
 
@@ -107,3 +121,22 @@ def test_a_companion_that_died_just_before_the_end_is_replaced(tmp_path: Path) -
 def test_a_program_without_containers_asks_nobody_at_its_end(code: str) -> None:
     with program(code, "unix:///nowhere/docker.sock") as process:
         assert process.communicate(timeout=PATIENCE_S) == ("", "")
+
+
+@pytest.mark.slow
+def test_a_program_that_becomes_another_by_exec_loses_the_containers_of_the_first_alone(
+    tmp_path: Path,
+) -> None:
+    then = BEGIN + 'NAME = "second"\n' + MAKE + "sys.stdin.read(1)"
+    with (
+        fake_engine(tmp_path) as engine,
+        program(BECOMES_ANOTHER.format(make=MAKE, then=then), engine.host) as process,
+    ):
+        assert process.stdout is not None
+        first = int(process.stdout.readline())
+        assert process.stdout.readline()
+        eventually(lambda: engine.removed == ["first"])
+        eventually(lambda: not psutil.pid_exists(first) or psutil.Process(first).status() == "zombie")
+        assert list(engine.containers) == ["second"]
+        process.communicate("x", timeout=PATIENCE_S)
+        assert engine.removed == ["first", "second"]

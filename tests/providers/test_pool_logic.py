@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -398,6 +399,51 @@ def test_a_fork_gets_no_containers_and_takes_none_away(home: Home) -> None:
     assert os.waitpid(fork, 0)[1] == 0
     assert home.made[0].alive()
     pool.close()
+
+
+def test_a_fork_in_the_middle_of_something_is_not_held_up_by_it(home: Home) -> None:
+    pool = Pool[Tiny](home.start, 1, 1)
+    pool.wait(timeout_s=PATIENCE_S)
+    with pool._lock, pool._stock.changed:  # as another thread may
+        fork = os.fork()
+        if fork == 0:
+            try:
+                pool.lease(PATIENCE_S)
+            except PoolError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+    ended: list[tuple[int, int]] = []
+    try:
+        eventually(lambda: ended.append(os.waitpid(fork, os.WNOHANG)) or ended[-1][0])
+        assert ended[-1][1] == 0
+    finally:
+        if not ended[-1][0]:
+            os.kill(fork, signal.SIGKILL)
+            os.waitpid(fork, 0)
+        pool.close()
+
+
+def test_a_stop_ends_the_wait_of_a_start_in_another_thread(home: Home) -> None:
+    with Pool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S):
+        provider = pool.provider(3600.0)
+        errors: list[BaseException] = []
+
+        def start() -> None:
+            try:
+                provider.start()
+            except PoolError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        eventually(provider._lock.locked)
+        time.sleep(0.05)
+        stop = threading.Thread(target=provider.stop, daemon=True)
+        stop.start()
+        stop.join(PATIENCE_S)
+        thread.join(PATIENCE_S)
+        assert "its taker was stopped meanwhile" in str(errors[0])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from openenv_core.providers.docker.container import Container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 from openenv_core.providers.docker.starting import start_container
 from openenv_core.providers.health import status_of
-from openenv_core.providers.pool.errors import PoolClosed
+from openenv_core.providers.pool.errors import PoolClosed, PoolError
 from openenv_core.providers.pool.keeper import Keeper, Start
 from openenv_core.providers.pool.lease import Lease, MemberT
 from openenv_core.providers.pool.provider import PoolProvider
@@ -61,6 +62,7 @@ class Pool(Generic[MemberT]):
         self._lock = threading.Lock()
         self._keeper: Keeper | None = None
         self._closed = False
+        _pools.add(self)
 
     @property
     def state(self) -> PoolState:
@@ -97,23 +99,11 @@ class Pool(Generic[MemberT]):
             PoolTimeout: None was free in time; the message says what the pool is doing.
             PoolError: The pool was closed, or cannot go on.
         """
-        keeper = self._running()
-        deadline = time.monotonic() + timeout_s
-        while True:
-            member: Any = self._stock.take(deadline, timeout_s, keeper.require_alive)
-            lease: Lease[MemberT] = Lease(member, keeper.give_back, self)
-            try:
-                fine = _healthy(member, HAND_OUT_HEALTH_S)
-            except BaseException:
-                lease.close()
-                raise
-            if fine:
-                return lease
-            lease.close()  # it has died since it was last looked at
+        return self._leased(timeout_s, None)
 
     def provider(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolProvider[MemberT]:
         """Return what takes a member when a client starts, and gives it back when the client is closed."""
-        return PoolProvider(self.lease, timeout_s)
+        return PoolProvider(self._leased, timeout_s)
 
     def client(
         self,
@@ -150,6 +140,27 @@ class Pool(Generic[MemberT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _leased(self, timeout_s: float, stopping: threading.Event | None) -> Lease[MemberT]:
+        keeper = self._running()
+        deadline = time.monotonic() + timeout_s
+
+        def look() -> None:
+            keeper.require_alive()
+            if stopping is not None and stopping.is_set():
+                raise PoolError("expected a container, but its taker was stopped meanwhile")
+
+        while True:
+            member: Any = self._stock.take(deadline, timeout_s, look)
+            lease: Lease[MemberT] = Lease(member, keeper.give_back, self)
+            try:
+                fine = _healthy(member, HAND_OUT_HEALTH_S)
+            except BaseException:
+                lease.close()
+                raise
+            if fine:
+                return lease
+            lease.close()  # it has died since it was last looked at
 
     def _running(self) -> Keeper:
         with self._lock:
@@ -201,6 +212,7 @@ class DockerPool(Pool[Container]):
         super().__init__(start, size, max_starting)
 
 
+_pools: "weakref.WeakSet[Pool[Any]]" = weakref.WeakSet()
 _keepers: "weakref.WeakSet[Keeper]" = weakref.WeakSet()
 
 
@@ -217,7 +229,15 @@ def _close_all() -> None:
         keeper.close(max(0.0, deadline - time.monotonic()))
 
 
+def _in_fork() -> None:
+    """Let go of what a thread of the parent may have held: there is nobody here who would."""
+    for pool in list(_pools):
+        pool._lock = threading.Lock()
+        pool._stock.changed = threading.Condition()
+
+
 atexit.register(_close_all)
+os.register_at_fork(after_in_child=_in_fork)
 
 
 def _healthy(member: Member, timeout_s: float) -> bool:

@@ -12,14 +12,15 @@ class PoolProvider(Generic[MemberT]):
     """Takes one container from a pool at a time.
 
     Args:
-        lease: Takes one, within so many seconds.
+        lease: Takes one, within so many seconds, or raises once the event is set.
         timeout_s: Seconds that a container may take to be free.
     """
 
-    def __init__(self, lease: Callable[[float], Lease[MemberT]], timeout_s: float) -> None:
+    def __init__(self, lease: Callable[[float, threading.Event], Lease[MemberT]], timeout_s: float) -> None:
         self._take = lease
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._stopping = threading.Event()
         self._lease: Lease[MemberT] | None = None
 
     @property
@@ -52,11 +53,13 @@ class PoolProvider(Generic[MemberT]):
         """
         with self._lock:
             if self._lease is None:
-                self._lease = self._take(self._timeout_s)
+                self._stopping.clear()
+                self._lease = self._take(self._timeout_s, self._stopping)
             return self._lease.url
 
     def stop(self) -> None:
-        """Give the container back. Idempotent."""
+        """Give the container back. Idempotent. A start that waits in another thread fails then."""
+        self._stopping.set()
         with self._lock:
             if self._lease is not None:
                 self._lease.close()
