@@ -184,7 +184,8 @@ def _docstring(folder: Path) -> str:
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     except (OSError, ValueError, SyntaxError):
         return ""
-    return (text or "").partition("\n")[0]
+    # Its first sentence: what follows is about the package.
+    return re.split(r"(?<=[.!?])\s|\n\s*\n", text or "", maxsplit=1)[0]
 
 
 def _flaw(folder: Path, app: str) -> str | None:

@@ -138,7 +138,9 @@ class _Worker:
 @contextmanager
 def _worker(order: dict[str, Any]) -> Iterator[_Worker]:
     read, write = os.pipe()
-    with tempfile.TemporaryFile() as log:
+    # A worker that is ended in the middle of a check leaves the check's temporary files behind: they go with these.
+    place = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
+    with place as temporary, tempfile.TemporaryFile() as log:
         try:
             # What an environment prints is no part of the report.
             process = subprocess.Popen(
@@ -146,6 +148,7 @@ def _worker(order: dict[str, Any]) -> Iterator[_Worker]:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
+                env={**os.environ, "TMPDIR": temporary},
                 pass_fds=(write,),
             )
         except BaseException:
@@ -159,7 +162,7 @@ def _worker(order: dict[str, Any]) -> Iterator[_Worker]:
             with suppress(
                 BrokenPipeError
             ):  # it has ended already, which is found out where its results are read
-                process.stdin.write(json.dumps(order).encode() + b"\n")
+                process.stdin.write(json.dumps({**order, "temporary": temporary}).encode() + b"\n")
                 process.stdin.flush()
             yield worker
             worker.finish()

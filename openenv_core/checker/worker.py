@@ -8,6 +8,7 @@ standard input is the end of whoever asked.
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -37,10 +38,15 @@ def main() -> NoReturn:
         known = {one.name: one for one in checks()}
         folder = Path(told["folder"]) if told["folder"] else None
         target = Target(TargetKind(told["kind"]), told["text"], folder)
-        with Subject(target, Limits(**told["limits"]), token=told["token"]) as subject:
-            for name in told["checks"]:
-                _say(out, begin=name)
-                _say(out, end=asdict(run_check(subject, known[name])))
+        try:
+            with Subject(target, Limits(**told["limits"]), token=told["token"]) as subject:
+                for name in told["checks"]:
+                    _say(out, begin=name)
+                    _say(out, end=asdict(run_check(subject, known[name])))
+        except KeyboardInterrupt:
+            # What the check that was broken off kept there; whoever asked may be gone, and cannot remove it.
+            shutil.rmtree(told["temporary"], ignore_errors=True)
+            raise
         _say(out, finished=True)
     os._exit(0)  # threads that the environment left behind are nobody's to wait for
 

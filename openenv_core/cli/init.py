@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 from openenv_core.cli.command import Command
@@ -45,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     shown = os.path.relpath(folder)
     image = f"{names.image}:latest"
     steps = {
-        f"cd {shown}": "",
+        f"cd {shlex.quote(shown)}": "",
+        **({"pip install gymnasium": "what it wraps"} if _lacks_gymnasium(arguments.template) else {}),
         "ropewalk play .": "step it here",
         "ropewalk serve . --reload": "serve it, anew after every change",
         "pytest": "its tests, every property of the checker among them",
@@ -59,6 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"  {command:<{width}}{why}".rstrip())
     print(f"\nThe rules are in {Path('server') / 'environment.py'}, what crosses the wire is in models.py.")
     return 0
+
+
+def _lacks_gymnasium(template: str) -> bool:
+    return template == "gymnasium" and find_spec("gymnasium") is None
 
 
 COMMAND = Command(

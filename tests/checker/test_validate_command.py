@@ -138,11 +138,16 @@ def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal
     app = folder / "server" / "app.py"
     app.write_text("import time\n" + APP.format(env="Walk") + HANGS)
     words = [sys.executable, "-m", "openenv_core.cli", "validate", str(folder), "--level", "runtime"]
-    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True)
+    temporary = folder.parent / "temporary"
+    temporary.mkdir()
+    variables = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(words, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if "schema_valid" in line:  # the next one plays, and hangs
             break
+    (place,) = temporary.iterdir()
+    (place / "kept_by_the_check").touch()
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 3  # what runs the checks, what watches over the server, the server
     process.send_signal(number)
@@ -152,6 +157,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal
         assert "interrupted after" in out
     _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow

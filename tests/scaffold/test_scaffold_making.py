@@ -214,6 +214,14 @@ def test_the_command_says_what_it_made_and_what_to_do_next(
         "validate rock-paper-env:latest",
     ):
         assert word in said
+    assert main(["init", "cart", "--dir", "two words", "--template", "gymnasium"]) == 0
+    said = capsys.readouterr().out
+    assert "cd 'two words/cart_env'\n" in said
+    assert "pip install gymnasium" not in said
+    shutil.rmtree(tmp_path / "two words")
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    assert main(["init", "cart", "--dir", "envs", "--template", "gymnasium"]) == 0
+    assert "pip install gymnasium" in capsys.readouterr().out
     assert main(["init", "rock-paper", "--dir", "envs"]) == 2
     assert main(["init", "dice", "--template", "tool"]) == 2
     said = capsys.readouterr().err

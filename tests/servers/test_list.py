@@ -42,7 +42,7 @@ def test_what_can_be_served_from_here_is_listed(here: Path, capsys: pytest.Captu
     (clone / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "3.1"\ndescription = "Cloned."\n')
     bare = make(here / "bare_env")
     (bare / "openenv.yaml").unlink()
-    (bare / "__init__.py").write_text('"""Says little.\n\nAnd more."""\n')
+    (bare / "__init__.py").write_text('"""Says\nlittle. The server is in :mod:`x`."""\n')
     make(here / "envs_of_mine" / "deep_env")
     make(here / ".hidden" / "no_env")
     found = listed(capsys)
