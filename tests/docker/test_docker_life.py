@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -31,6 +33,29 @@ def test_a_killed_owner_leaves_no_container(engine: Engine, hostile_image: str, 
         owning.process.wait(PATIENCE_S)
         eventually(lambda: not exists(engine, owning.container), GONE_S)
         eventually(lambda: not psutil.pid_exists(owning.companion))
+
+
+HALFWAY = """
+import sys, time
+from openenv_core.providers.docker import starting
+def created(engine, container, options):
+    print(container.id, flush=True)
+    time.sleep(100)
+starting._run = created
+starting.start_container(sys.argv[1])
+"""
+
+
+def test_an_owner_killed_between_create_and_start_leaves_no_container(
+    engine: Engine, hostile_image: str
+) -> None:
+    command = [sys.executable, "-c", HALFWAY, hostile_image]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        container = process.stdout.readline().strip()
+        assert exists(engine, container)
+        process.kill()
+    eventually(lambda: not exists(engine, container), GONE_S)
 
 
 def test_ctrl_c_of_a_terminal_leaves_no_container(engine: Engine, hostile_image: str) -> None:
@@ -193,6 +218,6 @@ def test_published_on_the_loopback_interface_alone(hostile_image: str) -> None:
 def test_one_companion_for_all_containers_of_a_process(engine: Engine, hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image), LocalDockerProvider(hostile_image):
         ours = companion.ensure(engine.address)
-        script = str(companion.SCRIPT)
-        found = [each.pid for each in psutil.Process().children() if script in each.cmdline()]
+        mine = {str(companion.SCRIPT), engine.address.url}
+        found = [each.pid for each in psutil.Process().children() if mine <= set(each.cmdline())]
         assert found == [ours.pid]

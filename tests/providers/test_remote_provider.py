@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from pydantic import ValidationError
 from serving import eventually, request, serving
 
 from openenv_core import ConfigurationError, GenericEnvClient, ServerStartFailed
@@ -30,7 +31,7 @@ from openenv_core.providers.remote import (
     SandboxServiceUnavailable,
 )
 from openenv_core.providers.remote.api import SandboxApi
-from openenv_core.providers.remote.messages import SandboxSpec
+from openenv_core.providers.remote.messages import Sandbox, SandboxSpec, SandboxState
 from servers.sandboxes.app import SandboxApp
 from servers.sandboxes.backend import Backend, SandboxProvider
 from servers.sandboxes.limits import SandboxLimits
@@ -301,6 +302,12 @@ def test_an_image_runs_under_the_name_that_was_allowed(pattern: str, image: str,
             limits.admit(SandboxSpec(image=image))
     else:
         assert limits.admit(SandboxSpec(image=image)).image == run
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a?b", "a%2fb", "x" * 129, "a\n"])
+def test_a_service_cannot_name_a_sandbox_after_another_path(name: str) -> None:
+    with pytest.raises(ValidationError, match="id"):
+        Sandbox(id=name, state=SandboxState.RUNNING)
 
 
 def test_what_a_sandbox_asks_for_is_bounded_and_so_is_what_it_does_not() -> None:

@@ -15,7 +15,8 @@ MAX_WAIT_S: Final = 30.0
 MAX_LOG_BYTES: Final = 64 * 1024
 """The most that a service tells of what a sandbox has printed."""
 
-SANDBOX_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+SANDBOX_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+"""It becomes a part of a path, so it is neither of those that have a meaning there."""
 
 Word = Annotated[str, StringConstraints(max_length=8192)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
