@@ -121,6 +121,7 @@ class Episodes(_Block):
         endless: Episodes never come to an end by themselves.
         max_steps: Steps of valid actions within which an episode ends.
         example_actions: Valid actions that a checker plays with; without any it draws from the schema.
+        reset_options: What every reset of a checker is given, besides a seed and an episode_id.
         deterministic: The seed and the actions decide the whole episode.
         varied: Different seeds give different episodes; false for one puzzle that is always the same.
     """
@@ -128,6 +129,7 @@ class Episodes(_Block):
     endless: bool = False
     max_steps: int = Field(default=1000, ge=1)
     example_actions: list[dict[str, Any]] = Field(default_factory=list)
+    reset_options: dict[str, Any] = Field(default_factory=dict)
     deterministic: bool = True
     varied: bool = True
 

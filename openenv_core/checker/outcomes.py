@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from openenv_core.errors import OpenEnvError
+from openenv_core.errors import ClientError, OpenEnvError
 
 
 class Level(StrEnum):
@@ -21,12 +21,19 @@ class CheckFailed(OpenEnvError):  # noqa: N818 - says what happened, as the tree
     Args:
         message: What was expected and what came.
         change: What the author should change.
+        cause: What many checks fail of alike, and is told once; the message by default.
     """
 
-    def __init__(self, message: str, *, change: str) -> None:
+    def __init__(self, message: str, *, change: str, cause: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.change = change
+        self.cause = cause or message
+
+
+def cause_of(error: ClientError) -> str:
+    """Return what tells whether two checks met the same error of a server."""
+    return f"{type(error).__name__}: {error}"
 
 
 class NotApplicable(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does

@@ -9,8 +9,9 @@ from typing import Final
 
 from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable
 from openenv_core.checker.deadline import Overran, within
+from openenv_core.checker.outcomes import cause_of
 from openenv_core.checker.subject import Subject
-from openenv_core.errors import ClientError, RequestTimeout
+from openenv_core.errors import ClientError, ExecutionFailed, RequestTimeout
 
 
 class Status(StrEnum):
@@ -113,11 +114,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     try:
         note = within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
     except CheckFailed as failure:
-        # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
-        first = subject.told.setdefault(failure.message, check.name)
-        if first != check.name:
-            return Status.SKIPPED, f"as {first}: {failure.message.splitlines()[0]}", ""
-        return Status.FAILED, failure.message, failure.change
+        return _told_once(subject, check, failure)
     except NotApplicable as reason:
         return Status.SKIPPED, reason.reason, ""
     except Overran:
@@ -132,6 +129,14 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
             f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
             "make reset, step and state end sooner, or allow them more with --step-timeout",
         )
+    except ExecutionFailed as error:
+        raised = CheckFailed(
+            f"expected the environment to answer, got {type(error).__name__}: {error}",
+            change="see where the environment raises it: `ropewalk serve` with the same target shows the traceback; "
+            "what its reset needs besides a seed goes into validation.episodes.reset_options of openenv.yaml",
+            cause=cause_of(error),
+        )
+        return _told_once(subject, check, raised)
     except ClientError as error:
         return (
             Status.FAILED,
@@ -148,6 +153,14 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
             "the check met what it does not know; look at what the environment does, and report the check",
         )
     return Status.PASSED, note or "", ""
+
+
+def _told_once(subject: Subject, check: Check, failure: CheckFailed) -> tuple[Status, str, str]:
+    # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
+    first = subject.told.setdefault(failure.cause, check.name)
+    if first != check.name:
+        return Status.SKIPPED, f"as {first}: {failure.message.splitlines()[0]}", ""
+    return Status.FAILED, failure.message, failure.change
 
 
 def _where(error: BaseException) -> str:

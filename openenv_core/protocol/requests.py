@@ -248,7 +248,8 @@ def _refusal(error: ValidationError, types: str, size: int) -> Refusal:
     kind, message = errors[0]["type"], errors[0]["msg"]
     if kind == "json_invalid":
         return _invalid_json(message)
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
+    # A union that stands deeper is the action's own, or a part of it.
+    if kind in ("union_tag_invalid", "union_tag_not_found") and not errors[0]["loc"]:
         return Refusal(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {message}")
     for entry in errors:
         place = entry["loc"][1:]  # without the frame's type, which the union puts first

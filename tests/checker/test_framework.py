@@ -21,7 +21,7 @@ from openenv_core.checker.drawing.sampling import sample
 from openenv_core.checker.report import Console, as_json, as_junit
 from openenv_core.checker.runner import Report, Status, run, run_check
 from openenv_core.checker.subject import Subject
-from openenv_core.errors import ConfigurationError, ConnectionLost, RequestTimeout
+from openenv_core.errors import ConfigurationError, ConnectionLost, ExecutionFailed, RequestTimeout
 from openenv_core.manifest import Manifest, parse_manifest, read_manifest
 from openenv_core.targets import Target, TargetKind, target_of
 
@@ -344,3 +344,29 @@ def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
     monkeypatch.setattr(apps, "GROUP", "ropewalk.nobody")
     with pytest.raises(ConfigurationError, match=r"ropewalk\[server\]"):
         apps.load_app("blackjack")
+
+
+def test_what_fails_alike_is_told_once() -> None:
+    with Subject(NOWHERE) as subject:
+        checks_of = [
+            made(raising(CheckFailed(f"expected {n}", change="do a", cause="one")), name=f"check {n}")
+            for n in "ab"
+        ]
+        checks_of += [made(raising(ExecutionFailed("no task", code="EXECUTION_ERROR")), name=n) for n in "cd"]
+        found = run(subject, checks_of).results
+    assert [one.status for one in found] == [Status.FAILED, Status.SKIPPED] * 2
+    assert found[1].message == "as check a: expected b"
+    assert "reset_options" in found[2].change
+
+
+def test_the_tag_of_a_discriminated_union_is_always_drawn() -> None:
+    class Left(BaseModel):
+        side: Literal["left"] = "left"
+
+    class Right(BaseModel):
+        side: Literal["right"] = "right"
+
+    class Turn(BaseModel):
+        to: Annotated[Left | Right, Field(discriminator="side")]
+
+    assert {one["to"]["side"] for one in sample(Turn.model_json_schema(), 32, 0)} == {"left", "right"}

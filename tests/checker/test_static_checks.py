@@ -77,7 +77,7 @@ ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
         ),
         ("manifest_app", {"manifest": "spec_version: 1\nname: x\napp: sever.app:app\n"}, "no sever/app.py"),
         ("readme", {"readme": None}, "got none"),
-        ("readme", {"readme": "# Walk\n"}, "got 1 lines"),
+        ("readme", {"readme": "# Walk\n"}, "got 2 words"),
         ("dockerfile_present", {"dockerfile": None}, "got none"),
         ("dockerfile_base", {"dockerfile": "FROM python:3.11\n"}, "got FROM python:3.11"),
         (

@@ -15,6 +15,24 @@ ROOT = Path(__file__).parents[2]
 GOOD = "ropewalk-test-validate:latest"
 BAD = "ropewalk-test-validate-bad:latest"
 
+LEAK = """
+
+import functools as _functools
+import os as _os
+
+_PAST = []
+_reset = BlackjackEnvironment.reset
+
+
+@_functools.wraps(_reset)
+def _leaking(*values, **options):
+    _PAST.append(_os.urandom(4000) if _os.environ["KIND"] == "memory" else open("/dev/null"))
+    return _reset(*values, **options)
+
+
+BlackjackEnvironment.reset = _leaking
+"""
+
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 
@@ -24,6 +42,25 @@ def good(engine: Engine) -> Iterator[str]:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     yield GOOD
     _remove(GOOD)
+
+
+@pytest.fixture(scope="module")
+def leaking(good: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield a repository whose tags leak what they are called after, once an episode."""
+    folder = tmp_path_factory.mktemp("leaking")
+    (folder / "leak.py").write_text(LEAK)
+    (folder / "Dockerfile").write_text(
+        f"FROM {good}\nARG KIND\nENV KIND=${{KIND}}\nUSER root\nCOPY leak.py /tmp/leak.py\n"
+        "RUN cat /tmp/leak.py >> $(python -c 'import blackjack_env.server.environment as e; print(e.__file__)')\n"
+        "USER env\n"
+    )
+    name = GOOD.partition(":")[0] + "-leaking"
+    for kind in ("memory", "files"):
+        command = ["docker", "build", "-t", f"{name}:{kind}", "--build-arg", f"KIND={kind}", str(folder)]
+        subprocess.run(command, capture_output=True, timeout=300, check=True)
+    yield name
+    for kind in ("memory", "files"):
+        _remove(f"{name}:{kind}")
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +79,24 @@ def test_a_good_image_passes_every_level(good: str) -> None:
     passed = {name for name, one in results.items() if one["status"] == "passed"}
     assert passed >= {"image_user", "image_health", "image_port", "image_size"}
     assert "reward_in_range" in passed  # the range is in the manifest, which is in the image
+    assert passed >= {"threads_stay_level", "files_stay_level", "memory_stays_level"}
     assert passed >= {"episode_ends", "same_seed_same_episode", "kill_and_restart", "sessions_at_once"}
     assert not containers(good)
+
+
+def test_what_an_image_leaks_is_seen_from_inside(leaking: str) -> None:
+    words = ["--check", "threads_stay_level", "--check", "files_stay_level", "--check", "memory_stays_level"]
+    told = {}
+    for kind in ("memory", "files"):
+        done = ropewalk("validate", f"{leaking}:{kind}", *words, "--episodes", "200", "--json")
+        told[kind] = {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
+    level, leaks = "passed", "failed"
+    assert told["memory"] == {
+        "threads_stay_level": level,
+        "files_stay_level": level,
+        "memory_stays_level": leaks,
+    }
+    assert told["files"]["files_stay_level"] == leaks
 
 
 def test_a_bad_image_is_told_what_is_wrong(bad: str) -> None:

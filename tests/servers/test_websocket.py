@@ -1,6 +1,6 @@
 import asyncio
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from counter import (
@@ -20,9 +20,11 @@ from counter import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 from serving import ask, eventually, serving, socket_to
 from websockets.exceptions import ConnectionClosedOK
 
+from openenv_core import Action
 from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.requests import RequestDecoder
 from servers import create_app
@@ -350,6 +352,23 @@ def test_the_decoder_reads_or_refuses(text: str) -> None:
         decoder.frame(text)
     except Refusal as refusal:
         json.dumps(refusal.extra)
+
+
+def test_a_union_within_an_action_is_no_type_of_frame() -> None:
+    class Left(BaseModel):
+        side: Literal["left"] = "left"
+
+    class Right(BaseModel):
+        side: Literal["right"] = "right"
+
+    class Turn(Action):
+        to: Annotated[Left | Right, Field(discriminator="side")]
+
+    for to in ({}, {"side": "up"}):
+        with pytest.raises(Refusal) as refused:
+            RequestDecoder(Turn).frame(json.dumps({"type": "step", "data": {"to": to}}))
+        assert refused.value.code == "VALIDATION_ERROR"
+        assert refused.value.extra["errors"][0]["loc"] == ["to"]
 
 
 async def test_no_frame_kills_a_session() -> None:

@@ -157,7 +157,11 @@ class Sampler:
         rest = {
             name: value for name, value in schema.items() if name not in (key, "discriminator", "default")
         }
-        return _merged(rest, arm)
+        found = _merged(rest, arm)
+        if tag := (schema.get("discriminator") or {}).get("propertyName"):
+            # Without it nobody knows which of them it is, though it has a default in each.
+            found = _merged(self._resolved(found), {"required": [tag]})
+        return found
 
     def _anything(self, depth: int) -> Any:
         scalars: list[Any] = [None, True, False, self._source.randint(-9, 9), 0.5, self._text(0, 8)]

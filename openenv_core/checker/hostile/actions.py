@@ -54,9 +54,9 @@ def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
         url = subject.url if server is None else server.url
         options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
         with SyncEnvClient(_Frames(url, **options)) as client:
+            subject.reset(client)
             last = b"nothing yet"
             try:
-                subject.reset(client)
                 for last in frames:
                     _send(subject, client, last)
                 subject.reset(client)

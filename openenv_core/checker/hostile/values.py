@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from openenv_core.checker.check import CheckFailed
@@ -180,9 +180,17 @@ def _with(base: Json, path: Path, value: Any) -> Json:
     return action  # type: ignore[no-any-return]
 
 
-def _validator(schema: Json) -> Any:
+def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
     try:
         from jsonschema.validators import validator_for
     except ImportError as error:
         raise needs("jsonschema", error) from error
-    return validator_for(schema)(schema).is_valid
+    is_valid = validator_for(schema)(schema).is_valid
+
+    def allows(action: Mapping[Any, Any]) -> bool:
+        try:
+            return bool(is_valid(action))
+        except (ArithmeticError, RecursionError):  # too large, or too deep, for the validator
+            return False
+
+    return allows

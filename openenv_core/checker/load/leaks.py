@@ -59,7 +59,8 @@ def check_memory_stays_level(subject: Subject) -> None:
             f"expected level memory over {_count(growth)} episodes, got {growth.total / 2**20:.1f} MiB more, "
             f"{growth.slope:.0f} bytes each",
             change="keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in "
-            "the module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=))",
+            "the module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=)). "
+            "A bounded one that still fills is level once it is full: a higher --episodes tells",
         )
 
 

@@ -9,7 +9,7 @@ from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
 from openenv_core.checker.playing.compared import answered
 from openenv_core.checker.semantic.seeds import repeats
 from openenv_core.checker.semantic.sessions import CHANGE, Player, Trace, compared, solo, touching
-from openenv_core.checker.subject import Client, Subject
+from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
 from openenv_core.errors import CapacityReached
 from openenv_core.targets import TargetKind
 
@@ -44,7 +44,7 @@ def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[C
         client = stack.enter_context(subject.client(url))
         with answered(f"session {number + 1} of {wanted}"):
             try:
-                subject.reset(client, seed=number) if number == 0 else client.reset(seed=number)
+                subject.reset(client, wait_s=0.0 if number else SLOT_WAIT_S, seed=number)
             except CapacityReached as error:
                 if subject.cap is not None or number < 2:
                     raise CheckFailed(

@@ -3,17 +3,15 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from openenv_core.checker.check import NotApplicable
 from openenv_core.checker.load.growth import Growth, leaks_memory, leaks_things
 from openenv_core.checker.playing.compared import answered, some_actions
-from openenv_core.checker.subject import Client, RunningServer, Subject
-from openenv_core.checker.watching.held import Held, held
-from openenv_core.checker.watching.hooking import collect, collecting, hooked
+from openenv_core.checker.subject import Client, Subject
+from openenv_core.checker.watching.held import Held
+from openenv_core.checker.watching.watched import Watched, watching
 from openenv_core.errors import ExecutionFailed, ValidationFailed
-from openenv_core.targets import TargetKind
 
 BUDGET_S: Final = 240.0
 """Seconds of playing; an environment that is too slow for all the episodes is judged by those that there were."""
@@ -28,28 +26,18 @@ LEAST: Final = 40
 STEPS: Final = 20
 """Steps after which an episode is broken off; what an episode leaves does not wait for its end."""
 
-SETTLE_S: Final = 0.1
-"""Pause between two looks at what is held; two that are alike count."""
-
-SETTLED_S: Final = 2.0
-"""Seconds after which the last look counts, whatever it was."""
-
 Windows: TypeAlias = tuple[int, list[Held]]
 """The episodes of a window, and what was held after each."""
 
 
 def measured(subject: Subject) -> Windows:
     """Play the episodes; where something seems to grow, as many again, and these alone count."""
-    if subject.kind is TargetKind.URL:
-        raise NotApplicable("what a server at a URL holds cannot be seen from here")
     episodes = max(1, subject.limits.episodes // WINDOWS)
     with ExitStack() as stack:
-        folder, env_vars = stack.enter_context(hooked())
-        server = stack.enter_context(subject.server(env_vars={**env_vars, **collecting(folder)}))
-        server.pids()  # raises where they cannot be seen
+        watched = stack.enter_context(watching(subject))
         stack.enter_context(answered("episodes"))
-        client = stack.enter_context(subject.client(server.url))
-        player = _Episodes(subject, server, client, folder)
+        client = stack.enter_context(subject.client(watched.server.url))
+        player = _Episodes(subject, watched, client)
         windows = list(player.windows(episodes, WINDOWS))[WARM_UP:]
         if _suspicious(windows, episodes):
             again = list(player.windows(episodes, WINDOWS - WARM_UP))
@@ -74,11 +62,10 @@ def _suspicious(windows: Sequence[Held], episodes: int) -> bool:
 class _Episodes:
     """Plays episodes, half of them in one lasting session and half in sessions of their own."""
 
-    def __init__(self, subject: Subject, server: RunningServer, lasting: Client, folder: Path) -> None:
+    def __init__(self, subject: Subject, watched: Watched, lasting: Client) -> None:
         self._subject = subject
-        self._server = server
+        self._watched = watched
         self._lasting = lasting
-        self._folder = folder
         self._alone = subject.cap == 1
         self._played = 0
         self._until = time.monotonic() + BUDGET_S
@@ -89,7 +76,7 @@ class _Episodes:
         for _ in range(count):
             for _ in range(episodes):
                 self._one()
-            yield self._held()
+            yield self._watched.settled()
             if time.monotonic() > self._until:
                 return
 
@@ -101,7 +88,7 @@ class _Episodes:
                 self._lasting.disconnect()
             self._play(self._lasting, number)
         else:
-            with self._subject.client(self._server.url) as client:
+            with self._subject.client(self._watched.server.url) as client:
                 self._play(client, number)
 
     def _play(self, client: Client, number: int) -> None:
@@ -110,21 +97,3 @@ class _Episodes:
             with suppress(ValidationFailed, ExecutionFailed):
                 if client.step(action).done:
                     return
-
-    def _held(self) -> Held:
-        """Look at what the server holds, once what has ended is gone."""
-        deadline = time.monotonic() + SETTLED_S
-        time.sleep(SETTLE_S)  # the last sessions are being closed
-        collect(self._server, self._folder)
-        first = held(self._server)
-        while time.monotonic() < deadline:
-            time.sleep(SETTLE_S)
-            second = held(self._server)
-            if (second.threads, second.files, second.processes) == (
-                first.threads,
-                first.files,
-                first.processes,
-            ):
-                return second
-            first = second
-        return first

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from openenv_core.checker.check import CheckFailed
+from openenv_core.checker.outcomes import cause_of
 from openenv_core.checker.playing.instance import EPISODE_ID, LocalSession
 from openenv_core.checker.playing.parting import Result
 from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject
@@ -51,6 +52,7 @@ def answered(doing: str) -> Iterator[None]:
         raise CheckFailed(
             f"expected {doing} to be played over the wire, got {type(error).__name__}: {error}",
             change="look at what the server prints: `ropewalk serve` with the same target shows it",
+            cause=cause_of(error),
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
 
@@ -25,12 +25,14 @@ class LocalEnvironment:
 
     Args:
         served: What the application serves.
+        reset_options: What every reset is given besides.
 
     Raises:
         CheckFailed: Its constructor raises.
     """
 
-    def __init__(self, served: Described) -> None:
+    def __init__(self, served: Described, reset_options: Mapping[str, Any] | None = None) -> None:
+        self._reset_options = dict(reset_options or {})
         self._actions: TypeAdapter[Any] = TypeAdapter(served.action)
         self._runner = asyncio.Runner()
         try:
@@ -45,7 +47,7 @@ class LocalEnvironment:
     def reset(self, **options: Any) -> Any:
         """Begin an episode, with those options that the environment takes."""
         method = self._method("reset")
-        return self._called(method, **_accepted(method, options))
+        return self._called(method, **_accepted(method, {**self._reset_options, **options}))
 
     def step(self, action: dict[str, Any]) -> Any:
         """Apply one action, given by its fields."""
@@ -85,11 +87,12 @@ class LocalSession:
 
     Args:
         served: What the application serves.
+        reset_options: What every reset is given besides.
     """
 
-    def __init__(self, served: Described) -> None:
+    def __init__(self, served: Described, reset_options: Mapping[str, Any] | None = None) -> None:
         self._decoder: RequestDecoder[Any] = RequestDecoder(served.action)
-        self._environment = LocalEnvironment(served)
+        self._environment = LocalEnvironment(served, reset_options)
 
     def reset(self, seed: int, episode_id: str = EPISODE_ID) -> Result:
         """Begin an episode."""

@@ -1,7 +1,7 @@
 """Plays episodes in an interpreter of its own: `python -m openenv_core.checker.playing.worker TARGET JOB OUT`.
 
-The job is a file of JSON, `[[seed, [action, ...]], ...]`, and so is what comes out: what the author's code prints
-cannot get in between.
+The job is a file of JSON, `{"reset_options": {}, "episodes": [[seed, [action, ...]], ...]}`, and a list of episodes
+is what comes out, in a file too: what the author's code prints cannot get in between.
 """
 
 import json
@@ -17,8 +17,9 @@ def main(target: str, job: str, out: str) -> None:
     """Play each episode in an instance of its own."""
     served = load_app(target).served
     episodes = []
-    for seed, actions in json.loads(Path(job).read_text(encoding="utf-8")):
-        with LocalSession(served) as session:
+    told = json.loads(Path(job).read_text(encoding="utf-8"))
+    for seed, actions in told["episodes"]:
+        with LocalSession(served, told["reset_options"]) as session:
             episodes.append(play_here(session, seed, actions))
     Path(out).write_text(json.dumps(episodes), encoding="utf-8")
 

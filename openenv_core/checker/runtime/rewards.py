@@ -106,13 +106,14 @@ def _round_trip(observation: BaseModel, where: str) -> None:
 def _raw(subject: Subject) -> Iterator[tuple[str, Any]]:
     """Play in this process, and yield what came as the environment returned it, with where it did."""
     for seed in seeds():
-        with LocalEnvironment(subject.app.served) as environment:
+        with LocalEnvironment(subject.app.served, subject.reset_options) as environment:
             try:
                 observation = environment.reset(seed=seed)
             except Exception as error:
                 raise CheckFailed(
                     f"expected reset(seed={seed}) to return an observation, got {type(error).__name__}: {error}",
-                    change="make reset work on a new instance, with a seed and without any other option",
+                    change="make reset work on a new instance, with a seed and without any other option, or give what "
+                    "it needs in openenv.yaml: validation.episodes.reset_options",
                 ) from error
             yield f"of reset(seed={seed})", observation
             step = refused = 0

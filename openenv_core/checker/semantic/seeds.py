@@ -54,7 +54,7 @@ def check_reset_forgets(subject: Subject) -> None:
     job = _job(subject, 3)
     if local(subject):
         fresh = [_fresh_here(subject, seed, actions) for seed, actions in job]
-        with LocalSession(subject.app.served) as used:
+        with LocalSession(subject.app.served, subject.reset_options) as used:
             again = [play_here(used, seed, actions) for seed, actions in [*job, job[0]]]
             play_here(used, job[1][0], job[1][1][:1])  # an episode that is broken off
             again.append(play_here(used, *job[2]))
@@ -197,8 +197,11 @@ def _fresh(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> li
 
 
 def _fresh_here(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
-    with LocalSession(subject.app.served) as session:
-        return play_here(session, seed, actions)
+    with LocalSession(subject.app.served, subject.reset_options) as session:
+        results = play_here(session, seed, actions)
+    if "error" in results[0]:
+        raise NotApplicable(f"its reset fails, with seed {seed}: see reward_finite")
+    return results
 
 
 def _fresh_there(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
@@ -235,7 +238,9 @@ def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]
 def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
         asked, told = Path(folder, "job.json"), Path(folder, "episodes.json")
-        asked.write_text(json.dumps(job), encoding="utf-8")
+        asked.write_text(
+            json.dumps({"reset_options": subject.reset_options, "episodes": job}), encoding="utf-8"
+        )
         command = [sys.executable, "-m", "openenv_core.checker.playing.worker"]
         try:
             done = subprocess.run(

@@ -7,7 +7,7 @@ from openenv_core.checker.subject import Subject
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
 from openenv_core.tools import RESERVED_TOOL_NAMES
 
-README_LINES: Final = 3
+README_WORDS: Final = 12
 """Lines with something on them, below which a README says nothing."""
 
 
@@ -76,11 +76,9 @@ def check_readme(subject: Subject) -> None:
             f"expected README.md in {folder}, got none",
             change="add one: what an episode is, what actions and observations hold, what is rewarded",
         )
-    lines = [
-        line for line in found.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-    ]
-    if len(lines) < README_LINES:
+    words = found.read_text(encoding="utf-8", errors="replace").split()
+    if len(words) < README_WORDS:
         raise CheckFailed(
-            f"expected {found.name} to tell of the environment, got {len(lines)} lines",
+            f"expected {found.name} to tell of the environment, got {len(words)} words",
             change="say what an episode is, what actions and observations hold, what is rewarded",
         )

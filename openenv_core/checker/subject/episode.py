@@ -15,6 +15,10 @@ REFUSED_AT_MOST: Final = 25
 """Actions in a row that may be refused, until nothing more is expected of drawing them."""
 
 
+REFUSING: Final = "refuses valid actions"
+"""The cause of every failure of an environment that takes nothing that its schema allows."""
+
+
 @dataclass(slots=True)
 class Episode:
     """What came of playing: plain data, to be compared.
@@ -75,6 +79,7 @@ def refusing(count: int, action: dict[str, Any], error: Exception) -> CheckFaile
         f"the last for {action}: {error}",
         change="narrow the action's schema to what the environment takes, or list "
         "validation.episodes.example_actions in openenv.yaml",
+        cause=REFUSING,
     )
 
 

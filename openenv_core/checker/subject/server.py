@@ -34,6 +34,11 @@ class RunningServer:
         return self._provider
 
     @property
+    def container(self) -> Any:
+        """The container that it runs in; None where it is processes of this machine."""
+        return getattr(self._provider, "container", None)
+
+    @property
     def alive(self) -> bool:
         """Whether it still runs, as far as its provider can tell."""
         return self._provider is not None and bool(getattr(self._provider, "alive", True))
@@ -77,14 +82,14 @@ class RunningServer:
 
         guard = getattr(self._provider, "pid", None)
         if guard is None:
-            raise NotApplicable("the processes of a container are looked at from within only")
+            raise NotApplicable("the processes of a container are not this machine's to look at")
         with suppress(psutil.NoSuchProcess):
             return tuple(child.pid for child in psutil.Process(guard).children(recursive=True))
         return ()
 
     def kill(self) -> None:
         """End it at once, as an engine that runs out of memory would: SIGKILL to every process."""
-        if (container := getattr(self._provider, "container", None)) is not None:
+        if (container := self.container) is not None:
             container.remove()
             return
         for pid in self.pids():

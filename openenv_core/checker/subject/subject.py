@@ -297,22 +297,34 @@ class Subject:
         options = reset_options if seed is None else {"seed": seed, **reset_options}
         return play(client, self.reset(client, **options), islice(chosen, max_steps or self.limits.steps))
 
+    @property
+    def reset_options(self) -> dict[str, Any]:
+        """What every reset is given, by the manifest."""
+        return self.promises.validation.episodes.reset_options
+
     def once(self, name: str, find: Callable[[], Any]) -> Any:
         """Find something out, at most once: checks build on what others found."""
         if name not in self._found:
             self._found[name] = find()
         return self._found[name]
 
-    def reset(self, client: Client, **options: Any) -> StepResult[dict[str, Any]]:
+    def reset(
+        self, client: Client, *, wait_s: float = SLOT_WAIT_S, **options: Any
+    ) -> StepResult[dict[str, Any]]:
         """Reset, waiting a while for the slot of an earlier session that is about to be free.
+
+        Args:
+            client: The session.
+            wait_s: Seconds to wait.
+            options: Of the reset; those of the manifest go with them.
 
         Raises:
             CapacityReached: None came free.
         """
-        deadline = time.monotonic() + SLOT_WAIT_S
+        deadline = time.monotonic() + wait_s
         while True:
             try:
-                return client.reset(**options)
+                return client.reset(**{**self.reset_options, **options})
             except CapacityReached:
                 if time.monotonic() > deadline:
                     raise
