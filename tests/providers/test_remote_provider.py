@@ -142,6 +142,7 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(command: list[str]
         assert (len(app.table), threads()) == (0, [])
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_never_healthy_runs_out_of_time() -> None:
     async with service() as (app, provider):
         with pytest.raises(ServerStartFailed, match="sick"):
@@ -164,6 +165,7 @@ def silent(*_: object) -> None:
     raise SandboxServiceUnavailable("nothing goes through")
 
 
+@pytest.mark.slow
 async def test_a_sandbox_whose_owner_is_silent_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with service() as (app, provider):
         remote = provider(lease_s=0.45)
@@ -192,6 +194,7 @@ async def test_a_lost_lease_is_noticed_by_its_owner() -> None:
         await asyncio.to_thread(remote.stop)
 
 
+@pytest.mark.slow
 async def test_a_service_that_is_gone_costs_the_lease_and_no_hang() -> None:
     async with service() as (_, provider):
         remote = provider(lease_s=0.5)
