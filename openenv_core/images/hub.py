@@ -1,5 +1,6 @@
 """Uploading a staged folder to the Hugging Face hub."""
 
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +35,6 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         raise ConfigurationError(
             f"expected the hub's library, got: {error}; pip install 'ropewalk[author]'"
         ) from error
-    import httpx
-
     api = HfApi(endpoint=endpoint)
     try:
         made: Any = api.create_repo(
@@ -56,8 +55,14 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         if status in _FORBIDDEN:
             raise NotAllowed(f"{text}; {_LOGIN}") from error
         raise PushFailed(text) from error
-    except (httpx.TransportError, OSError) as error:
+    except _silences() as error:
         raise NotReached(
             f"expected the hub at {api.endpoint} to answer, got {type(error).__name__}: {error}; see the network"
         ) from error
     return str(made)
+
+
+def _silences() -> tuple[type[Exception], ...]:
+    """Return what the library raises where nobody answers: its HTTP client's error. Since 2.0 that is another one."""
+    clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
+    return (OSError, *(client.TransportError for client in clients if client is not None))

@@ -4,9 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from fake_hub import FakeHub, fake_hub
+
+from openenv_core.images.errors import NotReached
+from openenv_core.images.hub import upload
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +54,22 @@ def test_a_space_is_made_and_filled_and_what_is_no_more_goes(folder: Path, tmp_p
         assert made.get("private") is True or made.get("visibility") == "private"
         assert set(hub.files) == {"Dockerfile", "README.md", "openenv.yaml"}
         assert b"sdk: docker" in hub.files["README.md"]
+
+
+@pytest.mark.parametrize("client", ["httpx", "httpx2"])
+def test_a_hub_that_does_not_answer_is_told_whatever_the_library_s_client_is(
+    client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SilenceError(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise SilenceError("nobody there")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+    monkeypatch.setitem(sys.modules, client, SimpleNamespace(TransportError=SilenceError))
+    with pytest.raises(NotReached, match="SilenceError: nobody there; see the network"):
+        upload(tmp_path, "me/dice", private=False, endpoint="http://127.0.0.1:1")
 
 
 @pytest.mark.slow
