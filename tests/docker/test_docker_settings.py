@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from openenv_core import ConfigurationError, ContainerOptions, EngineUnavailable
-from openenv_core.providers.docker import Engine, _companion, _owner, start_container
+from openenv_core.providers.docker import Container, Engine, _companion, _owner, companion, start_container
 from openenv_core.providers.docker._wire import Address
 from openenv_core.providers.docker.address import find_engine, is_local
 from openenv_core.providers.docker.spec import dropped, spec
@@ -185,6 +185,25 @@ def test_the_engine_is_the_usual_one_unless_something_names_another(
             find_engine()
     monkeypatch.setenv("DOCKER_HOST", "tcp://[::1]:2375")
     assert is_local(find_engine())
+
+
+def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = companion.ensure(Address("unix:///nowhere/docker.sock"))
+    with ours.making("forgotten"):
+        container = Container(
+            Engine(Address("unix:///nowhere/docker.sock")),
+            "id",
+            "forgotten",
+            "image",
+            ContainerOptions(),
+            ours,
+        )
+    del container
+    assert "is left to the companion process" in caplog.text
+    assert "Traceback" not in capsys.readouterr().err
+    ours.gone("forgotten")
 
 
 def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(
