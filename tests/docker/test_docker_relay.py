@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import socket
 import socketserver
 import struct
@@ -19,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from openenv_core import ClientError, GenericEnvClient, ServerStartFailed
+from openenv_core import ClientError, ConnectionLost, GenericEnvClient, ServerStartFailed
 from openenv_core.providers.docker import (
     ContainerOptions,
     Engine,
@@ -305,8 +306,10 @@ def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_endin
 
 
 @pytest.mark.docker
-def test_sessions_of_a_container_without_a_network(hostile_image: str) -> None:
-    with LocalDockerProvider(hostile_image, network="none") as provider:
+@pytest.mark.parametrize("sessions", [8, pytest.param(64, marks=pytest.mark.slow)])
+def test_sessions_of_a_container_without_a_network(hostile_image: str, sessions: int) -> None:
+    room = {"ROPEWALK_MAX_SESSIONS": str(sessions)}
+    with LocalDockerProvider(hostile_image, network="none", pids=None, env_vars=room) as provider:
 
         def play(number: int) -> str:
             with GenericEnvClient(provider.url).sync() as client:
@@ -315,8 +318,29 @@ def test_sessions_of_a_container_without_a_network(hostile_image: str) -> None:
                     client.step({"what": "variable", "text": "A" * 1000 * number})
                 return str(client.step({"what": "interfaces"}).observation["said"])
 
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(play, range(8))) == ["lo"] * 8
+        with ThreadPoolExecutor(sessions) as pool:
+            assert list(pool.map(play, range(sessions))) == ["lo"] * sessions
+
+
+@pytest.mark.docker
+def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> None:
+    with LocalDockerProvider(hostile_image, network="none") as provider:
+        container = provider.container
+        assert container is not None
+
+        def play(_: int) -> None:
+            with GenericEnvClient(provider.url).sync() as client:
+                client.reset()
+                playing.wait(PATIENCE_S)
+                while True:
+                    client.step({"what": "variable", "text": "A" * 100_000})
+
+        playing = threading.Barrier(5)
+        with ThreadPoolExecutor(4) as pool:
+            ends = [pool.submit(play, number) for number in range(4)]
+            playing.wait(PATIENCE_S)
+            os.kill(container.pids()[0], signal.SIGKILL)
+            assert [type(end.exception(PATIENCE_S)) for end in ends] == [ConnectionLost] * 4
 
 
 @pytest.mark.docker
