@@ -10,10 +10,12 @@ from socket import socket
 from typing import Final
 
 from openenv_core.cli import Command
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, OpenEnvError
 from servers.cli.options import OF_SESSIONS, add_options, given, insecure, take_settings
 from servers.listening import inherited, listen, listen_often, refuse_strangers_without_token, url_host
 from servers.settings import ServerSettings
+
+FAILED: Final = 2
 
 RELOAD_DRAIN_S: Final = 1.0
 """What sessions get when the source has changed, unless --drain says otherwise: its author waits for it."""
@@ -64,8 +66,15 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 
 def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from servers.target import load_app
+    from servers.tracebacks import show
 
-    app = load_app(arguments.app)
+    try:
+        app = load_app(arguments.app)
+    except (OpenEnvError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # the author's, who reads it
+        show(error)
+        return FAILED
     from servers.assembly import assemble
     from servers.hosting import host
     from servers.logs import configure_logging

@@ -1,24 +1,12 @@
 """The process that serves: `python -m servers.reload.worker`, which the supervisor starts below a guard."""
 
-import importlib
 import os
 import socket
 import sys
-import traceback
-from pathlib import Path
-from typing import Final
 
-import openenv_core
 from openenv_core.errors import ConfigurationError, OpenEnvError
 from servers.reload.plan import FAILED, ReloadPlan
-
-_NOT_THE_AUTHORS: Final = (
-    f"{Path(__file__).parents[1]}{os.sep}",
-    f"{Path(openenv_core.__file__).parent}{os.sep}",
-    f"{Path(importlib.__file__).parent}{os.sep}",
-    "<frozen importlib",
-)
-"""Beginnings of the names of files that lead to the author's."""
+from servers.tracebacks import show
 
 
 def main() -> int:
@@ -30,7 +18,7 @@ def main() -> int:
     except OpenEnvError as error:
         print(f"ropewalk: {error}", file=sys.stderr, flush=True)  # noqa: T201
     except Exception as error:
-        traceback.print_exception(_of_the_author(error))
+        show(error)
     return FAILED
 
 
@@ -62,14 +50,6 @@ def _serve(plan: ReloadPlan) -> int:
             drain_s=plan.settings.drain_s,
             on_started=started,
         )
-
-
-def _of_the_author(error: Exception) -> Exception:
-    """Leave out how we came to the author's code: it says nothing of what is wrong with it."""
-    there = error.__traceback__
-    while there is not None and there.tb_frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
-        there = there.tb_next
-    return error.with_traceback(there)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,16 @@ def test_serve_says_what_is_wrong(words: list[str], text: str, tmp_path: Path) -
     assert done.stdout == ""
 
 
+def test_serve_shows_an_authors_mistake_and_nothing_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("app = 1 / 0\n")
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", "broken:app", "--port", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    files = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert [str(tmp_path / "broken.py") in line for line in files] == [True]
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
 def test_naming_the_commands_loads_no_web_framework() -> None:
     program = "import sys; from servers.cli.serve import COMMAND; assert 'fastapi' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
