@@ -14,6 +14,7 @@ from typing import IO, Final, Self
 
 from openenv_core.errors import ProviderError, ServerStartFailed
 from openenv_core.providers.health import LOOPBACK, status_of
+from openenv_core.providers.stopping import stopped
 
 _GUARD: Final = Path(__file__).with_name("_guard.py")
 _FIRST_FREE_FD: Final = 3
@@ -130,9 +131,7 @@ class LocalProcessProvider:
 
         A start that is under way in another thread fails then.
         """
-        if (running := self._running) is not None:
-            running()
-        with self._lock:
+        with stopped(self._end, self._lock):
             self._stop()
 
     def __enter__(self) -> Self:
@@ -141,6 +140,10 @@ class LocalProcessProvider:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _end(self) -> None:
+        if (running := self._running) is not None:
+            running()
 
     def _stop(self) -> None:
         self._url = None

@@ -7,6 +7,7 @@ from openenv_core.errors import EngineUnavailable, ProviderError
 from openenv_core.providers.docker.container import Container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 from openenv_core.providers.docker.starting import start_container
+from openenv_core.providers.stopping import stopped
 
 
 class LocalDockerProvider:
@@ -89,8 +90,7 @@ class LocalDockerProvider:
         Raises:
             EngineUnavailable: The engine does not answer; call again.
         """
-        self._stopping.set()
-        with self._lock:
+        with stopped(self._stopping.set, self._lock):
             if self._container is not None:
                 self._container.remove(self.options.stop_timeout_s)
                 self._container = None

@@ -6,6 +6,7 @@ from typing import Any, Generic
 
 from openenv_core.errors import ProviderError
 from openenv_core.providers.pool.lease import Lease, MemberT
+from openenv_core.providers.stopping import stopped
 
 
 class PoolProvider(Generic[MemberT]):
@@ -59,8 +60,7 @@ class PoolProvider(Generic[MemberT]):
 
     def stop(self) -> None:
         """Give the container back. Idempotent. A start that waits in another thread fails then."""
-        self._stopping.set()
-        with self._lock:
+        with stopped(self._stopping.set, self._lock):
             if self._lease is not None:
                 self._lease.close()
                 self._lease = None

@@ -15,6 +15,7 @@ from openenv_core.providers.remote.errors import SandboxLost
 from openenv_core.providers.remote.health import healthy
 from openenv_core.providers.remote.lease import LeasedSandbox
 from openenv_core.providers.remote.messages import Sandbox, SandboxSpec, SandboxState
+from openenv_core.providers.stopping import stopped
 
 OUTPUT_BYTES: Final = 16_384
 """How much of the server's last output is asked for."""
@@ -172,9 +173,7 @@ class RemoteSandboxProvider:
         A service that cannot be reached ends it when the lease runs out. A start that is under way in another
         thread fails then.
         """
-        if (running := self._running) is not None:
-            running()
-        with self._lock:
+        with stopped(self._end, self._lock):
             self._stop()
 
     def __enter__(self) -> Self:
@@ -183,6 +182,10 @@ class RemoteSandboxProvider:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _end(self) -> None:
+        if (running := self._running) is not None:
+            running()
 
     def _stop(self) -> None:
         self._url = None
