@@ -197,7 +197,7 @@ def exposed_port(image: str) -> int:
         config = Engine.find().call("GET", f"/images/{image}/json").get("Config") or {}
     except EngineRefused as error:
         raise ImageNotFound(
-            f"expected an image {image!r} in the local engine, got: {error}; `ropewalk build PATH` makes one"
+            f"expected an image {image!r} in the local engine, got none; `ropewalk build PATH` makes one"
         ) from error
     ports = [
         int(port)

@@ -142,7 +142,7 @@ COMMAND: Final = Command(
     run=run,
     examples=(
         "ropewalk push my_env --registry registry.example.org/team",
-        "ropewalk push my-env:1.0 --registry ghcr.io/me",
+        "ropewalk push my-env:1.0 --registry registry.example.org/me",
         "ropewalk push my_env --space me/my-env --dry-run",
     ),
 )

@@ -16,7 +16,6 @@ from uuid import uuid4
 import httpx
 
 from openenv_core.client.carrier import CarrierOptions, Inbox
-from openenv_core.client.proxies import proxy_for
 from openenv_core.client.refusals import refusal, retry_after
 from openenv_core.errors import (
     ClientError,
@@ -34,6 +33,7 @@ from openenv_core.protocol.http import (
     reply_frame,
 )
 from openenv_core.protocol.requests import encode_request
+from openenv_core.proxies import proxy_for
 
 PROBES: Final = 3
 """Questions of TCP keepalive that may stay unanswered."""

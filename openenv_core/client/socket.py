@@ -19,10 +19,10 @@ import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import CarrierOptions, Inbox
-from openenv_core.client.proxies import proxy_for
 from openenv_core.client.refusals import refusal
 from openenv_core.client.tcp import dial, silence
 from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
+from openenv_core.proxies import proxy_for
 
 MAX_UNREAD: Final = 4
 """Messages that may wait to be read before the socket is no longer read from. The wire has one at a time."""

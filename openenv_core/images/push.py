@@ -45,7 +45,7 @@ def remote_name(image: str, registry: str | None) -> str:
         if not slash or not ("." in host or ":" in host or host == "localhost"):
             raise ConfigurationError(
                 f"expected --registry HOST[:PORT]/NAMESPACE for {image}, whose name has no registry, got none; "
-                "docker.io/NAMESPACE is Docker Hub, ghcr.io/NAMESPACE is GitHub's"
+                "for one, --registry registry.example.org/NAMESPACE"
             )
         return name
     if _REGISTRY.fullmatch(registry.rstrip("/")) is None:

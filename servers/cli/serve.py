@@ -116,7 +116,7 @@ def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, list
 
     watcher()
     folders = [source_of(arguments.app), *(_folder(path) for path in arguments.reload_dir or ())]
-    if settings.drain_s == ServerSettings().drain_s:
+    if not given(arguments, "drain_s") and settings.drain_s == ServerSettings().drain_s:
         settings = replace(settings, drain_s=RELOAD_DRAIN_S)
     plan = ReloadPlan(
         app=arguments.app,

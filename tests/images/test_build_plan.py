@@ -78,7 +78,7 @@ def test_a_folder_s_plan(tmp_path: Path) -> None:
 
 def test_a_released_folder_gets_the_base_with_uv(tmp_path: Path) -> None:
     text = (
-        "ARG BASE_IMAGE=ghcr.io/huggingface/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
+        "ARG BASE_IMAGE=registry.example.org/team/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
         "RUN --mount=type=cache,target=/c x\n"
     )
     made = plan(folder(tmp_path, dockerfile=text))

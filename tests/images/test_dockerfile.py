@@ -101,7 +101,7 @@ def test_a_file_without_from_is_refused(tmp_path: Path) -> None:
         ("ropewalk-base", base.Variant.RUNTIME),
         ("ropewalk-base:0.1.0-build", base.Variant.BUILD),
         ("ropewalk-base:build", base.Variant.BUILD),
-        ("ghcr.io/huggingface/openenv-base:latest", base.Variant.BUILD),
+        ("registry.example.org/team/openenv-base:latest", base.Variant.BUILD),
         ("openenv-base:latest", base.Variant.BUILD),
         ("openenv-base", base.Variant.BUILD),
         ("python:3.11-slim", None),

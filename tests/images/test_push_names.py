@@ -16,7 +16,7 @@ from openenv_core.images.errors import NoSuchImage, NotAllowed, NotReached, Push
         ("a-env:1", "127.0.0.1:5000/one/two", "127.0.0.1:5000/one/two/a-env:1"),
         ("a-env:1", "host:5000", "host:5000/a-env:1"),
         ("a-env:1", "docker.io/me", "docker.io/me/a-env:1"),
-        ("ghcr.io/me/a-env:1", None, "ghcr.io/me/a-env:1"),
+        ("registry.example.org/me/a-env:1", None, "registry.example.org/me/a-env:1"),
         ("localhost/a", None, "localhost/a:latest"),
     ],
 )
@@ -34,7 +34,7 @@ def test_what_is_no_registry_is_refused(registry: str) -> None:
 
 @pytest.mark.parametrize("image", ["a-env", "team/a-env:1"])
 def test_an_image_without_a_registry_needs_one(image: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"whose name has no registry, got none; docker\.io"):
+    with pytest.raises(ConfigurationError, match=r"whose name has no registry, got none; for one, --registry "):
         push.remote_name(image, None)
 
 

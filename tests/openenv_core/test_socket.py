@@ -32,9 +32,9 @@ from openenv_core import (
     RequestTimeout,
 )
 from openenv_core.client.carrier import CarrierOptions
-from openenv_core.client.proxies import proxy_for
 from openenv_core.client.socket import open_socket
 from openenv_core.client.turns import Turn
+from openenv_core.proxies import proxy_for
 from servers import create_app
 
 

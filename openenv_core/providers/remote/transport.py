@@ -5,8 +5,8 @@ from functools import cache
 
 import httpx
 
-from openenv_core.client.proxies import proxy_for
 from openenv_core.errors import ConfigurationError
+from openenv_core.proxies import proxy_for
 
 
 def client_for(url: str, headers: dict[str, str] | None = None) -> httpx.Client:
