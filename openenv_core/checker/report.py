@@ -115,6 +115,7 @@ def as_json(report: Report) -> str:
         {
             "target": report.target,
             "ok": report.ok,
+            "interrupted": report.interrupted,
             "summary": summary(report),
             "results": [{**asdict(result), "seconds": round(result.seconds, 4)} for result in report.results],
         },

@@ -11,7 +11,7 @@ from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable
 from openenv_core.checker.deadline import Overran, within
 from openenv_core.checker.outcomes import cause_of
 from openenv_core.checker.subject import Subject
-from openenv_core.errors import ClientError, ExecutionFailed, RequestTimeout
+from openenv_core.errors import ClientError, ConnectionFailed, ExecutionFailed, RequestTimeout
 
 
 class Status(StrEnum):
@@ -22,6 +22,8 @@ class Status(StrEnum):
     SKIPPED = "skipped"
     CRASHED = "crashed"
 
+
+SEE: Final = "see what the server prints under `ropewalk serve`, and what the environment raises"
 
 BAD: Final = frozenset({Status.FAILED, Status.CRASHED})
 
@@ -57,15 +59,17 @@ class Report:
     Attributes:
         target: What was looked at.
         results: One a check, in the order in which they ran.
+        interrupted: Whether others were to follow.
     """
 
     target: str
     results: tuple[Result, ...]
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed or crashed."""
-        return not any(result.status in BAD for result in self.results)
+        """Whether everything ran, and nothing failed or crashed."""
+        return not self.interrupted and not any(result.status in BAD for result in self.results)
 
     def of(self, *statuses: Status) -> list[Result]:
         """Return the results of some statuses."""
@@ -137,12 +141,11 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
             cause=cause_of(error),
         )
         return _told_once(subject, check, raised)
+    except ConnectionFailed as error:
+        away = CheckFailed(f"expected a server that answers, got {cause_of(error)}", change=SEE)
+        return _told_once(subject, check, away)
     except ClientError as error:
-        return (
-            Status.FAILED,
-            f"expected a server that answers, got {type(error).__name__}: {error}",
-            "see what the server prints under `ropewalk serve`, and what the environment raises",
-        )
+        return Status.FAILED, f"expected a server that answers, got {cause_of(error)}", SEE
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of anybody's code

@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     from openenv_core.checker.check import Level
     from openenv_core.checker.isolation import run_isolated
     from openenv_core.checker.report import Console, as_json, as_junit, listing
+    from openenv_core.checker.runner import Report, Result
 
     checks = chosen([Level(level) for level in arguments.level], arguments.check)
     if arguments.list:
@@ -90,12 +91,14 @@ def run(arguments: argparse.Namespace) -> int:
     junit = None if arguments.junit is None else _writable(arguments.junit)
     console = Console(sys.stdout, len(checks))
     subject = _subject(arguments)
+    results: list[Result] = []
 
     def begin(check: "Check") -> None:
         if not arguments.json:
             console.begin(check)
 
     def end(result: "Result") -> None:
+        results.append(result)
         if not arguments.json:
             console.end(result)
 
@@ -104,15 +107,17 @@ def run(arguments: argparse.Namespace) -> int:
             subject.target, subject.limits, checks, token=subject.token, before=begin, after=end
         )
     except KeyboardInterrupt:
+        report = Report(subject.target.text, tuple(results), interrupted=True)
         if not arguments.json:
             console.interrupted()
-        return INTERRUPTED
     if arguments.json:
         print(as_json(report))
-    else:
+    elif not report.interrupted:
         console.finish(report)
     if junit is not None:
         junit.write_text(as_junit(report), encoding="utf-8")
+    if report.interrupted:
+        return INTERRUPTED
     return PASSED if report.ok else FAILED
 
 

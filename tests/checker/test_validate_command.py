@@ -275,3 +275,23 @@ def validate(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         timeout=110,
         check=False,
     )
+
+
+def test_what_had_ended_before_an_interruption_is_reported(
+    folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    from openenv_core.checker import isolation
+    from openenv_core.checker.runner import Result, Status
+
+    def interrupted(target: Any, limits: Any, wanted: Any, *, after: Any, **_: Any) -> None:
+        one = wanted[0]
+        after(Result(one.name, one.level, one.says, Status.PASSED, "", "", 0.1))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(isolation, "run_isolated", interrupted)
+    junit = tmp_path / "report.xml"
+    words = ["validate", str(folder), "--level", "static", "--json", "--junit", str(junit)]
+    assert main(words) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["interrupted"], report["summary"]["passed"]) == (False, True, 1)
+    assert ElementTree.parse(junit).getroot().get("tests") == "1"

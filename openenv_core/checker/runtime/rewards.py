@@ -82,6 +82,31 @@ def check_observations_serialisable(subject: Subject) -> str:
     return f"{seen} observations"
 
 
+@check(Level.RUNTIME)
+def check_observations_stay(subject: Subject) -> str:
+    """An observation stays as it was while the episode goes on."""
+    seen = 0
+    before: tuple[str, BaseModel, bytes] | None = None
+    for where, observation in _raw(subject):
+        if before is not None and _text(before[1]) != before[2]:
+            raise CheckFailed(
+                f"expected the observation {before[0]} to stay as it was, got another one after the next call",
+                change="give observations copies of what the environment goes on to change: list(self._board), "
+                "array.copy(); whoever plays it without a server keeps them",
+            )
+        text = _text(observation)
+        before = None if text is None else (where, observation, text)
+        seen += 1
+    return f"{seen} observations"
+
+
+def _text(observation: Any) -> bytes | None:
+    try:
+        return encode_model(observation)
+    except Exception:  # observations_serialisable tells
+        return None
+
+
 def _round_trip(observation: BaseModel, where: str) -> None:
     model = type(observation)
     try:
