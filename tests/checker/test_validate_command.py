@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
-from subjects import folder_with
+from subjects import README, folder_with
 
 from openenv_core.checker.catalogue import checks
 from openenv_core.cli.main import main
@@ -109,7 +109,7 @@ def test_a_level_and_a_check_of_another_are_both_looked_at(folder: Path) -> None
 
 @pytest.mark.slow
 def test_nothing_found_is_status_0_and_people_are_told(folder: Path) -> None:
-    (folder / "README.md").write_text("one\ntwo\nthree\n")
+    (folder / "README.md").write_text(README)
     done = validate(str(folder), "--level", "static", "--level", "runtime", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "✓ readme" in done.stdout
