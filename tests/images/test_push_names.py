@@ -34,7 +34,9 @@ def test_what_is_no_registry_is_refused(registry: str) -> None:
 
 @pytest.mark.parametrize("image", ["a-env", "team/a-env:1"])
 def test_an_image_without_a_registry_needs_one(image: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"whose name has no registry, got none; for one, --registry "):
+    with pytest.raises(
+        ConfigurationError, match=r"whose name has no registry, got none; for one, --registry "
+    ):
         push.remote_name(image, None)
 
 

@@ -23,6 +23,9 @@ WARM_UP: Final = 3
 LEAST: Final = 40
 """Episodes without which nothing can be said."""
 
+PACED: Final = 2
+"""Episodes by which the pace is told: one in the lasting session, one in a session of its own."""
+
 STEPS: Final = 20
 """Steps after which an episode is broken off; what an episode leaves does not wait for its end."""
 
@@ -31,20 +34,24 @@ Windows: TypeAlias = tuple[int, list[Held]]
 
 
 def measured(subject: Subject) -> Windows:
-    """Play the episodes; where something seems to grow, as many again, and these alone count."""
-    episodes = max(1, subject.limits.episodes // WINDOWS)
+    """Play the episodes; where something seems to grow, as many again, and these alone count.
+
+    A slow environment has fewer episodes in each window, so that all windows fit the time there is.
+    """
     with ExitStack() as stack:
         watched = stack.enter_context(watching(subject))
         stack.enter_context(answered("episodes"))
         client = stack.enter_context(subject.client(watched.server.url))
         player = _Episodes(subject, watched, client)
+        episodes = max(1, min(subject.limits.episodes // WINDOWS, int(BUDGET_S / WINDOWS / player.pace())))
         windows = list(player.windows(episodes, WINDOWS))[WARM_UP:]
         if _suspicious(windows, episodes):
             again = list(player.windows(episodes, WINDOWS - WARM_UP))
             windows = again if len(again) > 1 else windows
     if len(windows) < 2 or episodes * WINDOWS < LEAST:
         raise NotApplicable(
-            f"too few episodes to tell: {episodes} in each of {len(windows)} windows; --episodes takes more"
+            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {BUDGET_S:g} s that "
+            "they may take; --episodes takes more"
         )
     return episodes, windows
 
@@ -70,6 +77,13 @@ class _Episodes:
         self._played = 0
         self._until = time.monotonic() + BUDGET_S
         self._actions = [some_actions(subject, number)[:STEPS] for number in range(16)]
+
+    def pace(self) -> float:
+        """Play an episode of each kind; return the seconds that one took."""
+        started = time.monotonic()
+        for _ in range(PACED):
+            self._one()
+        return (time.monotonic() - started) / PACED
 
     def windows(self, episodes: int, count: int) -> Iterator[Held]:
         """Play so many windows, or as many as there is time for; yield what the server holds after each."""
