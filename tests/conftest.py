@@ -5,7 +5,7 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ released = importlib.import_module("released")
 # that; tests that signal what they start, or themselves, must not depend on how they were started.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+COMPANION_S = 30.0
 
 HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
 
@@ -63,3 +65,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("CI"):
         pytest.fail(message, pytrace=False)
     pytest.skip(message)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_companion_stays() -> Iterator[None]:
+    """End what watches over containers, which lasts as long as its owner: later tests look at all children."""
+    yield
+    if (module := sys.modules.get("openenv_core.providers.docker.companion")) is None:
+        return
+    while module._companions:
+        _, companion = module._companions.popitem()
+        companion.close(COMPANION_S)
+        companion._process.wait(COMPANION_S)
