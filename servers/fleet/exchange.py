@@ -5,6 +5,7 @@ the other side is a server of ours.
 """
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +13,9 @@ import h11
 
 IDLE_S: Final = 30.0
 """How long a connection is kept unused; less than the server's side keeps it, which therefore never closes it."""
+
+APPEARS_S: Final = 0.02
+"""Pause between two looks for a neighbour that starts."""
 
 _READ_BYTES: Final = 65_536
 
@@ -130,4 +134,14 @@ class Exchanges:
                 return line
             line.close()
         async with asyncio.timeout(self._connect_s):
+            await appeared(self._path)
             return _Line(*await asyncio.open_unix_connection(self._path))
+
+
+async def appeared(path: str) -> None:
+    """Wait, for ever, for a neighbour that starts later than this one: its socket is not there yet.
+
+    That of a neighbour that died is: connections to it are refused.
+    """
+    while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - the kernel answers at once, and tells nobody of it
+        await asyncio.sleep(APPEARS_S)

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import replies
 from openenv_core.protocol.codes import SESSION_ERROR
-from servers.fleet.exchange import ExchangeFailed, Exchanges
+from servers.fleet.exchange import ExchangeFailed, Exchanges, appeared
 from servers.security.refusal import Turned, turn_away
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class UnixPeers:
 
         await receive()  # websocket.connect
         try:
+            async with asyncio.timeout(CONNECT_S):
+                await appeared(self._path(worker))
             peer = await self._connect(worker, scope)
         except InvalidStatus as refused:
             await _pass_refusal(refused, send)

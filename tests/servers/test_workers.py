@@ -18,6 +18,7 @@ from serving import ask, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from servers.fleet.exchange import ExchangeFailed, Exchanges
 from servers.fleet.ids import ids_of, worker_of
 
 TOKEN = "correct-horse-battery-staple"
@@ -371,3 +372,22 @@ def test_ids_are_drawn_for_their_worker() -> None:
         for index in range(workers_):
             assert worker_of(ids_of(index, workers_)(), workers_) == index
     assert worker_of("\ud800", 3) in range(3)
+
+
+async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+        await writer.drain()
+        writer.close()
+
+    path = str(tmp_path / "late.sock")
+    exchanges = Exchanges(path, 20.0, 20.0)
+    asked = asyncio.create_task(exchanges.exchange("GET", b"/", [(b"host", b"h")], b""))
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    async with await asyncio.start_unix_server(answer, path):
+        assert (await asked).body == b"hi"
+        exchanges.close()
+    with pytest.raises(ExchangeFailed):
+        await Exchanges(str(tmp_path / "never.sock"), 0.1, 20.0).exchange("GET", b"/", [(b"host", b"h")], b"")
