@@ -110,7 +110,7 @@ ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
         ("dockerfile_secrets", dockerfile("EXPOSE 8000", "ENV API_KEY=abc"), "ENV API_KEY with a value"),
         ("dockerfile_secrets", dockerfile("EXPOSE 8000", f"RUN login hf_{'a' * 20}"), "on line 7"),
         ("dockerfile_secrets", {".env": "KEY=1"}, "got .env"),
-        ("dockerfile_secrets", dockerfile("COPY . /app", "COPY keys/id_rsa /root/.ssh"), "got keys/id_rsa"),
+        ("dockerfile_secrets", dockerfile("COPY . /app", "COPY keys/id_rsa /app/.ssh"), "got keys/id_rsa"),
     ],
 )
 def test_a_fault_in_a_folder_is_found(check: str, files: Any, words: str, tmp_path: Path) -> None:

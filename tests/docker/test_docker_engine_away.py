@@ -1,13 +1,11 @@
 """An engine that goes away and comes back: nothing is lost sight of. Each test has an engine of its own."""
 
-import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
-from own_engine import OwnEngine
+from own_engine import OwnEngine, require_own_engine
 from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
 from slim_server import IMAGE, options
 
@@ -20,8 +18,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def own(engine: Engine) -> Iterator[OwnEngine]:
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("needs root and dockerd, to start an engine of its own")
+    require_own_engine()
     engine_of_its_own = OwnEngine()
     try:
         engine_of_its_own.start()

@@ -1,8 +1,6 @@
 """The pool over a real engine: containers in milliseconds, replaced, and gone in the end."""
 
 import asyncio
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from own_engine import OwnEngine
+from own_engine import OwnEngine, require_own_engine
 from slim_server import IMAGE, options
 
 from openenv_core import GenericAction, GenericEnvClient
@@ -131,11 +129,7 @@ def test_nothing_is_left_of_a_dead_owner(engine: Engine, how: str) -> None:
 
 @pytest.fixture
 def own_engine(engine: Engine) -> Iterator[OwnEngine]:
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        message = "needs root and dockerd, to start an engine of its own"
-        if os.environ.get("CI"):
-            pytest.fail(message, pytrace=False)
-        pytest.skip(message)
+    require_own_engine()
     own = OwnEngine()
     try:
         own.start()

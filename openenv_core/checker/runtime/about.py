@@ -3,9 +3,9 @@
 from typing import Any
 
 from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
-from openenv_core.checker.needs import needs
 from openenv_core.checker.playing.turns import played, seeds
 from openenv_core.checker.runtime.faults import Fault, first_fault
+from openenv_core.checker.schemas import fault_of
 from openenv_core.checker.subject import Subject
 from openenv_core.types import EnvironmentMetadata
 
@@ -56,19 +56,13 @@ def check_metadata(subject: Subject) -> str:
 @check(Level.RUNTIME)
 def check_schema_valid(subject: Subject) -> None:
     """GET /schema gives JSON schemas of the action, the observation and the state."""
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
     for name in SCHEMAS:
         schema = subject.schema[name]
-        try:
-            jsonschema.Draft202012Validator.check_schema(schema)
-        except jsonschema.SchemaError as error:
+        if fault := fault_of(schema):
             raise CheckFailed(
-                f"expected the schema of the {name} to be one, got a fault at {error.json_path}: {error.message}",
+                f"expected the schema of the {name} to be one, got a fault at {fault.json_path}: {fault.message}",
                 change="correct what json_schema_extra or WithJsonSchema says of that field",
-            ) from error
+            ) from fault
         if not schema:
             raise CheckFailed(
                 f"expected the schema of the {name} to say something, got an empty one",

@@ -4,7 +4,7 @@ from typing import Any
 
 from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
 from openenv_core.checker.drawing.actions import is_of_tools
-from openenv_core.checker.needs import needs
+from openenv_core.checker.schemas import fault_of
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ServerError
 from openenv_core.tools import RESERVED_TOOL_NAMES
@@ -15,10 +15,6 @@ NO_SUCH_TOOL = "ropewalk_no_such_tool"
 @check(Level.RUNTIME)
 def check_tools_listed(subject: Subject) -> str:
     """The tools that are listed have names of their own and schemas, and are those that the manifest declares."""
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
     tools = _tools(subject)
     names = [str(tool.get("name")) for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -32,13 +28,11 @@ def check_tools_listed(subject: Subject) -> str:
         )
     for tool in tools:
         schema = tool.get("input_schema") or tool.get("inputSchema") or {}
-        try:
-            jsonschema.Draft202012Validator.check_schema(schema)
-        except jsonschema.SchemaError as error:
+        if fault := fault_of(schema):
             raise CheckFailed(
-                f"expected a JSON schema of the arguments of {tool.get('name')}, got: {error.message}",
+                f"expected a JSON schema of the arguments of {tool.get('name')}, got: {fault.message}",
                 change="describe the tool's arguments",
-            ) from error
+            ) from fault
     declared = set(subject.promises.validation.capabilities.declared_tools)
     if declared and declared != set(names):
         raise CheckFailed(

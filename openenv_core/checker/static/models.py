@@ -9,7 +9,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 
 from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
 from openenv_core.checker.drawing.sampling import sample
-from openenv_core.checker.needs import needs
+from openenv_core.checker.schemas import fault_of
 from openenv_core.checker.static.classes import BASES, classes, name
 from openenv_core.checker.subject import Subject
 from openenv_core.tools import RESERVED_TOOL_NAMES
@@ -100,26 +100,21 @@ def check_models_forbid_unknown_keys(subject: Subject) -> None:
 @check(Level.STATIC)
 def check_models_have_schemas(subject: Subject) -> None:
     """Every field of every model can be described in a JSON schema, and the schema is one."""
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
     for key, model in classes(subject):
         try:
             schema = TypeAdapter(model).json_schema()
-            jsonschema.Draft202012Validator.check_schema(schema)
         except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError) as error:
             raise CheckFailed(
                 f"expected every field of {name(model)} ({key}) in a JSON schema, got: {_first_line(error)}",
                 change="give the field a type that JSON has, or describe it: "
                 "Annotated[Board, WithJsonSchema({...})] with a serialiser",
             ) from error
-        except jsonschema.SchemaError as error:
+        if fault := fault_of(schema):
             raise CheckFailed(
                 f"expected a JSON schema of {name(model)} ({key}), got a fault at "
-                f"{error.json_path}: {error.message}",
+                f"{fault.json_path}: {fault.message}",
                 change="correct what json_schema_extra or WithJsonSchema says of that field",
-            ) from error
+            ) from fault
 
 
 @check(Level.STATIC)
