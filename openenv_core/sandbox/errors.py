@@ -1,0 +1,44 @@
+"""Every error that the sandbox raises, as one tree.
+
+    SandboxFailure
+    ├── SandboxUnavailable   no interpreter can be had: no rung of the ladder holds, or the zygote cannot be started
+    ├── SandboxClosed        the sandbox or the session was used after close()
+    ├── LimitsError          a limit that makes no sense, or exceeds its ceiling
+    └── FileRefused          a path that leaves the workspace, a file that is missing, too large, or no plain file
+
+What code does never raises: it is told by `Execution.status`.
+"""
+
+# ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
+
+from openenv_core.errors import OpenEnvError
+
+
+class SandboxFailure(OpenEnvError):
+    """The root of what the sandbox raises."""
+
+
+class SandboxUnavailable(SandboxFailure):
+    """No interpreter can be had here, or not now."""
+
+
+class SandboxClosed(SandboxFailure):
+    """The sandbox or the session was used after `close()`."""
+
+
+class LimitsError(SandboxFailure, ValueError):
+    """A limit that makes no sense, or exceeds its ceiling."""
+
+
+class FileRefused(SandboxFailure):
+    """A file cannot be put, read or listed.
+
+    Attributes:
+        path: As it was asked for.
+        reason: Why, in words that may be shown to the one whose code it is.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"expected a plain file of the workspace, got {path!r}: {reason}")
+        self.path = path
+        self.reason = reason
