@@ -1,0 +1,300 @@
+"""Python values as bounded, tagged JSON: how arguments go into the sandbox, and what a function answered comes out.
+
+The same file runs on both sides, so it needs nothing but the standard library. Outside, `loads` reads what code may
+have forged: it bounds size and depth, builds only builtin types, and never runs anything of the sender's. Inside,
+`dumps` looks at values that code has made: it asks `type(x) is ...` and never a method of a subclass, so an object
+that lies about itself is refused, not believed.
+
+Null, booleans, integers of 64 bits, finite floats, text, lists and dicts with text for keys are themselves. All else
+is an object with one key that begins with "$":
+
+    {"$tuple": [1, 2]}          {"$set": [1, 2]}          {"$frozenset": [1, 2]}
+    {"$int": "-1f...hex"}       {"$float": "nan"}         {"$complex": [0.0, 1.0]}
+    {"$bytes": "base64"}        {"$dict": [[1, "one"]]}   for keys that are not text, or would read as a tag
+
+What is no such value (an instance of a class, a generator, numpy's scalars) is refused with its type's name. A
+Counter, a defaultdict and an OrderedDict arrive as a dict. Two references to one list arrive as two lists.
+"""
+
+import binascii
+import json
+import math
+from base64 import b64decode, b64encode
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable
+from itertools import repeat
+from operator import is_
+from typing import Any, Final
+
+MAX_DEPTH: Final = 64
+MAX_BYTES: Final = 4 << 20
+
+_INT_MIN: Final = -(1 << 63)
+_INT_MAX: Final = (1 << 63) - 1
+
+# Compared by identity, all of them: to hash a class or to compare it would run its metaclass's methods.
+_DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
+_SEQUENCES: Final = ((tuple, "$tuple"), (set, "$set"), (frozenset, "$frozenset"))
+
+_HEXADECIMAL: Final = frozenset("-0123456789abcdef")
+
+# An object that is written costs a few characters around what it holds.
+_ITEM_COST: Final = 2
+_TAG_COST: Final = 10
+
+# More equal hashes than chance explains: a set of them would take quadratic time to build.
+_MAX_SAME_HASH: Final = 50
+
+
+class NotPlain(ValueError):  # noqa: N818 - it says what the value is
+    """A value that does not cross: of another type, too deep, too big, or JSON that means no value."""
+
+
+def dumps(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> bytes:
+    """Return a value as tagged JSON.
+
+    Raises:
+        NotPlain: It holds something of another type, or is too deep or too big.
+    """
+    plain = encode(value, max_bytes=max_bytes, max_depth=max_depth)
+    data = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode("ascii")
+    if len(data) > max_bytes:
+        raise _too_big(max_bytes)
+    return data
+
+
+def loads(data: bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+    """Return the value that tagged JSON stands for, whoever wrote it.
+
+    Raises:
+        NotPlain: It is too big, too deep, no JSON, or JSON with a tag that means nothing.
+    """
+    if len(data) > max_bytes:
+        raise _too_big(max_bytes)
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise NotPlain(f"expected JSON, got: {type(error).__name__}") from None
+    return decode(plain, max_depth=max_depth)
+
+
+def encode(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+    """Return a value as what `json.dumps` can write and `decode` can read.
+
+    Args:
+        value: the value.
+        max_bytes: about how long the JSON may become; `dumps` holds it exactly.
+        max_depth: how deep containers may be in containers.
+
+    Raises:
+        NotPlain: It holds something of another type, or is too deep or too big.
+    """
+    encoder = _Encoder(max_bytes)
+    try:
+        return encoder.encode(value, max_depth)
+    except RuntimeError as error:  # another thread changes a dict meanwhile, or the stack was nearly full
+        raise NotPlain(f"expected a value that stays as it is, got: {type(error).__name__}") from None
+
+
+def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
+    """Return the value that parsed JSON stands for.
+
+    Raises:
+        NotPlain: It is too deep, or has a tag that means nothing.
+    """
+    kind = type(plain)
+    if kind is list:
+        if max_depth <= 0:
+            raise _too_deep()
+        return [decode(item, max_depth=max_depth - 1) for item in plain]
+    if kind is dict:
+        if len(plain) == 1:
+            ((tag, held),) = plain.items()
+            if tag[:1] == "$":
+                return _untag(tag, held, max_depth)
+        if max_depth <= 0:
+            raise _too_deep()
+        return {key: decode(item, max_depth=max_depth - 1) for key, item in plain.items()}
+    if plain is None or kind is str or kind is int or kind is float or kind is bool:
+        return plain
+    raise NotPlain(f"expected parsed JSON, got {type_name(kind)}")
+
+
+def type_name(kind: type) -> str:
+    """Return a class's own name, even where its metaclass would say another."""
+    name: str = type.__dict__["__name__"].__get__(kind)
+    return name
+
+
+class _Encoder:
+    """One value's encoding, with what it may still cost."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._limit = budget
+
+    def encode(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if value is None or kind is bool:
+            self._pay(_ITEM_COST)
+            return value
+        if kind is int:
+            self._pay(_ITEM_COST)
+            if _INT_MIN <= value <= _INT_MAX:
+                return value
+            self._pay(value.bit_length() // 4 + _TAG_COST)
+            return {"$int": format(value, "x")}
+        if kind is str:
+            self._pay(_ITEM_COST + len(value))
+            return value
+        if kind is float:
+            self._pay(_ITEM_COST)
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if kind is list:
+            return self._items(value, depth)
+        for mapping in _DICTS:
+            if kind is mapping:
+                return self._dict(value, depth)
+        for sequence, tag in _SEQUENCES:
+            if kind is sequence:
+                self._pay(_TAG_COST)
+                return {tag: self._items(value, depth)}
+        if kind is bytes:
+            self._pay(_TAG_COST + len(value) * 4 // 3)
+            return {"$bytes": b64encode(value).decode("ascii")}
+        if kind is complex:
+            self._pay(_TAG_COST)
+            return {"$complex": [self.encode(value.real, depth), self.encode(value.imag, depth)]}
+        raise NotPlain(
+            "expected None, a bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict, "
+            f"got an instance of {type_name(kind)!r}"
+        )
+
+    def _items(self, value: Collection[Any], depth: int) -> list[Any]:
+        if depth <= 0:
+            raise _too_deep()
+        self._pay(_ITEM_COST * (len(value) + 1))
+        for first in value:
+            # Long flat lists are the usual big values; these lines look at them at the speed of C.
+            kind = type(first)
+            if kind is int and _all_are(int, value) and min(value) >= _INT_MIN and max(value) <= _INT_MAX:
+                return list(value)
+            if kind is str and _all_are(str, value):
+                self._pay(sum(map(len, value)))
+                return list(value)
+            if kind is float and _all_are(float, value) and all(map(math.isfinite, value)):
+                return list(value)
+            break
+        return [self.encode(item, depth - 1) for item in value]
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+        if depth <= 0:
+            raise _too_deep()
+        # Through `dict`, because a Counter has methods of its own that code can replace.
+        keys, items = dict.keys(value), dict.items(value)
+        self._pay(_ITEM_COST * (len(keys) + 1))
+        if _all_are(str, keys):
+            self._pay(sum(map(len, keys)))
+            if len(keys) != 1 or not next(iter(keys)).startswith("$"):
+                return {key: self.encode(item, depth - 1) for key, item in items}
+        self._pay(_TAG_COST)
+        return {"$dict": [[self.encode(key, depth - 1), self.encode(item, depth - 1)] for key, item in items]}
+
+    def _pay(self, cost: int) -> None:
+        self._budget -= cost
+        if self._budget < 0:
+            raise _too_big(self._limit)
+
+
+def _all_are(kind: type, values: Iterable[Any]) -> bool:
+    return all(map(is_, map(type, values), repeat(kind)))
+
+
+def _untag(tag: str, held: Any, depth: int) -> Any:
+    reader = _READERS.get(tag)
+    if reader is None:
+        raise NotPlain(f"expected a known tag, got {tag[:20]!r}")
+    try:
+        return reader(held, depth)
+    except NotPlain:
+        raise
+    except (TypeError, ValueError, binascii.Error):
+        raise NotPlain(f"expected what {tag} stands for, got something else") from None
+
+
+def _sequence(held: Any, depth: int) -> list[Any]:
+    if type(held) is not list:
+        raise TypeError
+    items: list[Any] = decode(held, max_depth=depth)
+    return items
+
+
+def _hashable(held: Any, depth: int) -> list[Any]:
+    items = _sequence(held, depth)
+    _check_spread(items)
+    return items
+
+
+def _mapping(held: Any, depth: int) -> dict[Any, Any]:
+    if depth <= 0:
+        raise _too_deep()
+    pairs: list[tuple[Any, Any]] = []
+    for pair in _list(held):
+        key, item = _list(pair)
+        pairs.append((decode(key, max_depth=depth - 1), decode(item, max_depth=depth - 1)))
+    _check_spread([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _list(held: Any) -> list[Any]:
+    if type(held) is not list:
+        raise TypeError
+    return held
+
+
+def _integer(held: Any, depth: int) -> int:
+    if type(held) is not str or not _HEXADECIMAL.issuperset(held):
+        raise TypeError
+    return int(held, 16)
+
+
+def _special_float(held: Any, depth: int) -> float:
+    if held not in ("nan", "inf", "-inf"):
+        raise TypeError
+    return float(held)
+
+
+def _complex(held: Any, depth: int) -> complex:
+    real, imag = _sequence(held, 1)
+    if type(real) is not float or type(imag) is not float:
+        raise TypeError
+    return complex(real, imag)
+
+
+def _check_spread(items: list[Any]) -> None:
+    # Hashes of numbers are not salted: whoever writes the frame could make all of them equal.
+    if len(items) <= _MAX_SAME_HASH:
+        return
+    hashes = sorted(map(hash, items))
+    if any(first == last for first, last in zip(hashes, hashes[_MAX_SAME_HASH:], strict=False)):
+        raise NotPlain("expected a set or dict whose keys differ, got too many with one hash")
+
+
+_READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
+    "$tuple": lambda held, depth: tuple(_sequence(held, depth)),
+    "$set": lambda held, depth: set(_hashable(held, depth)),
+    "$frozenset": lambda held, depth: frozenset(_hashable(held, depth)),
+    "$dict": _mapping,
+    "$int": _integer,
+    "$float": _special_float,
+    "$complex": _complex,
+    "$bytes": lambda held, depth: b64decode(held, validate=True),
+}
+
+
+def _too_big(limit: int) -> NotPlain:
+    return NotPlain(f"expected a value of at most {limit} bytes as JSON, got a bigger one")
+
+
+def _too_deep() -> NotPlain:
+    return NotPlain("expected a value that is not nested so deep (or within itself)")

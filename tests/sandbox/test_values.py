@@ -1,0 +1,295 @@
+import json
+import math
+import sys
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import pytest
+
+from openenv_core.sandbox.values import MAX_DEPTH, NotPlain, decode, dumps, encode, loads
+
+
+class Colour(IntEnum):
+    RED = 1
+
+
+Point = namedtuple("Point", "x y")
+
+ROUND_TRIPS: list[Any] = [
+    None,
+    True,
+    0,
+    -5,
+    2**63 - 1,
+    -(2**63),
+    2**63,
+    -(2**4000),
+    1.5,
+    -0.0,
+    1e308,
+    math.inf,
+    -math.inf,
+    "",
+    'text with "quotes", \n, é and \U0001f600',
+    "\ud800 alone",
+    b"",
+    b"\x00\xff",
+    1 + 2j,
+    complex(-0.0, math.inf),
+    [],
+    [1, 2, 3],
+    [1, 2**70],
+    [1.5, math.inf],
+    [1, True, 1.0],
+    ["a", "b"],
+    [[[]], [1, ["a"]]],
+    (),
+    (1,),
+    ((1, 2), [3]),
+    set(),
+    {1, "a", (2, 3)},
+    frozenset({1, 2}),
+    {frozenset({1}), frozenset()},
+    {},
+    {"a": 1, "b": [2]},
+    {1: "one", (1, 2): "pair", None: 0},
+    {"$set": [1]},
+    {"$": 1},
+    {"$tuple": 1, "other": 2},
+]
+
+
+def same(left: Any, right: Any) -> bool:
+    return repr(left) == repr(right) if not isinstance(left, set | frozenset) else left == right
+
+
+@pytest.mark.parametrize("value", ROUND_TRIPS, ids=lambda value: repr(value)[:30])
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    back = loads(dumps(value))
+    assert type(back) is type(value)
+    assert same(back, value)
+    assert same(decode(json.loads(json.dumps(encode(value)))), value)
+
+
+def test_not_a_number_comes_back() -> None:
+    back = loads(dumps([math.nan, complex(math.nan, 1)]))
+    assert math.isnan(back[0])
+    assert math.isnan(back[1].real)
+
+
+def test_what_is_written_is_plain_ascii_json_without_constants() -> None:
+    text = dumps([math.nan, "é", {1}]).decode("ascii")
+    assert text == '[{"$float":"nan"},"\\u00e9",{"$set":[1]}]'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Counter("aab"), OrderedDict(a=2, b=1), defaultdict(int, {"a": 2, "b": 1})],
+    ids=lambda v: type(v),
+)
+def test_the_dicts_of_the_standard_library_arrive_as_dicts(value: dict[str, int]) -> None:
+    back = loads(dumps(value))
+    assert type(back) is dict
+    assert back == {"a": 2, "b": 1}
+
+
+def touched(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a method of the value was called")
+
+
+def lying(base: type) -> type:
+    dunders = (
+        "__eq__ __hash__ __repr__ __str__ __len__ __iter__ __bool__ __getattribute__ __reduce_ex__ __int__"
+    )
+    return type("Liar", (base,), dict.fromkeys([*dunders.split(), "items", "keys"], touched))
+
+
+class Metaclass(type):
+    __hash__ = touched
+    __eq__ = touched
+    __name__ = property(touched)
+
+
+# Made by the test itself: pytest would ask them for their representation.
+NOT_PLAIN: dict[str, Callable[[], Any]] = {
+    "int": lambda: lying(int)(3),
+    "str": lambda: lying(str)("a"),
+    "float": lambda: lying(float)(1.5),
+    "list": lambda: lying(list)([1]),
+    "dict": lambda: lying(dict)(a=1),
+    "tuple": lambda: lying(tuple)((1,)),
+    "object": lambda: lying(object)(),
+    "class": lambda: Metaclass("Meta", (), {}),
+    "metaclass": lambda: Metaclass("Meta", (), {})(),
+    "namedtuple": lambda: Point(1, 2),
+    "enum": lambda: Colour.RED,
+    "bytearray": lambda: bytearray(b"a"),
+    "iterator": lambda: iter([1]),
+    "function": lambda: len,
+    "range": lambda: range(3),
+    "exception": lambda: ValueError("no"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_what_is_no_plain_value_is_refused_without_asking_it(name: str) -> None:
+    value = NOT_PLAIN[name]()
+    for holder in (value, [value], [1, value], {"key": value}, (value,), [[1], {1: value}]):
+        with pytest.raises(NotPlain, match="got an instance of"):
+            dumps(holder)
+
+
+def test_a_refusal_names_the_type() -> None:
+    with pytest.raises(NotPlain, match="'Point'"):
+        dumps(Point(1, 2))
+    with pytest.raises(NotPlain, match="'Meta'"):
+        dumps(Metaclass("Meta", (), {})())
+
+
+def test_a_counter_with_replaced_methods_is_read_by_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = Counter({"a": 1})
+    with monkeypatch.context() as replaced:
+        for name in ("items", "keys", "__iter__", "__len__", "__getitem__"):
+            replaced.setattr(Counter, name, touched, raising=False)
+        data = dumps(counter)
+    assert loads(data) == {"a": 1}
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def test_depth_is_bounded_on_both_sides() -> None:
+    assert loads(dumps(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
+    with pytest.raises(NotPlain, match="nested"):
+        dumps(nested(MAX_DEPTH + 1))
+    for text in ('{"a":', "[", '{"$tuple":[', '{"$dict":[[1,', '{"$set":['):
+        ends = "".join({"[": "]", "{": "}"}.get(mark, "") for mark in reversed(text))
+        for levels in (MAX_DEPTH + 1, 20_000):
+            with pytest.raises(NotPlain):
+                loads((text * levels + "1" + ends * levels).encode())
+            with pytest.raises(NotPlain):
+                loads((text * levels).encode())
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_each_container_takes_one_level_in_and_out(levels: int) -> None:
+    for wrap in (
+        lambda v: [v],
+        lambda v: (v,),
+        lambda v: {"a": v},
+        lambda v: {1: v},
+        lambda v: frozenset({v}),
+    ):
+        value: Any = math.nan if levels == 1 else 1j
+        for _ in range(levels):
+            value = wrap(value)
+        data = dumps(value, max_depth=levels)
+        loads(data, max_depth=levels)
+        with pytest.raises(NotPlain):
+            dumps(value, max_depth=levels - 1)
+        with pytest.raises(NotPlain):
+            loads(data, max_depth=levels - 1)
+
+
+def test_a_value_within_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(NotPlain, match="nested"):
+        dumps(loop)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a" * 2000,
+        [0] * 2000,
+        ["ab"] * 1000,
+        [1.5] * 1000,
+        [None] * 1000,
+        {str(n): n for n in range(500)},
+        {n: n for n in range(300)},
+        b"a" * 2000,
+        2**9000,
+        tuple(range(1000)),
+        "\U0001f600" * 300,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_size_is_bounded(value: Any) -> None:
+    assert len(dumps(value)) > 1000
+    with pytest.raises(NotPlain, match="1000 bytes"):
+        dumps(value, max_bytes=1000)
+    with pytest.raises(NotPlain, match="1000 bytes"):
+        loads(dumps(value), max_bytes=1000)
+
+
+def test_a_small_value_that_unfolds_into_a_huge_one_is_refused_soon() -> None:
+    value: list[Any] = [1]
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(NotPlain):
+        dumps(value, max_bytes=100_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nul",
+        "\xff",
+        "[1",
+        '{"$unknown": 1}',
+        '{"$tuple": 1}',
+        '{"$tuple": {"0": 1}}',
+        '{"$set": [[1]]}',
+        '{"$set": "ab"}',
+        '{"$frozenset": [{}]}',
+        '{"$dict": [[1]]}',
+        '{"$dict": [[1, 2, 3]]}',
+        '{"$dict": [[[], 2]]}',
+        '{"$dict": {"a": 1}}',
+        '{"$dict": ["ab"]}',
+        '{"$int": 1}',
+        '{"$int": "0x1"}',
+        '{"$int": "1_0"}',
+        '{"$int": " 1"}',
+        '{"$int": "--1"}',
+        '{"$int": ""}',
+        '{"$float": "1.5"}',
+        '{"$float": 1.5}',
+        '{"$float": []}',
+        '{"$complex": [1, 2]}',
+        '{"$complex": [1.0]}',
+        '{"$complex": [1.0, "a"]}',
+        '{"$bytes": "?"}',
+        '{"$bytes": 1}',
+        "1" * 5000,
+    ],
+)
+def test_forged_json_is_refused(text: str) -> None:
+    with pytest.raises(NotPlain):
+        loads(text.encode("latin-1"))
+
+
+def test_numbers_that_were_made_to_collide_are_refused() -> None:
+    # All of them have the hash 0; a set of 20,000 such would take minutes to build.
+    multiples = [n * (2**61 - 1) for n in range(1, 20_001)]
+    for forged in ({"$set": encode(multiples)}, {"$dict": [[encode(n), 1] for n in multiples]}):
+        with pytest.raises(NotPlain, match="hash"):
+            decode(forged)
+    assert decode({"$set": encode(multiples[:40])}) == set(multiples[:40])
+    assert len(decode(encode(set(range(20_000))))) == 20_000
+
+
+def test_it_needs_only_the_standard_library() -> None:
+    source = sys.modules[encode.__module__].__file__
+    assert source is not None
+    with open(source, encoding="utf-8") as file:
+        names = [line.split()[1].split(".")[0] for line in file if line.startswith(("import ", "from "))]
+    assert set(names) <= sys.stdlib_module_names
