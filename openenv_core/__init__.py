@@ -34,6 +34,7 @@ from openenv_core.errors import (
     SessionFailed,
     ValidationFailed,
 )
+from openenv_core.outcomes import infrastructure_failure, is_infrastructure_failure, unscored_reason
 from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State, StepResult
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ __all__ = [
     "StepResult",
     "SyncEnvClient",
     "ValidationFailed",
+    "infrastructure_failure",
+    "is_infrastructure_failure",
+    "unscored_reason",
 ]
 
 _LAZY = {

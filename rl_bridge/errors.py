@@ -8,6 +8,8 @@ BridgeError
 ├── WeightsError              a snapshot cannot be published or read
 │   └── SnapshotOverwritten   a reader came too late: the segment holds a newer version
 ├── RolloutError              no usable trajectory could be collected
+│   ├── EpisodeLost           an environment said that something beside the policy failed
+│   └── EpisodeUnscored       an environment said that it cannot say how well an episode was played
 ├── TrainingError             the optimisation went wrong
 │   └── NonFiniteLoss         the loss or the gradient is NaN or infinite
 └── RoleFailed                a process of the run died
@@ -56,6 +58,14 @@ class SnapshotOverwritten(WeightsError):
 
 class RolloutError(BridgeError):
     """No usable trajectory could be collected."""
+
+
+class EpisodeLost(RolloutError):
+    """An environment said that something beside the policy failed. The episode is played again, or dropped."""
+
+
+class EpisodeUnscored(RolloutError):
+    """An environment said that it cannot say how well an episode was played. It is left out, and counted."""
 
 
 class TrainingError(BridgeError):

@@ -124,6 +124,7 @@ class Run:
         """Play the held-out episodes greedily."""
         train_seconds = self.train_seconds
         total = self.config.evaluation.episodes
+        unscored_before = self.workers.unscored
         rewards: list[float] = []
         endings: list[Ending] = []
         with ProgressBar("held-out episodes", max(total, 1), self.console) as bar:
@@ -137,8 +138,13 @@ class Run:
                 )
                 rewards.extend(t.reward for t in played if t is not None)
                 endings.extend(t.ending for t in played if t is not None)
+        unscored = self.workers.unscored - unscored_before
         return EvaluationResult(
-            rewards=rewards, endings=endings, dropped=total - len(rewards), train_seconds=train_seconds
+            rewards=rewards,
+            endings=endings,
+            dropped=total - len(rewards) - unscored,
+            train_seconds=train_seconds,
+            unscored=unscored,
         )
 
     def _episode(self, temperature: float) -> EpisodeSettings:

@@ -37,7 +37,8 @@ async def train(run: Run) -> None:
         if len(groups) < groups_wanted * MIN_COMPLETE_SHARE:
             raise RolloutError(
                 f"expected {groups_wanted} groups in iteration {iteration + 1}, got {len(groups)}; "
-                f"the last failure of an episode was: {run.workers.last_failure}"
+                f"the last failure of an episode was: {run.workers.last_failure}; "
+                f"the last that had no reward, because: {run.workers.last_unscored}"
             )
         rolled = time.perf_counter()
 
@@ -64,6 +65,7 @@ async def train(run: Run) -> None:
                 "rollout/stale_groups_dropped": float(run.buffer.dropped_stale),
                 "rollout/episodes_retried": float(run.workers.retried),
                 "rollout/episodes_dropped": float(run.workers.dropped),
+                "rollout/episodes_unscored": float(run.workers.unscored),
                 "time/rollout_s": rolled - started,
                 "time/train_s": trained - rolled,
                 "time/sync_s": synchronised - trained,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openenv_core import EnvClient
+from rl_bridge.rollout.outcomes import require_play
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending, Trajectory, Turn
@@ -37,10 +38,13 @@ async def play_episode(
 
     Raises:
         openenv_core.ClientError: The session failed; the episode is lost, through no fault of the policy's.
+        rl_bridge.errors.EpisodeLost: The environment says that its infrastructure failed; likewise.
+        rl_bridge.errors.EpisodeUnscored: It says that nobody knows how well the episode was played.
         rl_bridge.errors.GeneratorError: The engine failed.
     """
     turns: list[Turn] = []
     result = await client.reset(seed=seed, **settings.reset_options)
+    require_play(result)
     total = float(result.reward or 0.0)
     ending = Ending.COMPLETED
     while not result.done:
@@ -59,5 +63,6 @@ async def play_episode(
             total += settings.illegal_reward
             break
         result = await client.step(action)
+        require_play(result)
         total += float(result.reward or 0.0)
     return Trajectory(seed=seed, turns=turns, ending=ending, reward=total) if turns else None

@@ -29,12 +29,14 @@ class EvaluationResult:
         endings: One an episode, in the same order.
         dropped: Episodes lost to failures that were not the policy's.
         train_seconds: Wall time of the training loop, set-up and evaluation apart.
+        unscored: Episodes that were played and have no reward.
     """
 
     rewards: Sequence[float]
     endings: Sequence[Ending]
     dropped: int
     train_seconds: float
+    unscored: int = 0
 
 
 class Task(ABC):

@@ -15,7 +15,7 @@ from openenv_core.errors import (
     ExecutionFailed,
     ServerError,
 )
-from rl_bridge.errors import RolloutError
+from rl_bridge.errors import EpisodeLost, EpisodeUnscored, RolloutError
 from rl_bridge.rollout.episode import EpisodeSettings, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
@@ -33,8 +33,9 @@ BACKOFF_S = 0.1
 class RolloutWorkers:
     """Plays episodes through a bounded number of sessions.
 
-    A session that fails is replaced by a fresh one and its episode is tried again. An episode that keeps
-    failing is dropped and counted: infrastructure is never scored as play.
+    A session that fails, or says that its infrastructure did, is replaced by a fresh one and its episode is tried
+    again. An episode that keeps failing is dropped and counted: infrastructure is never scored as play. One whose
+    environment cannot say how well it was played is left out, and counted apart.
 
     Args:
         connect: Makes a client; each session has its own.
@@ -57,8 +58,12 @@ class RolloutWorkers:
         """Attempts that failed through no fault of the policy's, since the beginning."""
         self.dropped = 0
         """Episodes given up, since the beginning."""
+        self.unscored = 0
+        """Episodes played to an end that has no reward, since the beginning."""
         self.last_failure: BaseException | None = None
         """Why an attempt failed last, if one has."""
+        self.last_unscored: EpisodeUnscored | None = None
+        """Why an episode had no reward last, if one had none."""
 
     async def play(
         self,
@@ -77,14 +82,14 @@ class RolloutWorkers:
             progress: Told after each episode how many are done.
 
         Returns:
-            One trajectory a seed, in order; None where the episode was dropped, or had no turn.
+            One trajectory a seed, in order; None where the episode was dropped, had no reward, or had no turn.
 
         Raises:
-            RolloutError: The time ran out, or every episode was dropped.
+            RolloutError: The time ran out, or no episode is left.
         """
         waiting = deque(enumerate(seeds))
         results: list[Trajectory | None] = [None] * len(seeds)
-        dropped_before = self.dropped
+        dropped_before, unscored_before = self.dropped, self.unscored
         done = 0
 
         async def work(slot: int) -> None:
@@ -122,26 +127,48 @@ class RolloutWorkers:
                 self._max_attempts,
                 self.last_failure,
             )
+        if unscored := self.unscored - unscored_before:
+            logger.warning(
+                "%d of %d episodes left out without a reward, the last because: %s",
+                unscored,
+                len(seeds),
+                self.last_unscored,
+            )
         if seeds and all(result is None for result in results):
-            if not dropped:
-                raise RolloutError(
-                    f"none of {len(seeds)} episodes had a turn: they were over when they began, "
-                    "or their first prompts leave no room for an answer (rollout.max_length)"
-                )
-            raise RolloutError(
-                f"none of {len(seeds)} episodes could be played; the last failure was: {self.last_failure}"
-            ) from self.last_failure
+            raise self._nothing_left(len(seeds), dropped=dropped, unscored=unscored)
         return results
 
+    def _nothing_left(self, count: int, *, dropped: int, unscored: int) -> RolloutError:
+        if dropped:
+            error = RolloutError(
+                f"none of {count} episodes could be played; the last failure was: {self.last_failure}"
+            )
+            error.__cause__ = self.last_failure
+        elif unscored:
+            error = RolloutError(
+                f"none of {count} episodes has a reward; the last because: {self.last_unscored}"
+            )
+            error.__cause__ = self.last_unscored
+        else:
+            error = RolloutError(
+                f"none of {count} episodes had a turn: they were over when they began, "
+                "or their first prompts leave no room for an answer (rollout.max_length)"
+            )
+        return error
+
     async def _attempt(self, slot: int, seed: int, settings: EpisodeSettings) -> Trajectory | None:
-        failure: ClientError | None = None
+        failure: ClientError | EpisodeLost | None = None
         for attempt in range(self._max_attempts):
             try:
                 client = await self._client(slot)
                 return await play_episode(client, self._policy, self._task, seed=seed, settings=settings)
             except (AuthenticationFailed, AccessRefused):
                 raise  # trying again cannot help
-            except ClientError as error:
+            except EpisodeUnscored as reason:
+                self.unscored += 1  # the policy has played, so it is not played again until it suits
+                self.last_unscored = reason
+                return None
+            except (ClientError, EpisodeLost) as error:
                 if isinstance(error, ServerError) and not isinstance(
                     error, (ExecutionFailed, CapacityReached)
                 ):

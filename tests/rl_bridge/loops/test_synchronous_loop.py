@@ -61,8 +61,9 @@ class Workers:
 
     def __init__(self, lost: Sequence[int] = ()) -> None:
         self.lost = lost
-        self.retried = self.dropped = 0
+        self.retried = self.dropped = self.unscored = 0
         self.last_failure = ValueError("the table is on fire")
+        self.last_unscored = None
         self.version = 0
 
     async def play(self, seeds: Sequence[int], settings: Any, *, timeout_s: float) -> list[Trajectory | None]:

@@ -1,0 +1,91 @@
+"""Whose fault it was: how an environment says that an observation tells nothing of the policy, and how it is heard.
+
+A policy that is punished because a machine failed learns noise, and a policy that is rewarded for it learns to break
+machines. So an environment tells the two apart, and a trainer asks before it scores.
+
+What an environment says, under keys of the observation's metadata that any environment may set, released ones too:
+
+- `metadata["infrastructure_error"] = "why, in words"`: something beside the policy failed. The step, and so the
+  episode, is worth nothing: the trainer plays it again elsewhere, or drops it.
+- `metadata["unscored"] = "why, in words"` on a last observation (`done`) whose reward is None: the episode was
+  played, and nobody can say how well, a judge that ran out of time for one. The trainer leaves it out of the baseline
+  and of the loss; it is not 0.
+
+Observations that carry an execution of `openenv_core.sandbox` need not repeat themselves: the status `sandbox_error`,
+as a field or below `metadata["execution"]`, is the first of the two.
+
+Only the environment's own code may write these: what the policy can write, it will.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+INFRASTRUCTURE_ERROR: Final = "infrastructure_error"
+"""The key of an observation's metadata that says what failed beside the policy."""
+
+UNSCORED: Final = "unscored"
+"""The key of an observation's metadata that says why a last observation has no reward."""
+
+SANDBOX_ERROR: Final = "sandbox_error"
+"""The status of an execution whose interpreter failed."""
+
+
+def infrastructure_failure(observation: object) -> str | None:
+    """Return what failed beside the policy, in words; None where nothing did.
+
+    Args:
+        observation: An observation, as a model or as a dict; a `StepResult` around one; or the payload of the wire,
+            which has it under "observation".
+    """
+    for part in _parts(observation):
+        metadata = _field(part, "metadata")
+        if said := _words(_field(metadata, INFRASTRUCTURE_ERROR), "the environment did not say what"):
+            return said
+        for execution in (part, _field(metadata, "execution")):
+            if _field(execution, "status") == SANDBOX_ERROR:
+                return _words(_field(execution, "reason"), "") or "the sandbox failed"
+    return None
+
+
+def is_infrastructure_failure(observation: object) -> bool:
+    """Return whether an observation tells of the infrastructure, and nothing of the policy.
+
+    Args:
+        observation: As for `infrastructure_failure`.
+    """
+    return infrastructure_failure(observation) is not None
+
+
+def unscored_reason(result: object) -> str | None:
+    """Return why an episode that has ended has no reward, in words; None where it has one or is not over.
+
+    A last observation with neither a reward nor a reason is no such case: many environments leave the reward of a
+    step that earned nothing at None.
+
+    Args:
+        result: As for `infrastructure_failure`.
+    """
+    parts = list(_parts(result))
+    # The outermost knows: on the wire the reward stands beside the observation, whose own may be absent.
+    if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
+        return None
+    reasons = (_words(_field(_field(p, "metadata"), UNSCORED), "nobody said why") for p in parts)
+    return next(filter(None, reasons), None)
+
+
+def _parts(observation: object) -> Iterator[object]:
+    """Yield what may carry fields and metadata: the thing itself, and the observation in it."""
+    yield observation
+    if (inner := _field(observation, "observation")) is not None:
+        yield inner
+
+
+def _field(thing: object, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def _words(said: object, otherwise: str) -> str:
+    """Return what was said as a line; "" where nothing was, `otherwise` for a mere yes."""
+    if said is True:
+        return otherwise
+    return str(said).strip() if said else ""

@@ -1,0 +1,157 @@
+"""Whose fault it was: read from models, dicts, results and payloads alike."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import openenv_core
+from openenv_core import (
+    Observation,
+    StepResult,
+    infrastructure_failure,
+    is_infrastructure_failure,
+    unscored_reason,
+)
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, UNSCORED
+from openenv_core.sandbox import Execution, Status
+
+
+class Run(Observation):
+    status: str = "ok"
+    reason: str | None = None
+
+
+def forms(**fields: Any) -> list[object]:
+    """One observation as everything that a trainer may hold of it."""
+    model = Run(**fields)
+    as_dict = model.model_dump()
+    bare = {name: value for name, value in as_dict.items() if name not in ("done", "reward")}
+    metadata = model.metadata or None
+    return [
+        model,
+        as_dict,
+        StepResult(model, model.reward, model.done, metadata),
+        StepResult(as_dict, model.reward, model.done, metadata),
+        StepResult(bare, model.reward, model.done, None),
+        {"observation": bare, "reward": model.reward, "done": model.done},
+    ]
+
+
+SANDBOX = {"status": "sandbox_error", "reason": "the zygote is gone"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (SANDBOX, "the zygote is gone"),
+        ({"status": "sandbox_error"}, "the sandbox failed"),
+        ({"metadata": {"execution": SANDBOX}}, "the zygote is gone"),
+        ({"metadata": {"execution": {"status": "sandbox_error", "reason": None}}}, "the sandbox failed"),
+        ({"metadata": {INFRASTRUCTURE_ERROR: " no GPU is left \n"}}, "no GPU is left"),
+        ({"metadata": {INFRASTRUCTURE_ERROR: True}}, "the environment did not say what"),
+        (
+            {"metadata": {INFRASTRUCTURE_ERROR: "a reset by peer"}, "reward": 1.0, "done": True},
+            "a reset by peer",
+        ),
+    ],
+)
+def test_what_failed_is_said(fields: dict[str, Any], words: str) -> None:
+    for form in forms(**fields):
+        assert infrastructure_failure(form) == words, form
+        assert is_infrastructure_failure(form)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"reward": -1.0, "done": True},
+        {"metadata": {INFRASTRUCTURE_ERROR: None}},
+        {"metadata": {INFRASTRUCTURE_ERROR: ""}},
+        {"metadata": {INFRASTRUCTURE_ERROR: False}},
+        {"metadata": {UNSCORED: "the judge took too long"}, "done": True},
+        {"metadata": {"execution": None}},
+        {"metadata": {"execution": "sandbox_error"}},
+        {"metadata": {"last_code": "status = 'sandbox_error'"}},
+        {"reason": "sandbox_error"},
+        *({"status": status, "reason": "its own"} for status in get_args(Status) if status != SANDBOX_ERROR),
+    ],
+)
+def test_the_policys_own_doing_is_no_failure(fields: dict[str, Any]) -> None:
+    for form in forms(**fields):
+        assert infrastructure_failure(form) is None, form
+        assert not is_infrastructure_failure(form)
+
+
+@pytest.mark.parametrize(
+    "thing", [None, "sandbox_error", 3, [], ["sandbox_error"], {}, {"observation": "text"}]
+)
+def test_observations_of_any_kind_can_be_asked(thing: object) -> None:
+    assert infrastructure_failure(thing) is None
+    assert unscored_reason(thing) is None
+
+
+def test_an_execution_can_be_asked() -> None:
+    failed = Execution(status="sandbox_error", reason="the zygote is gone", exit_code=-1)
+    assert infrastructure_failure(failed) == "the zygote is gone"
+    assert infrastructure_failure(replace(failed, status="killed")) is None
+    assert SANDBOX_ERROR in get_args(Status)
+
+
+def test_why_nobody_can_say_how_well() -> None:
+    told = {UNSCORED: "the judge took too long"}
+    for form in forms(done=True, metadata=told):
+        assert unscored_reason(form) == "the judge took too long", form
+    for fields in (
+        {"done": True},
+        {"done": True, "reward": 0.0, "metadata": told},
+        {"done": True, "reward": False, "metadata": told},
+        {"done": False, "metadata": told},
+        {"done": True, "metadata": {UNSCORED: ""}},
+    ):
+        for form in forms(**fields):
+            assert unscored_reason(form) is None, form
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["metadata", "execution", "status", "reason", "observation", "done", "reward", "x"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_nothing_that_a_wire_carries_breaks_it(value: object) -> None:
+    assert infrastructure_failure(value) is None  # none of these says the one word
+    assert unscored_reason(value) is None
+
+
+@given(JSON, st.text(min_size=1).filter(str.strip))
+def test_it_is_heard_whatever_else_there_is(value: object, words: str) -> None:
+    loud = {**(value if isinstance(value, dict) else {"x": value}), "metadata": {INFRASTRUCTURE_ERROR: words}}
+    assert infrastructure_failure(loud) == words.strip()
+    assert infrastructure_failure({"observation": loud}) == words.strip()
+
+
+def test_asking_costs_no_more_than_the_package() -> None:
+    program = "import sys, openenv_core; openenv_core.is_infrastructure_failure({}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"fastapi", "httpx", "picows", "torch", "openenv_core.client", "openenv_core.sandbox"}
+    assert {"infrastructure_failure", "is_infrastructure_failure", "unscored_reason"} <= set(
+        openenv_core.__all__
+    )
