@@ -1,0 +1,103 @@
+"""System calls through one ctypes handle on the C library: called by name, failing as OSError."""
+
+import ctypes
+import os
+import signal
+from functools import lru_cache
+from typing import Any
+
+from .syscalls import current
+
+_PR_SET_PDEATHSIG = 1
+_PR_GET_DUMPABLE = 3
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_GET_NO_NEW_PRIVS = 39
+
+
+@lru_cache(maxsize=1)
+def _syscall() -> Any:
+    function = ctypes.CDLL(None, use_errno=True).syscall
+    function.restype = ctypes.c_long
+    return function
+
+
+def number_of(name: str) -> int:
+    """The number of a system call on this machine.
+
+    Raises:
+        OSError: This is not a platform with a table.
+        KeyError: There is no call of that name; a mistake in the program, not of the machine.
+    """
+    return current().numbers[name]
+
+
+def call_number(number: int, *arguments: Any, step: str | None = None) -> int:
+    """Make a system call by number.
+
+    Args:
+        number: The call's number on this architecture.
+        arguments: Integers, bytes (passed as a NUL-ended string), None (a null pointer) or ctypes objects.
+        step: What a failure is called; the number by default.
+
+    Raises:
+        OSError: The kernel said no; its message begins with the step.
+    """
+    # syscall() is variadic: an int would travel as 32 bits, with rubbish above them.
+    passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = int(_syscall()(ctypes.c_long(number), *passed))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{step or f'system call {number}'}: {os.strerror(code)}")
+    return result
+
+
+def call(name: str, *arguments: Any, step: str | None = None) -> int:
+    """Make a system call by name; see `call_number`."""
+    return call_number(number_of(name), *arguments, step=step or name)
+
+
+def prctl(option: int, second: int = 0, *, step: str) -> int:
+    """Call prctl with the unused arguments zero, as its newer options demand."""
+    return call("prctl", option, second, 0, 0, 0, step=step)
+
+
+def no_new_privileges() -> None:
+    """From here on no program that is executed gains anything; cannot be taken back."""
+    prctl(_PR_SET_NO_NEW_PRIVS, 1, step="no_new_privs")
+
+
+def has_no_new_privileges() -> bool:
+    """Whether `no_new_privileges` holds for this thread."""
+    return prctl(_PR_GET_NO_NEW_PRIVS, step="reading no_new_privs") == 1
+
+
+def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when the thread that made it ends.
+
+    Set it after identities and capabilities are dropped: changing those clears it. A parent that has ended
+    before is not noticed, so look at os.getppid() afterwards.
+    """
+    prctl(_PR_SET_PDEATHSIG, int(with_signal), step="parent-death signal")
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Whether this process's /proc entries and memory are open to others of its uid."""
+    prctl(_PR_SET_DUMPABLE, int(dumpable), step="dumpable")
+
+
+def is_dumpable() -> bool:
+    """Whether `set_dumpable(True)` holds."""
+    return prctl(_PR_GET_DUMPABLE, step="reading dumpable") == 1
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children, so that it can reap them."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, step="child subreaper")
+
+
+def set_name(name: str) -> None:
+    """The name of this thread as `ps` shows it; 15 bytes are kept."""
+    call("prctl", _PR_SET_NAME, name.encode()[:15], 0, 0, 0, step="process name")
