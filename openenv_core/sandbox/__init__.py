@@ -3,6 +3,7 @@
 Standard library only; usable without servers and environments. docs/sandbox.md says what each level guarantees.
 """
 
+from openenv_core.sandbox.config import SandboxConfig
 from openenv_core.sandbox.errors import (
     FileRefused,
     LimitsError,
@@ -14,6 +15,9 @@ from openenv_core.sandbox.interpreter import Backend, Interpreter
 from openenv_core.sandbox.levels import Isolation
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.results import Call, CodeError, Execution, FileInfo, Output, Status, Truncated
+from openenv_core.sandbox.sandbox import Sandbox
+from openenv_core.sandbox.session import Session
+from openenv_core.sandbox.sync import SyncSandbox, SyncSession
 
 __all__ = [
     "Backend",
@@ -27,9 +31,14 @@ __all__ = [
     "Limits",
     "LimitsError",
     "Output",
+    "Sandbox",
     "SandboxClosed",
+    "SandboxConfig",
     "SandboxFailure",
     "SandboxUnavailable",
+    "Session",
     "Status",
+    "SyncSandbox",
+    "SyncSession",
     "Truncated",
 ]

@@ -1,0 +1,108 @@
+"""From a fork of the zygote to an interpreter that may run anything: one wall after the other, then the code."""
+
+import fcntl
+import os
+import socket
+import sys
+import tempfile
+from typing import Final
+
+from openenv_core.sandbox.inside.runner import Runner
+from openenv_core.sandbox.inside.standing import Standing
+from openenv_core.sandbox.inside.told import Spec
+from openenv_core.sandbox.kernel import identity, landlock, libc, seccomp
+from openenv_core.sandbox.kernel.limits import apply_rlimits
+
+CONTROL: Final = 3
+"""The descriptor of the control socket; everything above it is closed."""
+
+NICENESS: Final = 5
+"""Code waits for the server, not the server for code."""
+
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
+
+
+def become(spec: Spec, standing: Standing, control: int, stdout: int, stderr: int) -> None:
+    """Become an interpreter; return only when there is nothing left to do."""
+    zygote = os.getppid()
+    os.setsid()
+    os.nice(NICENESS)
+    _arrange(control, stdout, stderr)
+    connection = socket.socket(fileno=CONTROL)
+    connection.setblocking(True)
+    workdir = spec.workdir
+    assert workdir is not None
+    if spec.uid is not None:
+        identity.drop_to(spec.uid, spec.uid)
+    connection.send(b"R")
+    _furnish(workdir)
+    _confine(spec, standing, workdir)
+    libc.die_with_parent()
+    if os.getppid() != zygote:
+        os._exit(1)
+    _filter(spec, standing)
+    connection.send(b"I")
+    _forget()
+    Runner(connection, spec.limits["outputs_bytes"]).serve()
+
+
+def _arrange(control: int, stdout: int, stderr: int) -> None:
+    # First out of the way of each other, then to their places.
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 1000) for descriptor in (stdout, stderr, control)]
+    for descriptor, place in zip(moved, (1, 2, CONTROL), strict=True):
+        os.dup2(descriptor, place, inheritable=place != CONTROL)
+        os.close(descriptor)
+
+
+def _furnish(workdir: str) -> None:
+    os.chdir(workdir)
+    temporary = os.path.join(workdir, ".tmp")
+    os.mkdir(temporary, 0o700)
+    tempfile.tempdir = None
+    os.environ.update(HOME=workdir, TMPDIR=temporary, MPLCONFIGDIR=temporary, PWD=workdir)
+
+
+def _confine(spec: Spec, standing: Standing, workdir: str) -> None:
+    limits = spec.limits
+    apply_rlimits(
+        memory_bytes=limits["memory_bytes"],
+        file_bytes=limits["file_bytes"],
+        open_files=limits["open_files"],
+        processes=limits["processes"],
+        existing_tasks=standing.tasks if spec.uid is None and not standing.has_init else 0,
+        base=standing.base,
+    )
+    libc.set_dumpable(False)
+    if standing.readable:
+        writable = (workdir, *(path for path in DEVICES if os.path.exists(path)))
+        landlock.restrict(
+            landlock.Rules(read_only=standing.readable, writable=writable, execute=limits["allow_subprocess"])
+        )
+    os.closerange(CONTROL + 1, os.sysconf("SC_OPEN_MAX"))
+    identity.drop_capabilities()
+
+
+def _filter(spec: Spec, standing: Standing) -> None:
+    libc.no_new_privileges()
+    if standing.isolation == "process":
+        return
+    forks = spec.snapshot or spec.limits["allow_subprocess"]
+    seccomp.install(
+        seccomp.assemble(
+            seccomp.Policy(
+                pid=None if forks else os.getpid(),
+                allow_subprocess=spec.limits["allow_subprocess"],
+                allow_fork=spec.snapshot,
+                shared_uid=spec.uid is None and not standing.has_init,
+            )
+        )
+    )
+
+
+def _forget() -> None:
+    """Leave nothing of ours among what code can import, and nothing random that other interpreters have too."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]:
+        del sys.modules[name]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed()

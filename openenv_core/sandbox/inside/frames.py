@@ -1,0 +1,70 @@
+"""Messages between a session's interpreter and its supervisor; both ends use this.
+
+A request is a length of four bytes and JSON. An answer is two lengths, a short header of JSON, and the texts that it
+refers to by number, one after the other: so whoever forges an answer cannot make the supervisor parse megabytes.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+REQUEST: Final = struct.Struct("!I")
+ANSWER: Final = struct.Struct("!II")
+
+MAX_REQUEST: Final = 96 << 20
+"""Bytes of a request."""
+
+MAX_HEADER: Final = 256 << 10
+"""Bytes of an answer's header."""
+
+MAX_VALUE: Final = 512 << 10
+"""Bytes of what a called function may answer, as tagged JSON."""
+
+# Kept here because code may replace them in their own modules.
+_dumps = json.dumps
+_loads = json.loads
+
+
+def pack_request(message: Any) -> bytes:
+    """Return the bytes of a request."""
+    body = _text(message)
+    return REQUEST.pack(len(body)) + body
+
+
+def pack_answer(header: dict[str, Any], texts: Sequence[str]) -> bytes:
+    """Return the bytes of an answer."""
+    blobs = [text.encode("utf-8", "replace") for text in texts]
+    head = _text({**header, "lengths": [len(blob) for blob in blobs]})
+    return b"".join((ANSWER.pack(len(head), sum(map(len, blobs))), head, *blobs))
+
+
+def receive_request(connection: socket.socket) -> Any:
+    """Read one request, waiting for it.
+
+    Raises:
+        EOFError: The other end is gone.
+        ValueError: The message is too long, or no JSON.
+    """
+    (length,) = REQUEST.unpack(_exactly(connection, REQUEST.size))
+    if length > MAX_REQUEST:
+        raise ValueError(f"expected a request of at most {MAX_REQUEST} bytes, got one of {length}")
+    return _loads(_exactly(connection, length))
+
+
+def _text(message: Any) -> bytes:
+    # Lone surrogates, which are no text, become question marks.
+    return _dumps(message, ensure_ascii=False, separators=(",", ":"), check_circular=False).encode(
+        "utf-8", "replace"
+    )
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = connection.recv(min(length - len(parts), 1 << 20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

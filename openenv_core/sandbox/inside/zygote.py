@@ -1,0 +1,182 @@
+"""The zygote: imports once, then forks an interpreter whenever it is asked to.
+
+It runs nobody's code but ours. It ends when its supervisor does, and what it forked ends with it.
+"""
+
+import array
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, Final
+
+from openenv_core.sandbox.inside.child import become
+from openenv_core.sandbox.inside.standing import Standing, settle, stand
+from openenv_core.sandbox.inside.told import Spec, Told
+
+MESSAGE_BYTES: Final = 1 << 16
+DESCRIPTORS: Final = 3
+
+LIBRARY: Final = [
+    "abc",
+    "ast",
+    "asyncio",
+    "base64",
+    "bisect",
+    "calendar",
+    "cmath",
+    "collections",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "linecache",
+    "math",
+    "numbers",
+    "operator",
+    "os",
+    "pathlib",
+    "pickle",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "secrets",
+    "shutil",
+    "statistics",
+    "string",
+    "struct",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "time",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "uuid",
+    "zlib",
+]
+"""What nearly all code imports."""
+
+
+def main(descriptor: int) -> None:
+    """Serve the supervisor at the other end of a descriptor, until it is gone."""
+    channel = socket.socket(fileno=descriptor)
+    told = Told(**json.loads(channel.recv(MESSAGE_BYTES))["tell"])
+    try:
+        standing = stand(told)
+        for name in (*LIBRARY, *told.preload):
+            importlib.import_module(name)
+    except Exception as error:
+        say(channel, {"refused": f"{type(error).__name__}: {error}"})
+        sys.exit(1)
+    settle(standing)
+    # The collector would write to every object's header, and so copy what is shared with the interpreters.
+    gc.collect()
+    gc.freeze()
+    say(channel, {"ready": {"python": sys.version.split()[0], **standing.facts}})
+    Forks(channel, standing).serve()
+
+
+def say(channel: socket.socket, message: dict[str, Any]) -> None:
+    """Tell the supervisor something."""
+    try:
+        channel.sendall(json.dumps(message).encode())
+    except OSError:  # it is gone; so will this process be
+        pass
+
+
+class Forks:
+    """What was forked and lives.
+
+    Args:
+        channel: To the supervisor.
+        standing: What every fork inherits.
+    """
+
+    def __init__(self, channel: socket.socket, standing: Standing) -> None:
+        self._channel = channel
+        self._standing = standing
+        self._numbers: dict[int, int] = {}
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> None:
+        """Fork and bury until the supervisor is gone."""
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._woken:
+                    os.read(self._woken, 4096)
+                    self._bury()
+                elif not self._serve_one():
+                    self._standing.leave(self._numbers)
+                    return
+
+    def _serve_one(self) -> bool:
+        data, ancillary, _, _ = self._channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(DESCRIPTORS * 4))
+        if not data:
+            return False
+        descriptors = array.array("i")
+        for _, _, rights in ancillary:
+            descriptors.frombytes(rights)
+        told = json.loads(data)
+        try:
+            process = os.fork()
+            if process == 0:
+                self._become(told, list(descriptors))
+            self._numbers[process] = told["fork"]
+        except OSError:
+            say(self._channel, {"exit": told["fork"], "code": 1, "signal": None})
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _become(self, told: dict[str, Any], descriptors: list[int]) -> None:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.close()
+            become(Spec(**told["spec"]), self._standing, *descriptors)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(1)
+
+    def _bury(self) -> None:
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if process == 0:
+                return
+            number = self._numbers.pop(process, None)
+            if number is None:
+                continue  # an orphan that came to this process because it is the first of its name space
+            ended = os.waitstatus_to_exitcode(status)
+            code, by = (0, -ended) if ended < 0 else (ended, None)
+            if (
+                code > 128 and self._standing.has_init
+            ):  # told by the first process of the session's name space
+                code, by = 0, code - 128
+            say(self._channel, {"exit": number, "code": code, "signal": by})

@@ -1,0 +1,228 @@
+"""The sandbox: a zygote, the sessions that were forked from it, and who looks after both."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import resource
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+
+from openenv_core.sandbox.birth import Birth
+from openenv_core.sandbox.config import SandboxConfig
+from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.levels import LADDER, Isolation
+from openenv_core.sandbox.limits import Limits
+from openenv_core.sandbox.scratch import Scratch
+from openenv_core.sandbox.selftest import prove
+from openenv_core.sandbox.session import Session
+from openenv_core.sandbox.view import readable
+from openenv_core.sandbox.worker import Worker
+from openenv_core.sandbox.workspace import Workspace
+from openenv_core.sandbox.zygote import Zygote
+
+logger = logging.getLogger("openenv_core.sandbox")
+
+BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
+"""Seconds before a zygote that died is replaced: the first at once, the following ever later."""
+
+CALM_S: Final = 60.0
+"""A zygote that lived so long begins the count of deaths anew."""
+
+
+class Sandbox:
+    """Interpreters for code that nobody has read.
+
+    Example:
+        async with Sandbox(SandboxConfig(preload=("numpy",))) as sandbox:
+            session = await sandbox.open()
+            done = await session.execute("1 + 1")
+            assert done.result == "2"
+
+    Everything belongs to the event loop that it was started on. It never blocks that loop.
+
+    Args:
+        config: How interpreters are made.
+    """
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        self._config = config or SandboxConfig()
+        self._isolation: Isolation | None = None
+        self._facts: Mapping[str, Any] = {}
+        self._zygote: Zygote | None = None
+        self._scratch: Scratch | None = None
+        self._sessions: set[Session] = set()
+        self._slots: set[int] = set()
+        self._numbers = itertools.count(1)
+        self._booting = asyncio.Lock()
+        self._began = 0.0
+        self._deaths = 0
+        self._closed = False
+
+    @property
+    def isolation(self) -> Isolation:
+        """The rung of the ladder that the self-test has proved.
+
+        Raises:
+            SandboxClosed: It was not started.
+        """
+        if self._isolation is None:
+            raise SandboxClosed(
+                "expected a running sandbox, got one that was not started; await start() first"
+            )
+        return self._isolation
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the zygote says of itself: its version of Python, the kernel's version of Landlock."""
+        return self._facts
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._sessions)
+
+    @property
+    def zygote_pid(self) -> int | None:
+        """Of the process that interpreters are forked from; None where there is none just now."""
+        return None if self._zygote is None or self._zygote.gone else self._zygote.pid
+
+    async def start(self) -> None:
+        """Find the strongest rung of the ladder that holds here, by trying.
+
+        Raises:
+            SandboxUnavailable: None does, at or above the minimum.
+        """
+        _raise_descriptor_limit()
+        config, refusals = self._config, []
+        first, last = LADDER.index(config.strongest), LADDER.index(config.minimum)
+        for isolation in LADDER[first : last + 1]:
+            self._isolation = isolation
+            try:
+                await self._boot()
+                await prove(self, isolation)
+            except SandboxUnavailable as error:
+                refusals.append(f"{isolation}: {error}")
+                await self._unboot()
+                continue
+            except BaseException:
+                await self._unboot()
+                raise
+            if refusals:
+                logger.info("code runs at the level %s; %s", isolation, "; ".join(refusals))
+            return
+        self._isolation = None
+        raise SandboxUnavailable(
+            f"expected isolation of at least {config.minimum}, and no such level holds here; {'; '.join(refusals)}. "
+            "docs/sandbox.md says what each level needs"
+        )
+
+    async def open(self, limits: Limits | None = None, *, snapshot: bool = False) -> Session:
+        """Start an interpreter.
+
+        Args:
+            limits: Its bounds.
+            snapshot: Keeps the state of before an execution that had to be killed.
+
+        Raises:
+            SandboxUnavailable: None can be had now.
+            SandboxClosed: The sandbox was closed, or not started.
+        """
+        isolation = self.isolation
+        bounds = limits or Limits()
+        slot = next(number for number in itertools.count() if number not in self._slots)
+        self._slots.add(slot)
+
+        async def start() -> tuple[Worker, Workspace]:
+            return await self._bear(slot, bounds, snapshot)
+
+        def ended(session: Session) -> None:
+            self._slots.discard(slot)
+            self._sessions.discard(session)
+
+        session = Session(uuid4().hex, bounds, isolation, start, ended)
+        self._sessions.add(session)
+        try:
+            await session.begin()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def close(self) -> None:
+        """End every session and the zygote. Idempotent."""
+        self._closed = True
+        await asyncio.gather(*(session.close() for session in list(self._sessions)))
+        await self._unboot()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _bear(self, slot: int, limits: Limits, snapshot: bool) -> tuple[Worker, Workspace]:
+        if self._closed:
+            raise SandboxClosed("expected an open sandbox, got one that was closed; make another")
+        zygote = await self._living_zygote()
+        birth = Birth(zygote, self._scratch, limits)
+        return await birth.bear(next(self._numbers), slot, self._config.start_timeout_s, snapshot=snapshot)
+
+    async def _living_zygote(self) -> Zygote:
+        async with self._booting:
+            if self._zygote is None or self._zygote.gone:
+                await self._unboot_zygote()
+                if asyncio.get_running_loop().time() - self._began > CALM_S:
+                    self._deaths = 0
+                await asyncio.sleep(BACKOFF_S[min(self._deaths, len(BACKOFF_S) - 1)])
+                self._deaths += 1
+                await self._boot_zygote()
+        assert self._zygote is not None
+        return self._zygote
+
+    async def _boot(self) -> None:
+        if self.isolation is not Isolation.NAMESPACES:
+            self._scratch = await asyncio.to_thread(Scratch)
+        await self._boot_zygote()
+
+    async def _boot_zygote(self) -> None:
+        config = self._config
+        told = {
+            "isolation": self.isolation,
+            "preload": list(config.preload),
+            "readable": await asyncio.to_thread(readable, config.readable, config.hidden),
+            "scratch": None if self._scratch is None else str(self._scratch.path),
+        }
+        self._began = asyncio.get_running_loop().time()
+        self._zygote = Zygote(told, self._on_death)
+        self._facts = await self._zygote.start(config.boot_timeout_s)
+
+    def _on_death(self) -> None:
+        if not self._closed:
+            logger.warning(
+                "the process that interpreters are forked from has ended; the next session starts another"
+            )
+
+    async def _unboot(self) -> None:
+        await self._unboot_zygote()
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            await asyncio.to_thread(scratch.close)
+
+    async def _unboot_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            await zygote.close()
+
+
+def _raise_descriptor_limit() -> None:
+    # A session has half a dozen descriptors, and the usual soft limit is 1024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,311 @@
+"""A session: one interpreter's name, bounds and files, through as many lives as its code makes necessary."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from openenv_core.sandbox.diskwatch import DiskWatch
+from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.inside.frames import MAX_VALUE
+from openenv_core.sandbox.limits import Limits
+from openenv_core.sandbox.results import (
+    EXIT_KILLED,
+    EXIT_SANDBOX,
+    EXIT_TIMEOUT,
+    Call,
+    Execution,
+    FileInfo,
+    Status,
+    Truncated,
+)
+from openenv_core.sandbox.values import NotPlain, encode, loads
+from openenv_core.sandbox.worker import Exit, Reply, Worker
+from openenv_core.sandbox.workspace import Workspace
+
+_STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
+    "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
+    "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
+    "disk": ("killed", EXIT_KILLED, "its files grew beyond {disk} bytes or {files} files"),
+}
+"""Status, exit code and words, by why the supervisor stopped an execution."""
+
+
+class Session:
+    """An interpreter with state. Made by `Sandbox.open`.
+
+    Executions run one after the other. After one that ended the interpreter (`state_lost`) the next begins a new one,
+    with nothing of the old.
+
+    Args:
+        session_id: Its name.
+        limits: Its bounds.
+        isolation: What it runs behind.
+        start: Makes a new life.
+        ended: Called once when it is closed.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        limits: Limits,
+        isolation: str,
+        start: Callable[[], Awaitable[tuple[Worker, Workspace]]],
+        ended: Callable[["Session"], None],
+    ) -> None:
+        self._id = session_id
+        self._limits = limits
+        self._isolation = isolation
+        self._start = start
+        self._ended = ended
+        self._worker: Worker | None = None
+        self._workspace: Workspace | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def session_id(self) -> str:
+        """Its name, in results and logs."""
+        return self._id
+
+    @property
+    def isolation(self) -> str:
+        """What its code runs behind."""
+        return self._isolation
+
+    @property
+    def limits(self) -> Limits:
+        """Its bounds."""
+        return self._limits
+
+    @property
+    def alive(self) -> bool:
+        """Whether its interpreter, and with it the state, lives."""
+        return self._worker is not None and self._worker.alive
+
+    async def begin(self) -> None:
+        """Start the interpreter now rather than with the first request.
+
+        Raises:
+            SandboxUnavailable: None can be had.
+        """
+        async with self._turn:
+            await self._living()
+
+    async def execute(
+        self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
+    ) -> Execution:
+        """Run code in the session's namespace.
+
+        Args:
+            code: Python source. `await` may stand outside of functions.
+            timeout_s: Seconds; no more than the session's limit.
+            stdin: What it reads from standard input; None: nothing.
+
+        Raises:
+            SandboxClosed: The session was closed.
+        """
+        return (await self._ask({"op": "execute", "code": code, "stdin": stdin}, timeout_s))[0]
+
+    async def call(
+        self,
+        function: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        stdin: str | None = None,
+    ) -> Call:
+        """Call a function that the code has defined, with values that cross as tagged JSON (`sandbox.values`).
+
+        Args:
+            function: Its name in the session's namespace.
+            args: Its positional arguments.
+            kwargs: Its arguments by name.
+            timeout_s: Seconds; no more than the session's limit.
+            stdin: What it reads from standard input; None: nothing.
+
+        Raises:
+            NotPlain: An argument is no such value.
+            SandboxClosed: The session was closed.
+        """
+        message = {
+            "op": "call",
+            "name": function,
+            "args": encode(list(args)),
+            "kwargs": encode(dict(kwargs or {})),
+            "stdin": stdin,
+        }
+        execution, text = await self._ask(message, timeout_s)
+        execution = replace(execution, result=None)
+        value = None
+        if execution.status == "ok":
+            try:
+                value = loads(text or b"", max_bytes=MAX_VALUE)
+            except NotPlain as error:
+                # Only an interpreter that the code has taken over says such a thing.
+                execution = replace(
+                    execution, status="killed", exit_code=EXIT_KILLED, reason=f"it answered no value: {error}"
+                )
+        return Call(execution=execution, value=value)
+
+    async def put_file(self, path: str, data: bytes) -> FileInfo:
+        """Write a file of the workspace, and the folders above it.
+
+        Raises:
+            FileRefused: The path leaves the workspace, or a limit is reached.
+            SandboxUnavailable: No interpreter can be had.
+        """
+        async with self._turn:
+            workspace = await self._living()
+            return await asyncio.to_thread(workspace.put, path, data)
+
+    async def get_file(self, path: str) -> bytes:
+        """Return a file's content.
+
+        Raises:
+            FileRefused: There is no plain file there, or it is too large.
+            SandboxUnavailable: No interpreter can be had.
+        """
+        async with self._turn:
+            workspace = await self._living()
+            return await asyncio.to_thread(workspace.get, path)
+
+    async def list_files(self) -> list[FileInfo]:
+        """Return the files of the workspace, sorted by path.
+
+        Raises:
+            SandboxUnavailable: No interpreter can be had.
+        """
+        async with self._turn:
+            workspace = await self._living()
+            return await asyncio.to_thread(workspace.list)
+
+    async def restart(self) -> None:
+        """Begin anew, without variables and files.
+
+        Raises:
+            SandboxUnavailable: No interpreter can be had.
+        """
+        async with self._turn:
+            await self._end_life()
+            await self._living()
+
+    async def close(self) -> None:
+        """End the interpreter and remove its files. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._end_life()
+        finally:
+            self._ended(self)
+
+    async def _ask(self, message: dict[str, Any], timeout_s: float | None) -> tuple[Execution, bytes | None]:
+        limit = self._limits.timeout_s
+        timeout = limit if timeout_s is None else max(0.0, min(timeout_s, limit))
+        async with self._turn:
+            began = time.perf_counter()
+            try:
+                workspace = await self._living()
+            except SandboxUnavailable as error:
+                return self._unavailable(str(error), began), None
+            worker = self._worker
+            assert worker is not None
+            try:
+                with DiskWatch(workspace, lambda: worker.stop("disk")):
+                    reply = await worker.request(message, timeout)
+            except BaseException:
+                # Nobody waits for the rest: the server's own deadline, or a client that went away.
+                await asyncio.shield(self._end_life())
+                raise
+            files: tuple[FileInfo, ...] = ()
+            if reply.exit is None:
+                files = await workspace.changes()
+            else:
+                await self._end_life()
+            return self._told(reply, timeout, files), reply.answer and reply.answer.text
+
+    async def _living(self) -> Workspace:
+        if self._closed:
+            raise SandboxClosed("expected an open session, got one that was closed; open another")
+        if self._worker is None or not self._worker.alive or self._workspace is None:
+            await self._end_life()
+            self._worker, self._workspace = await self._start()
+        return self._workspace
+
+    async def _end_life(self) -> None:
+        worker, self._worker = self._worker, None
+        workspace, self._workspace = self._workspace, None
+        if worker is not None:
+            await worker.close()
+        if workspace is not None:
+            await workspace.close()
+
+    def _told(self, reply: Reply, timeout: float, files: tuple[FileInfo, ...]) -> Execution:
+        answer = reply.answer
+        status: Status = "ok"
+        code, reason, number = 0, None, None
+        if answer is not None:
+            status, code = answer.status, answer.exit_code  # type: ignore[assignment]
+        if reply.stopped in _STOPPED:
+            status, code, words = _STOPPED[reply.stopped]
+            limits = self._limits
+            reason = words.format(
+                timeout=timeout, output=limits.output_hard_bytes, disk=limits.disk_bytes, files=limits.files
+            )
+        elif reply.exit is not None:
+            status, code, number, reason = _of_exit(reply.exit, reply.stopped)
+        return Execution(
+            status=status,
+            stdout=reply.stdout[0],
+            stderr=reply.stderr[0],
+            exit_code=code,
+            error=answer and answer.error,
+            result=None if answer is None or answer.text is None else answer.text.decode("utf-8", "replace"),
+            outputs=() if answer is None else answer.outputs,
+            execution_count=0 if answer is None else answer.count,
+            session_id=self._id,
+            state_lost=reply.exit is not None,
+            truncated=Truncated(
+                stdout=reply.stdout[1],
+                stderr=reply.stderr[1],
+                outputs=answer is not None and answer.truncated,
+            ),
+            signal=number if number is not None else reply.exit and reply.exit.signal,
+            execution_time_s=reply.took_s,
+            max_rss_bytes=answer and answer.max_rss,
+            files=files,
+            isolation=self._isolation,
+            reason=reason,
+        )
+
+    def _unavailable(self, why: str, began: float) -> Execution:
+        return Execution(
+            status="sandbox_error",
+            exit_code=EXIT_SANDBOX,
+            session_id=self._id,
+            state_lost=True,
+            execution_time_s=time.perf_counter() - began,
+            isolation=self._isolation,
+            reason=why,
+        )
+
+
+def _of_exit(exit_: Exit, broken: str | None) -> tuple[Status, int, int | None, str]:
+    if exit_.zygote:
+        return "sandbox_error", EXIT_SANDBOX, None, "the process that interpreters are forked from has ended"
+    if broken is not None:
+        return "killed", EXIT_KILLED, exit_.signal, broken
+    if exit_.memory:
+        return "memory", EXIT_KILLED, exit_.signal, "it used more memory than its limit"
+    if exit_.signal is None:
+        return "killed", exit_.code, None, f"it ended the interpreter with status {exit_.code}"
+    name = (
+        signal.Signals(exit_.signal).name
+        if exit_.signal in signal.valid_signals()
+        else f"signal {exit_.signal}"
+    )
+    return "killed", 128 + exit_.signal, exit_.signal, f"the interpreter was ended by {name}"

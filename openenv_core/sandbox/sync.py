@@ -1,0 +1,119 @@
+"""The sandbox for callers without an event loop: the same objects, each call run on a thread that has one."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from openenv_core.client.loop_thread import LoopThread
+from openenv_core.sandbox.config import SandboxConfig
+from openenv_core.sandbox.levels import Isolation
+from openenv_core.sandbox.limits import Limits
+from openenv_core.sandbox.results import Call, Execution, FileInfo
+from openenv_core.sandbox.sandbox import Sandbox
+from openenv_core.sandbox.session import Session
+
+
+class SyncSession:
+    """A session whose methods wait. Made by `SyncSandbox.open`; see `Session`."""
+
+    def __init__(self, session: Session, thread: LoopThread) -> None:
+        self._session = session
+        self._thread = thread
+
+    @property
+    def session_id(self) -> str:
+        """Its name, in results and logs."""
+        return self._session.session_id
+
+    def execute(self, code: str, *, timeout_s: float | None = None, stdin: str | None = None) -> Execution:
+        """Run code; see `Session.execute`."""
+        return self._thread.run(self._session.execute, code, timeout_s=timeout_s, stdin=stdin)
+
+    def call(
+        self,
+        function: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        stdin: str | None = None,
+    ) -> Call:
+        """Call a function of the code; see `Session.call`."""
+        return self._thread.run(self._session.call, function, args, kwargs, timeout_s=timeout_s, stdin=stdin)
+
+    def put_file(self, path: str, data: bytes) -> FileInfo:
+        """Write a file; see `Session.put_file`."""
+        return self._thread.run(self._session.put_file, path, data)
+
+    def get_file(self, path: str) -> bytes:
+        """Return a file's content; see `Session.get_file`."""
+        return self._thread.run(self._session.get_file, path)
+
+    def list_files(self) -> list[FileInfo]:
+        """Return the files; see `Session.list_files`."""
+        return self._thread.run(self._session.list_files)
+
+    def restart(self) -> None:
+        """Begin anew; see `Session.restart`."""
+        self._thread.run(self._session.restart)
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self._thread.run(self._session.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SyncSandbox:
+    """A sandbox whose methods wait, started at once.
+
+    Example:
+        with SyncSandbox() as sandbox, sandbox.open() as session:
+            assert session.execute("1 + 1").result == "2"
+
+    Args:
+        config: How interpreters are made.
+
+    Raises:
+        SandboxUnavailable: No level of isolation at or above the minimum holds here.
+    """
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        self._sandbox = Sandbox(config)
+        self._thread = LoopThread()
+        try:
+            self._thread.run(self._sandbox.start)
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    @property
+    def isolation(self) -> Isolation:
+        """What the self-test has proved."""
+        return self._sandbox.isolation
+
+    def open(self, limits: Limits | None = None, *, snapshot: bool = False) -> SyncSession:
+        """Start an interpreter; see `Sandbox.open`."""
+        return SyncSession(self._thread.run(self._sandbox.open, limits, snapshot=snapshot), self._thread)
+
+    def close(self) -> None:
+        """End every session, the zygote and the thread. Idempotent."""
+        if not self._thread.inherited:
+            try:
+                self._thread.run(self._sandbox.close)
+            finally:
+                self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

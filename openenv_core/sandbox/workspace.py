@@ -1,0 +1,253 @@
+"""A session's files, seen from outside through a descriptor of their folder.
+
+The code may put links, pipes and folders without end in there, and change them at any moment: nothing here follows
+a link, waits for a pipe, or goes deeper than it means to.
+"""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from openenv_core.sandbox.errors import FileRefused
+from openenv_core.sandbox.limits import Limits
+from openenv_core.sandbox.removal import remove_below
+from openenv_core.sandbox.results import FileInfo
+
+TEMPORARY: Final = ".tmp"
+"""The folder for temporary files; it is not listed."""
+
+MAX_DEPTH: Final = 32
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_QUICK_ENTRIES: Final = 64
+_QUICK_BYTES: Final = 256 << 10
+
+
+class _Slow(Exception):  # noqa: N818 - no failure
+    """There is more to look at than may be looked at on the event loop."""
+
+
+class Workspace:
+    """The files of one life of a session.
+
+    Args:
+        folder: A descriptor of the folder; closed with the workspace.
+        limits: Of the session.
+        owner: User and group of what is written into it; None: this process's own.
+        bounded: Whether the file system itself holds the limits.
+        name: Its path, where it has to be removed at the end.
+    """
+
+    def __init__(
+        self,
+        folder: int,
+        limits: Limits,
+        owner: tuple[int, int] | None,
+        *,
+        bounded: bool,
+        name: str | None = None,
+    ) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._owner = owner
+        self._name = name
+        self._known: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
+        self.bounded = bounded
+
+    def put(self, path: str, data: bytes) -> FileInfo:
+        """Write a file, and the folders above it. Blocks.
+
+        Raises:
+            FileRefused: The path leaves the workspace, or a limit is reached.
+        """
+        parts = _parts(path)
+        if len(data) > min(self._limits.file_bytes, self._limits.disk_bytes):
+            raise FileRefused(path, f"{len(data)} bytes are more than a file may have")
+        if not self.bounded and self._used() + len(data) > self._limits.disk_bytes:
+            raise FileRefused(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
+        with contextlib.ExitStack() as stack, _told(path):
+            folder = self._descend(parts[:-1], stack, make=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
+            stack.callback(os.close, file)
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise FileRefused(path, "something else has this name")
+            os.ftruncate(file, 0)
+            self._own(file)
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+            told = os.fstat(file)
+        info = FileInfo(path="/".join(parts), size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        self._known[info.path] = (_mark(told), info)
+        return info
+
+    def get(self, path: str) -> bytes:
+        """Return a file's content. Blocks.
+
+        Raises:
+            FileRefused: There is no plain file there, or it is too large.
+        """
+        parts = _parts(path)
+        with contextlib.ExitStack() as stack, _told(path):
+            folder = self._descend(parts[:-1], stack, make=False)
+            file = self._open(parts[-1], folder)
+            stack.callback(os.close, file)
+            told = os.fstat(file)
+            if not stat.S_ISREG(told.st_mode):
+                raise FileRefused(path, "it is no plain file")
+            if told.st_size > self._limits.file_bytes:
+                raise FileRefused(path, f"its {told.st_size} bytes are more than a file may have")
+            return _read(file, self._limits.file_bytes)
+
+    def list(self) -> "list[FileInfo]":
+        """Return the files, sorted by path; no more than the limit of files. Blocks."""
+        return sorted(self._scan(None).values(), key=lambda info: info.path)
+
+    async def changes(self) -> tuple[FileInfo, ...]:
+        """Return the files that are new or different since the last time, sorted by path."""
+        before = {path: info for path, (_, info) in self._known.items()}
+        try:
+            now = self._scan(_QUICK_ENTRIES)
+        except _Slow:
+            now = await asyncio.to_thread(self._scan, None)
+        return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
+
+    def exceeded(self) -> bool:
+        """Return whether the files are more, or larger together, than the limits allow. Blocks."""
+        size = count = 0
+        for _, told in self._walk(everything=True):
+            count += 1
+            size += told.st_blocks * 512
+            if count > self._limits.files or size > self._limits.disk_bytes:
+                return True
+        return False
+
+    async def close(self) -> None:
+        """Remove the files. Idempotent."""
+        folder, self._folder = self._folder, -1
+        if folder < 0:
+            return
+        try:
+            if self._name is not None:
+                await asyncio.to_thread(remove_below, folder, self._name)
+        finally:
+            os.close(folder)
+
+    def _used(self) -> int:
+        return sum(told.st_size for _, told in self._walk(everything=True))
+
+    def _scan(self, quick: int | None) -> dict[str, FileInfo]:
+        found: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
+        hashed = 0
+        for count, (path, told) in enumerate(self._walk(everything=False), 1):
+            if quick is not None and count > quick:
+                raise _Slow
+            if not stat.S_ISREG(told.st_mode):
+                continue
+            mark, known = _mark(told), self._known.get(path)
+            if known is not None and known[0] == mark:
+                found[path] = known
+                continue
+            hashed += told.st_size
+            if quick is not None and hashed > _QUICK_BYTES:
+                raise _Slow
+            with contextlib.suppress(OSError, FileRefused):
+                data = self.get(path)
+                digest = hashlib.sha256(data).hexdigest()
+                found[path] = (mark, FileInfo(path=path, size=len(data), sha256=digest))
+        self._known = found
+        return {path: info for path, (_, info) in found.items()}
+
+    def _walk(self, *, everything: bool) -> Iterator[tuple[str, os.stat_result]]:
+        # Folders are opened one at a time, from the top: whoever nests them deep cannot use up descriptors.
+        left: list[tuple[str, ...]] = [()]
+        count = 0
+        while left:
+            parts = left.pop()
+            with contextlib.ExitStack() as stack:
+                try:
+                    folder = self._descend(parts, stack, make=False)
+                    entries = stack.enter_context(os.scandir(folder))
+                except OSError:
+                    continue
+                for entry in entries:
+                    if not parts and entry.name == TEMPORARY and not everything:
+                        continue
+                    count += 1
+                    if count > 2 * self._limits.files:
+                        return
+                    try:
+                        told = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    here = (*parts, os.fsencode(entry.name).decode("utf-8", "surrogateescape"))
+                    if stat.S_ISDIR(told.st_mode) and len(here) <= MAX_DEPTH:
+                        left.append(here)
+                    path = "/".join(here)
+                    if everything or path.isprintable():
+                        yield path, told
+
+    def _descend(self, parts: tuple[str, ...], stack: contextlib.ExitStack, *, make: bool) -> int:
+        folder = self._folder
+        for part in parts:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=folder)
+                    self._own_name(part, folder)
+            folder = os.open(part, _FOLDER, dir_fd=folder)
+            stack.callback(os.close, folder)
+        return folder
+
+    def _open(self, name: str, folder: int) -> int:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+
+    def _own(self, file: int) -> None:
+        if self._owner is not None:
+            os.fchown(file, *self._owner)
+
+    def _own_name(self, name: str, folder: int) -> None:
+        if self._owner is not None:
+            os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    if not path or "\0" in path or len(path) > 1024 or not path.isprintable():
+        raise FileRefused(path[:200], "expected a relative path of printable characters")
+    pure = PurePosixPath(path)
+    parts = pure.parts
+    if pure.is_absolute() or ".." in parts or not parts:
+        raise FileRefused(path, "expected a path inside of the workspace, relative to it")
+    if len(parts) > MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
+        raise FileRefused(path, "it is too deep, or a name in it is too long")
+    return parts
+
+
+def _mark(told: os.stat_result) -> tuple[int, ...]:
+    # Code can set the time of change of a file's content, but not that of its inode.
+    return (told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+
+
+def _read(file: int, most: int) -> bytes:
+    parts, left = [], most
+    while left > 0 and (data := os.read(file, min(left, 1 << 20))):
+        parts.append(data)
+        left -= len(data)
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise FileRefused(path, "a part of it is a link, or no folder") from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise FileRefused(path, "the workspace is full") from None
+        raise FileRefused(path, (error.strerror or "it cannot be opened").lower()) from None

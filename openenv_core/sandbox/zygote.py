@@ -1,0 +1,206 @@
+"""The zygote seen from outside: a process that has imported everything, and forks interpreters when asked."""
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from openenv_core.sandbox.errors import SandboxUnavailable
+from openenv_core.sandbox.worker import Exit
+
+BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
+MESSAGE_BYTES: Final = 1 << 16
+END_S: Final = 5.0
+SAID_CHARS: Final = 2000
+
+ENVIRONMENT: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/nonexistent",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MPLBACKEND": "module://ropewalk_figures",
+    # A library that starts threads when it is imported would have none of them after a fork.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""All that code sees of the environment; the server's own variables, its secrets among them, stay with it."""
+
+
+class Zygote:
+    """A running zygote.
+
+    Args:
+        told: What it is told: `inside/zygote.py` says what that is.
+        died: Called once when it is gone.
+    """
+
+    def __init__(self, told: dict[str, Any], died: Callable[[], None]) -> None:
+        self._told = told
+        self._died = died
+        self._loop = asyncio.get_running_loop()
+        self._channel, self._inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._exits: dict[int, asyncio.Future[Exit]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()
+        self.gone = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self, timeout_s: float) -> dict[str, Any]:
+        """Start it, and return what it says of itself once it is ready.
+
+        Raises:
+            SandboxUnavailable: It ended, or was not ready in time.
+        """
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-B", str(BOOT), str(self._inner.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[self._inner.fileno()],
+                env=ENVIRONMENT,
+                cwd="/",
+                # A terminal's Ctrl-C is for the server, which ends the zygote in order.
+                start_new_session=True,
+            )
+        finally:
+            self._inner.close()
+        self._channel.setblocking(False)
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send({"tell": self._told}, [])
+                return await asyncio.shield(self._ready)
+        except TimeoutError:
+            await self.close()
+            raise SandboxUnavailable(
+                f"expected interpreters within {timeout_s:g} s, got none; raise boot_timeout_s, or preload less"
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def fork(self, number: int, spec: dict[str, Any], descriptors: list[int]) -> asyncio.Future[Exit]:
+        """Ask for an interpreter.
+
+        Args:
+            number: Names it in what the zygote tells; never used twice.
+            spec: What it is told.
+            descriptors: The inner ends of its control socket, its stdout and its stderr.
+
+        Returns:
+            A future of its exit.
+
+        Raises:
+            SandboxUnavailable: The zygote is gone.
+        """
+        if self.gone:
+            raise SandboxUnavailable("expected a running zygote, got one that has ended")
+        exit_ = self._loop.create_future()
+        self._exits[number] = exit_
+        try:
+            await self._send({"fork": number, **spec}, descriptors)
+        except OSError:
+            self._exits.pop(number, None)
+            raise SandboxUnavailable("expected a running zygote, got one that has ended") from None
+        return exit_
+
+    async def close(self) -> None:
+        """End it, and all interpreters with it. Idempotent."""
+        if self._process is None:
+            self._channel.close()
+            self._log.close()
+            return
+        self._gone()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await asyncio.to_thread(self._process.wait, END_S)
+        if not self._log.closed:
+            self._log.close()
+
+    def said(self) -> str:
+        """Return the last words of the zygote on its own streams."""
+        if self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        data = os.pread(self._log.fileno(), SAID_CHARS, max(0, size - SAID_CHARS))
+        return data.decode("utf-8", "replace").strip()
+
+    async def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        data = json.dumps(message).encode()
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        )
+        while True:
+            try:
+                self._channel.sendmsg([data], rights)
+                return
+            except BlockingIOError:
+                writable = self._loop.create_future()
+                self._loop.add_writer(self._channel.fileno(), _set, writable)
+                try:
+                    await writable
+                finally:
+                    if not self.gone:
+                        self._loop.remove_writer(self._channel.fileno())
+
+    def _readable(self) -> None:
+        while True:
+            try:
+                data = self._channel.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._gone()
+                return
+            message = json.loads(data)
+            if "exit" in message:
+                exit_ = self._exits.pop(message["exit"], None)
+                if exit_ is not None and not exit_.done():
+                    exit_.set_result(Exit(message["code"], message["signal"]))
+            elif "ready" in message:
+                self._ready.set_result(message["ready"])
+            elif not self._ready.done():
+                self._ready.set_exception(SandboxUnavailable(message["refused"]))
+
+    def _gone(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        self._channel.close()
+        if not self._ready.done():
+            said = self.said()
+            self._ready.set_exception(
+                SandboxUnavailable(
+                    f"expected a zygote, got one that ended at once{': ' if said else ''}{said}"
+                )
+            )
+        self._ready.exception()
+        for exit_ in self._exits.values():
+            if not exit_.done():
+                exit_.set_result(Exit(zygote=True))
+        self._exits.clear()
+        self._died()
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
