@@ -1,0 +1,257 @@
+"""A control group for each session, where this process may make any: memory that no mapping hides, and pids.
+
+An addition to the limits of a process, never a condition: `find` answers None where there is none to be had,
+as in most containers.
+"""
+
+import os
+import re
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PREFIX = "ropewalk-"
+_NEEDED = ("memory", "pids")
+_KILL_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """One session's group: a directory (version 2), or one for each controller (version 1).
+
+    Attributes:
+        directories: By controller; all the same in version 2.
+        version: Of control groups, 1 or 2.
+    """
+
+    directories: dict[str, Path]
+    version: int = 2
+
+    def add(self, pid: int = 0) -> None:
+        """Put a process into the group; 0 is the calling one.
+
+        Takes some 10 ms, most of it waiting for the kernel: a process of one thread had better `join`.
+
+        Raises:
+            OSError: The kernel refused.
+        """
+        for directory in self._each():
+            _write(directory / "cgroup.procs", str(pid))
+
+    def open_doors(self) -> list[int]:
+        """Descriptors by which a process without sight of the group can `join` it; whoever opened them closes them.
+
+        With version 1 they take the joining thread alone, which spares the wait for all others of the machine.
+        """
+        door = "tasks" if self.version == 1 else "cgroup.procs"
+        return [os.open(each / door, os.O_WRONLY | os.O_CLOEXEC) for each in self._each()]
+
+    def oom_killed(self) -> bool:
+        """Whether the kernel killed a process of the group for memory."""
+        directory = self.directories["memory"]
+        for name in ("memory.events", "memory.oom_control"):
+            with suppress(OSError):
+                found = re.search(r"^oom_kill (\d+)$", (directory / name).read_text(), re.MULTILINE)
+                return found is not None and int(found[1]) > 0
+        return False
+
+    def pids(self) -> set[int]:
+        """The processes in the group, as this process's pid namespace sees them."""
+        found: set[int] = set()
+        for directory in self._each():
+            with suppress(OSError):
+                found.update(map(int, (directory / "cgroup.procs").read_text().split()))
+        return found - {0}  # 0: one that this namespace does not see
+
+    def kill(self) -> None:
+        """Kill every process of the group; those that a fork adds meanwhile, too."""
+        with suppress(OSError):
+            _write(self.directories["memory"] / "cgroup.kill", "1")
+            return
+        for _round in range(_KILL_ROUNDS):
+            pids = self.pids()
+            if not pids:
+                return
+            for pid in pids:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> bool:
+        """Remove the group; False while a process, a dead one that nobody reaped too, is in it."""
+        gone = True
+        for directory in self._each():
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                gone = False
+        return gone
+
+    def _each(self) -> list[Path]:
+        return list(dict.fromkeys(self.directories.values()))
+
+
+@dataclass(frozen=True)
+class CgroupMaker:
+    """Makes groups beneath directories that were found to allow it.
+
+    Attributes:
+        version: Of control groups, 1 or 2.
+        parents: Where the groups are made, by controller.
+    """
+
+    version: int
+    parents: dict[str, Path]
+
+    def make(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
+        """Make a group with limits; its name says whose it is, so that it is swept when this process is gone.
+
+        Raises:
+            OSError: The kernel refused; nothing is left behind.
+        """
+        full = f"{_PREFIX}{os.getpid()}-{name}"
+        group = Cgroup(
+            {controller: parent / full for controller, parent in self.parents.items()}, self.version
+        )
+        try:
+            for directory in dict.fromkeys(group.directories.values()):
+                directory.mkdir()
+            memory, pids = group.directories["memory"], group.directories["pids"]
+            if self.version == 2:
+                _write(memory / "memory.max", str(memory_bytes))
+                with suppress(FileNotFoundError):  # no swap in this kernel
+                    _write(memory / "memory.swap.max", "0")
+            else:
+                _write(memory / "memory.limit_in_bytes", str(memory_bytes))
+                with suppress(OSError):  # without swap accounting there is no such limit
+                    _write(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
+            _write(pids / "pids.max", str(processes))
+        except OSError:
+            group.remove()
+            raise
+        return group
+
+    def sweep(self) -> int:
+        """Remove the groups of owners that have ended; how many directories went."""
+        removed = 0
+        for parent in dict.fromkeys(self.parents.values()):
+            with suppress(OSError):
+                for directory in list(parent.glob(f"{_PREFIX}*")):
+                    owner = directory.name.removeprefix(_PREFIX).partition("-")[0]
+                    if owner.isdecimal() and not _alive(int(owner)):
+                        with suppress(OSError):
+                            directory.rmdir()
+                            removed += 1
+        return removed
+
+
+def join(doors: list[int]) -> None:
+    """Put the calling process, which has one thread, into a group whose `open_doors` these are; closes them."""
+    try:
+        for door in doors:
+            os.write(door, b"0")
+    finally:
+        for door in doors:
+            os.close(door)
+
+
+def find() -> CgroupMaker | None:
+    """Where groups with limits on memory and pids can be made; groups of dead owners are swept on the way.
+
+    Tried by making one. Asked once, before /proc and /sys are out of sight.
+    """
+    with suppress(OSError, ValueError):
+        mounted, own = _mounted(), _own()
+        for maker in (_version_2(mounted, own), _version_1(mounted, own)):
+            if maker is not None and _works(maker):
+                maker.sweep()
+                return maker
+    return None
+
+
+def _works(maker: CgroupMaker) -> bool:
+    try:
+        return maker.make("probe", 1 << 30, 16).remove()
+    except OSError:
+        return False
+
+
+def _version_2(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> CgroupMaker | None:
+    if "" not in mounted or "" not in own:
+        return None
+    top = mounted[""][1]
+    mine = _beneath(mounted[""], own[""])
+    # A group with processes cannot hand controllers down, but its neighbours' parent may have done so.
+    for parent in (mine, mine.parent):
+        if not parent.is_relative_to(top) or not os.access(parent / "cgroup.procs", os.W_OK):
+            continue
+        handed_down = parent / "cgroup.subtree_control"
+        with suppress(OSError):
+            if parent == mine and not set(_NEEDED) <= set(handed_down.read_text().split()):
+                _write(handed_down, " ".join(f"+{controller}" for controller in _NEEDED))
+            if set(_NEEDED) <= set(handed_down.read_text().split()):
+                return CgroupMaker(2, dict.fromkeys(_NEEDED, parent))
+    return None
+
+
+def _version_1(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> CgroupMaker | None:
+    if not all(controller in mounted and controller in own for controller in _NEEDED):
+        return None
+    return CgroupMaker(
+        1, {controller: _beneath(mounted[controller], own[controller]) for controller in _NEEDED}
+    )
+
+
+def _beneath(mounted: tuple[str, Path], own: str) -> Path:
+    """The directory of a group: what is mounted may be a part of the hierarchy."""
+    root, directory = mounted
+    inside = os.path.relpath(own, root)
+    return directory if inside.startswith("..") else directory / inside
+
+
+def _mounted() -> dict[str, tuple[str, Path]]:
+    """Root within the hierarchy and mount point by controller; version 2 under the empty name."""
+    found: dict[str, tuple[str, Path]] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _source, options) = before.split(), after.split()[:3]
+        place = (fields[3], Path(fields[4]))
+        if kind == "cgroup2":
+            found.setdefault("", place)
+        elif kind == "cgroup":
+            for controller in options.split(","):
+                found.setdefault(controller, place)
+    return found
+
+
+def _own() -> dict[str, str]:
+    """This process's group by controller; version 2 under the empty name."""
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            found[controller] = path
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, content.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, f"writing {content!r} to {path}: {error.strerror}") from None
