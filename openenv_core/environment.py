@@ -96,7 +96,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         """Give back what the instance holds. Called once, after the last other call."""
         return None
 
-    def get_metadata(self) -> EnvironmentMetadata:
+    def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
         """What the environment says of itself: by default its name and the docstring of its class."""
         cls = type(self)
         return EnvironmentMetadata(

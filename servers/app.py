@@ -4,15 +4,16 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
+from openenv_core.errors import OpenEnvError
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory
 from servers.methods import name_of
@@ -35,6 +36,10 @@ API_VERSION = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its first number."""
 
 
+Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[None]]
+"""What is entered when a server process starts, and left when it ends, after the last session has."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
     """What an app serves, as `create_app` was told.
@@ -45,6 +50,7 @@ class Served:
         models: The models to describe, under the keys of /schema.
         name: What the environment is called; None: as its class.
         cap: The greatest number of sessions, unless the settings say otherwise.
+        lifespan: What the environments share for as long as the app is served.
     """
 
     factory: Factory
@@ -52,6 +58,7 @@ class Served:
     models: dict[str, Any]
     name: str | None
     cap: int
+    lifespan: Lifespan | None = None
 
 
 class EnvironmentApp(FastAPI):
@@ -69,6 +76,8 @@ class EnvironmentApp(FastAPI):
         self._served = served
         self._routes: list[BaseRoute] = []
         self._started = False
+        self._refusal: OpenEnvError | None = None
+        self._refusals_taken = False
         self.configure(settings)
 
     @property
@@ -130,6 +139,11 @@ class EnvironmentApp(FastAPI):
         self._routes = [route for route in self.router.routes if route not in before]
         self.openapi_schema = None
 
+    def take_refusals(self) -> Callable[[], OpenEnvError | None]:
+        """Return what tells why the app would not start; whoever takes it says so, and the log does not."""
+        self._refusals_taken = True
+        return lambda: self._refusal
+
     async def drain(self, deadline_s: float) -> None:
         """Take no further sessions and let those that there are end, after the calls that are under way.
 
@@ -150,7 +164,7 @@ class EnvironmentApp(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or the application's lifespan."""
         if scope["type"] == "lifespan":
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, self._without_traceback(send))
         else:
             await self._guard(scope, receive, send)
 
@@ -168,15 +182,37 @@ class EnvironmentApp(FastAPI):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Be served; for the application's lifespan. An app may be served again after its server has stopped."""
+        """Be served; for the application's lifespan. An app may be served again after its server has stopped.
+
+        Raises:
+            Exception: Whatever the author's lifespan raised.
+        """
         self._started = True
+        self._refusal = None
         self._sessions.draining = self._sockets.draining = False
+        lifespan = self._served.lifespan
         try:
-            yield
+            async with nullcontext() if lifespan is None else lifespan(self):
+                try:
+                    yield
+                finally:
+                    await self._sessions.shut_down()
+        except OpenEnvError as error:
+            self._refusal = error
+            raise
         finally:
-            await self._sessions.shut_down()
             self._sessions.executor.close()
             self._started = False
+
+    def _without_traceback(self, send: Send) -> Send:
+        """Let a start that is refused on purpose be told by its message alone."""
+
+        async def told(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed" and self._refusal is not None:
+                message = {**message, "message": "" if self._refusals_taken else str(self._refusal)}
+            await send(message)
+
+        return told
 
 
 class _Inside:
@@ -227,6 +263,7 @@ def create_app(
     *,
     mode: Mode | None = None,
     reset_observation_cls: Any = None,
+    lifespan: Lifespan | None = None,
 ) -> EnvironmentApp:
     """Build the server of one environment.
 
@@ -250,6 +287,11 @@ def create_app(
         state_cls: The state model, for the schema.
         mode: `production` serves no reset, step or state; by default what OPENENV_MODE says.
         reset_observation_cls: What a reset returns where that is another model, for the schema.
+        lifespan: Makes what the environments share: called with the app, it returns a context that is entered
+            when a server process starts, before it takes connections, and left when that ends, after its last
+            session. An `OpenEnvError` from it refuses the start, and its message is what is shown. Below another
+            application it is that application's to run, by `app.router.lifespan_context(app)`. Several workers
+            have one each.
 
     Raises:
         ConfigurationError: The settings contradict each other, or the class does not allow several sessions.
@@ -278,7 +320,7 @@ def create_app(
         "reset_observation": reset_observation_cls or observation_cls,
     }
     cap = 1 if max_concurrent_envs is None else max_concurrent_envs
-    served = Served(factory=env, action=action_cls, models=models, name=env_name, cap=cap)
+    served = Served(factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan)
     return EnvironmentApp(served, settings)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -13,17 +13,10 @@ from servers.fleet.ids import ids_of
 from servers.fleet.peers import UnixPeers
 from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SharedSlots, SlotTable
-from servers.hosting import Drain
+from servers.hosting import Assembled
 from servers.security import Guard
 from servers.security.tokens import principals
 from servers.settings import ServerSettings
-
-
-class Assembled(NamedTuple):
-    """An ASGI application, and what ends its sessions, if it has some."""
-
-    app: Any
-    drain: Drain | None
 
 
 def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
@@ -40,13 +33,13 @@ def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[st
     """
     if isinstance(app, EnvironmentApp):
         app.configure(settings)
-        return Assembled(app, app.drain)
+        return Assembled(app, app.drain, app.take_refusals())
     if options:
         raise ConfigurationError(
             f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {name!r}; "
             "leave the options out, or build the app with create_app"
         )
-    return Assembled(Guard(app, settings), None)
+    return Assembled(Guard(app, settings))
 
 
 def assemble_worker(app: Any, plan: WorkerPlan) -> Assembled:
@@ -97,4 +90,4 @@ def assemble_worker(app: Any, plan: WorkerPlan) -> Assembled:
         peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
         elsewhere=slots.elsewhere,
     )
-    return Assembled(Guard(forwarder, settings), app.drain)
+    return Assembled(Guard(forwarder, settings), app.drain, app.take_refusals())

@@ -12,16 +12,32 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import uvicorn
 
+from openenv_core.errors import OpenEnvError
 from servers.listening import BACKLOG
 from servers.protocols import PING_S, PONG_S, raise_descriptor_limit
 
 logger = logging.getLogger("servers")
 
 Drain: TypeAlias = Callable[[float], Awaitable[None]]
+
+
+class Assembled(NamedTuple):
+    """An ASGI application, and what there is to know of it.
+
+    Attributes:
+        app: The application.
+        drain: Ends its sessions within the seconds that it is given, if it has some.
+        refusal: Tells why the application would not start, where it knows.
+    """
+
+    app: Any
+    drain: Drain | None = None
+    refusal: Callable[[], OpenEnvError | None] = lambda: None
+
 
 SETTINGS: Final[dict[str, Any]] = {
     "http": "servers.protocols:HttpProtocol",
@@ -51,10 +67,9 @@ _LOOK_S: Final = 0.05
 
 
 def host(
-    app: Any,
+    assembled: Assembled,
     listeners: Sequence[socket.socket],
     *,
-    drain: Drain | None,
     drain_s: float,
     on_started: Callable[[], None] | None = None,
     lifeline: int | None = None,
@@ -62,20 +77,33 @@ def host(
     """Serve until a signal says to stop, and return the exit status.
 
     Args:
-        app: The ASGI application.
+        assembled: The ASGI application.
         listeners: The sockets to accept connections on.
-        drain: Ends the sessions within the seconds that it is given; for applications that have some.
-        drain_s: Those seconds.
+        drain_s: Seconds that its sessions get to end.
         on_started: Called once connections are accepted.
         lifeline: A descriptor whose end of file says to stop as a signal does.
+
+    Raises:
+        OpenEnvError: The application would not start, and says why.
     """
     raise_descriptor_limit()
     _calm_collector()
-    config = uvicorn.Config(app, log_config=None, **SETTINGS)
-    server = _Server(config, drain, drain_s, on_started, lifeline)
-    server.run(sockets=list(listeners))
+    config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
+    server = _Server(config, assembled.drain, drain_s, on_started, lifeline)
+    try:
+        server.run(sockets=list(listeners))
+    except SystemExit:  # how uvicorn says that the application would not start
+        _raise(server, assembled)
+        raise
     server.end.within(_AFTER_DRAIN_S)  # the interpreter waits for threads too
+    _raise(server, assembled)
     return 0 if server.started else 1
+
+
+def _raise(server: uvicorn.Server, assembled: Assembled) -> None:
+    """Raise why the application would not start, if it would not and says so."""
+    if not server.started and (refusal := assembled.refusal()) is not None:
+        raise refusal from None
 
 
 def _calm_collector() -> None:

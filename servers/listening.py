@@ -69,6 +69,11 @@ def inherited(fd: int) -> socket.socket:
     return listener
 
 
+def is_exposed(listener: socket.socket) -> bool:
+    """Say whether callers beyond this machine reach a listening socket, as far as its address tells."""
+    return listener.family != socket.AF_UNIX and not is_loopback(listener.getsockname()[0])
+
+
 def refuse_strangers_without_token(
     listener: socket.socket, settings: ServerSettings, *, insecure: bool
 ) -> None:
@@ -77,15 +82,14 @@ def refuse_strangers_without_token(
     Raises:
         ConfigurationError: It can be reached from elsewhere.
     """
-    if settings.tokens or insecure or listener.family == socket.AF_UNIX:
+    if settings.tokens or insecure or not is_exposed(listener):
         return
     host, port = listener.getsockname()[:2]
-    if not is_loopback(host):
-        raise ConfigurationError(
-            f"expected a token to listen beyond loopback, got none for {url_host(host)}:{port}; give "
-            f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN}), or --host 127.0.0.1, or, where "
-            "the network keeps strangers out, --insecure"
-        )
+    raise ConfigurationError(
+        f"expected a token to listen beyond loopback, got none for {url_host(host)}:{port}; give "
+        f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN}), or --host 127.0.0.1, or, where "
+        "the network keeps strangers out, --insecure"
+    )
 
 
 def url_host(host: str) -> str:

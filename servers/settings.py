@@ -36,6 +36,8 @@ class ServerSettings:
         send_timeout_s: Seconds that a client may leave its replies unread.
         drain_s: Seconds that sessions get to end when the server is asked to stop.
         mode: `production` serves no reset, step or state.
+        exposed: Whether callers beyond this machine reach the listening socket; None: not known. What opens the
+            socket says so, no variable does.
     """
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
@@ -50,6 +52,7 @@ class ServerSettings:
     send_timeout_s: float = 30.0
     drain_s: float = 8.0
     mode: Mode = "simulation"
+    exposed: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse tokens that can be guessed, or that a header cannot carry.

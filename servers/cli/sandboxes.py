@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     settings = _settings(arguments, os.environ)
     try:
-        from servers.hosting import host
+        from servers.hosting import Assembled, host
         from servers.logs import configure_logging
         from servers.sandboxes.app import SandboxApp
     except ModuleNotFoundError as error:
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     with listen(arguments.host, arguments.port) as listener:
         address, port = listener.getsockname()[:2]
         print(f"ropewalk: sandboxes on http://{url_host(address)}:{port}", flush=True)
-        return host(app, [listener], drain=app.drain, drain_s=settings.drain_s)
+        return host(Assembled(app, app.drain), [listener], drain_s=settings.drain_s)
 
 
 def _settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:

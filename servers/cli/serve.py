@@ -12,7 +12,14 @@ from typing import Final
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
 from servers.cli.options import OF_SESSIONS, add_options, given, insecure, take_settings
-from servers.listening import inherited, listen, listen_often, refuse_strangers_without_token, url_host
+from servers.listening import (
+    inherited,
+    is_exposed,
+    listen,
+    listen_often,
+    refuse_strangers_without_token,
+    url_host,
+)
 from servers.settings import ServerSettings
 
 FAILED: Final = 2
@@ -42,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
         refuse_strangers_without_token(listeners[0], settings, insecure=insecure(arguments))
+        settings = replace(settings, exposed=is_exposed(listeners[0]))
         if arguments.reload:
             return _run_reloading(arguments, settings, listeners[0])
         try:
@@ -82,7 +90,7 @@ def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener:
     configure_logging(arguments.log_level, settings.tokens)
     assembled = assemble(app, arguments.app, settings, _options_of_sessions(arguments))
     _announce(arguments, listener)
-    return host(assembled.app, [listener], drain=assembled.drain, drain_s=settings.drain_s)
+    return host(assembled, [listener], drain_s=settings.drain_s)
 
 
 def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listeners: list[socket]) -> int:

@@ -77,9 +77,8 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
             os.close(plan.ready)
 
         return host(
-            served.app,
+            served,
             [listener, private],
-            drain=served.drain,
             drain_s=plan.settings.drain_s,
             on_started=ready,
             lifeline=lifeline,

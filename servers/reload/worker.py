@@ -43,13 +43,7 @@ def _serve(plan: ReloadPlan) -> int:
             print("ropewalk: serving again", flush=True)  # noqa: T201
 
     with socket.socket(fileno=plan.listener) as listener:
-        return host(
-            assembled.app,
-            [listener],
-            drain=assembled.drain,
-            drain_s=plan.settings.drain_s,
-            on_started=started,
-        )
+        return host(assembled, [listener], drain_s=plan.settings.drain_s, on_started=started)
 
 
 if __name__ == "__main__":
