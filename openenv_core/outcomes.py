@@ -11,8 +11,12 @@ What an environment says, under keys of the observation's metadata that any envi
   played, and nobody can say how well, a judge that ran out of time for one. The trainer leaves it out of the baseline
   and of the loss; it is not 0.
 
-Observations that carry an execution of `openenv_core.sandbox` need not repeat themselves: the status `sandbox_error`,
-as a field or below `metadata["execution"]`, is the first of the two.
+Two things that observations may carry say the same by themselves, as fields or below the metadata:
+
+- an execution of `openenv_core.sandbox`: its status `sandbox_error` is the first of the two. The fields may be the
+  observation's own, or those of `metadata["execution"]`.
+- a `verdict`, which has a `reason` and its `detail` in words: with the reason `sandbox_error` it is the first, with
+  any other and without a reward the second.
 
 Only the environment's own code may write these: what the policy can write, it will.
 """
@@ -27,7 +31,7 @@ UNSCORED: Final = "unscored"
 """The key of an observation's metadata that says why a last observation has no reward."""
 
 SANDBOX_ERROR: Final = "sandbox_error"
-"""The status of an execution whose interpreter failed."""
+"""The status of an execution whose interpreter failed, and the reason of a verdict that came to nothing by that."""
 
 
 def infrastructure_failure(observation: object) -> str | None:
@@ -44,6 +48,9 @@ def infrastructure_failure(observation: object) -> str | None:
         for execution in (part, _field(metadata, "execution")):
             if _field(execution, "status") == SANDBOX_ERROR:
                 return _words(_field(execution, "reason"), "") or "the sandbox failed"
+        for verdict in _verdicts(part):
+            if _field(verdict, "reason") == SANDBOX_ERROR:
+                return _words(_field(verdict, "detail"), "") or "the sandbox failed"
     return None
 
 
@@ -69,8 +76,13 @@ def unscored_reason(result: object) -> str | None:
     # The outermost knows: on the wire the reward stands beside the observation, whose own may be absent.
     if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
         return None
-    reasons = (_words(_field(_field(p, "metadata"), UNSCORED), "nobody said why") for p in parts)
-    return next(filter(None, reasons), None)
+    for part in parts:
+        if said := _words(_field(_field(part, "metadata"), UNSCORED), "nobody said why"):
+            return said
+        for verdict in _verdicts(part):
+            if reason := _words(_field(verdict, "reason"), ""):
+                return _words(_field(verdict, "detail"), "") or reason
+    return None
 
 
 def _parts(observation: object) -> Iterator[object]:
@@ -78,6 +90,10 @@ def _parts(observation: object) -> Iterator[object]:
     yield observation
     if (inner := _field(observation, "observation")) is not None:
         yield inner
+
+
+def _verdicts(part: object) -> tuple[object, object]:
+    return _field(part, "verdict"), _field(_field(part, "metadata"), "verdict")
 
 
 def _field(thing: object, name: str) -> Any:

@@ -24,6 +24,7 @@ from openenv_core.sandbox import Execution, Status
 class Run(Observation):
     status: str = "ok"
     reason: str | None = None
+    verdict: dict[str, Any] | None = None
 
 
 def forms(**fields: Any) -> list[object]:
@@ -53,6 +54,11 @@ SANDBOX = {"status": "sandbox_error", "reason": "the zygote is gone"}
         ({"metadata": {"execution": SANDBOX}}, "the zygote is gone"),
         ({"metadata": {"execution": {"status": "sandbox_error", "reason": None}}}, "the sandbox failed"),
         ({"metadata": {INFRASTRUCTURE_ERROR: " no GPU is left \n"}}, "no GPU is left"),
+        (
+            {"verdict": {"reason": "sandbox_error", "detail": "no interpreter"}, "done": True},
+            "no interpreter",
+        ),
+        ({"metadata": {"verdict": {"reason": "sandbox_error"}}, "reward": 0.0}, "the sandbox failed"),
         ({"metadata": {INFRASTRUCTURE_ERROR: True}}, "the environment did not say what"),
         (
             {"metadata": {INFRASTRUCTURE_ERROR: "a reset by peer"}, "reward": 1.0, "done": True},
@@ -79,6 +85,8 @@ def test_what_failed_is_said(fields: dict[str, Any], words: str) -> None:
         {"metadata": {"execution": "sandbox_error"}},
         {"metadata": {"last_code": "status = 'sandbox_error'"}},
         {"reason": "sandbox_error"},
+        {"verdict": {"reason": "timeout", "detail": "sandbox_error"}, "done": True},
+        {"verdict": {"status": "sandbox_error", "reason": "failed"}, "done": True, "reward": 0.0},
         *({"status": status, "reason": "its own"} for status in get_args(Status) if status != SANDBOX_ERROR),
     ],
 )
@@ -107,8 +115,16 @@ def test_why_nobody_can_say_how_well() -> None:
     told = {UNSCORED: "the judge took too long"}
     for form in forms(done=True, metadata=told):
         assert unscored_reason(form) == "the judge took too long", form
+    judged = {"reward": None, "reason": "timeout", "detail": "case 3 took too long"}
+    for form in (*forms(done=True, verdict=judged), *forms(done=True, metadata={"verdict": judged})):
+        assert unscored_reason(form) == "case 3 took too long", form
+    for form in forms(done=True, verdict={"reason": "timeout"}):
+        assert unscored_reason(form) == "timeout"
     for fields in (
         {"done": True},
+        {"done": True, "reward": 0.0, "verdict": judged},
+        {"done": False, "verdict": judged},
+        {"done": True, "verdict": {"reason": ""}},
         {"done": True, "reward": 0.0, "metadata": told},
         {"done": True, "reward": False, "metadata": told},
         {"done": False, "metadata": told},
