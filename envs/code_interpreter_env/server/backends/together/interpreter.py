@@ -1,0 +1,152 @@
+"""A session of the service."""
+
+import base64
+import hashlib
+import secrets
+from typing import Final
+
+from openenv_core.sandbox import FileRefused, Limits
+
+from ..hosted import (
+    Collector,
+    HostedInterpreter,
+    HostFailure,
+    Verdict,
+)
+from ..hosted.errand import MOST_BYTES, Errand
+from ..hosted.interpreter import ERRAND_S
+from ..hosted.verdict import flooded, overdue, raised
+from .answers import NotRun, Ran, read_answer
+from .errors import Overdue, Refused, TooLarge
+from .service import TogetherService
+from .settings import TogetherSettings
+
+SLACK_BYTES: Final = 1 << 16
+PROBE_S: Final = 2.0
+"""How long the question whether a session or the service is alive is repeated."""
+
+
+class TogetherInterpreter(HostedInterpreter):
+    """Code, session and files through the documented requests.
+
+    The interface has no way to interrupt or to end a session. One whose code takes too long is left behind, for the
+    service to end after its time, and the next execution begins another.
+
+    Args:
+        service: The service.
+        settings: How it is reached.
+        limits: Of the session.
+        packages: Imported at the start.
+    """
+
+    def __init__(
+        self,
+        service: TogetherService,
+        settings: TogetherSettings,
+        limits: Limits,
+        packages: tuple[str, ...],
+    ) -> None:
+        super().__init__(limits, packages, isolation="remote", report_files=settings.report_files)
+        self._service = service
+        self._theirs: str | None = None
+        self._had_stdin = False
+
+    async def _begin(self) -> None:
+        self._theirs = None
+        self._had_stdin = False
+        # Uploads land where code runs, so the workspace is the folder that the session begins in.
+        await self._enter(own_folder=False)
+
+    async def _end(self) -> None:
+        self._theirs = None
+
+    async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+        if stdin is not None or self._had_stdin:
+            await self._ask(Errand("stdin", text=stdin or ""), timeout_s)
+            self._had_stdin = stdin is not None
+        try:
+            ran = await self._sent(code, timeout_s, self._most_bytes(), repeatable=False)
+        except Overdue as late:
+            await self._require_answers()
+            reason = f"{late}; the session was left behind, as there is no way to interrupt it"
+            return overdue(reason, state_lost=True)
+        except TooLarge as failure:
+            return flooded(str(failure), state_lost=False)
+        ran.told(collector)
+        if collector.flood.done():
+            return flooded(
+                f"it wrote more than {self._limits.output_hard_bytes} bytes, and was not stopped",
+                state_lost=False,
+            )
+        return Verdict() if collector.error is None else raised(collector.error)
+
+    async def _ask(self, errand: Errand, timeout_s: float) -> str:
+        ran = await self._sent(errand.statement, timeout_s, MOST_BYTES, repeatable=True)
+        return ran.written()
+
+    async def _put(self, path: str, data: bytes) -> None:
+        """Upload a file by the documented field, and move it to its place."""
+        name = f"upload-{secrets.token_hex(8)}"
+        errand = Errand("take", root=self._root, name=name, path=path)
+        upload = {"name": name, "encoding": "base64", "content": base64.b64encode(data).decode()}
+        ran = await self._sent(errand.statement, ERRAND_S, MOST_BYTES, repeatable=True, files=(upload,))
+        said = errand.read(ran.written())
+        if "refused" in said:
+            raise FileRefused(path, str(said["refused"])[:1000])
+        if said.get("sha256") != hashlib.sha256(data).hexdigest():
+            raise HostFailure("expected the service to put a file where its code runs, and it is not there")
+
+    async def _sent(
+        self,
+        code: str,
+        timeout_s: float,
+        most_bytes: int,
+        *,
+        repeatable: bool,
+        files: tuple[dict[str, str], ...] = (),
+    ) -> Ran:
+        try:
+            said = await self._service.execute(
+                code,
+                self._theirs,
+                timeout_s=timeout_s,
+                most_bytes=most_bytes,
+                repeatable=repeatable,
+                files=files,
+            )
+            answer = read_answer(said)
+        except Refused as failure:
+            answer = NotRun(str(failure))
+        if isinstance(answer, NotRun):
+            raise HostFailure(
+                f"expected the service to run the code, got: {answer.reason}",
+                state_lost=await self._is_gone(),
+            )
+        if self._theirs is not None and answer.session_id != self._theirs:
+            raise HostFailure("expected the answer of one session, got that of another", state_lost=True)
+        self._theirs = answer.session_id
+        return answer
+
+    async def _require_answers(self) -> None:
+        """Tell code that takes too long from a service that does not answer.
+
+        Raises:
+            HostFailure: It is the service. What became of the session nobody knows.
+        """
+        try:
+            await self._service.sessions(PROBE_S)
+        except HostFailure as failure:
+            raise HostFailure(str(failure), state_lost=True) from failure
+
+    async def _is_gone(self) -> bool:
+        """Whether the session is not among those that the service has."""
+        if self._theirs is None:
+            return False
+        try:
+            return self._theirs not in await self._service.sessions(PROBE_S)
+        except HostFailure:
+            return False
+
+    def _most_bytes(self) -> int:
+        """How long an answer may be: what may be written, some of it spelled with two characters."""
+        return 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + SLACK_BYTES
