@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from openenv_core.sandbox.errors import SandboxUnavailable
 from openenv_core.sandbox.kernel.identity import session_uid
@@ -143,9 +143,14 @@ async def _hear(worker: Worker, expected: bytes) -> tuple[int, list[int]]:
 
 async def _readable(worker: Worker) -> None:
     loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(worker.control.fileno(), lambda: readable.done() or readable.set_result(None))
+    readable: asyncio.Future[Any] = loop.create_future()
+    loop.add_reader(worker.control.fileno(), _set, readable)
     try:
-        await asyncio.wait([readable, worker.exited], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((readable, worker.exited), return_when=asyncio.FIRST_COMPLETED)
     finally:
         loop.remove_reader(worker.control.fileno())
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

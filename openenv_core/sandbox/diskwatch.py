@@ -42,6 +42,7 @@ class DiskWatch:
         self._task = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
-        while not await asyncio.to_thread(self._workspace.exceeded):
-            await asyncio.sleep(PERIOD_S)
-        self._exceeded()
+        if await asyncio.to_thread(self._workspace.exceeded):
+            self._exceeded()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._start)

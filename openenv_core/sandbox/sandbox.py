@@ -13,12 +13,13 @@ from uuid import uuid4
 from openenv_core.sandbox.birth import Birth
 from openenv_core.sandbox.config import SandboxConfig
 from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.kernel.identity import session_uid
 from openenv_core.sandbox.levels import LADDER, Isolation
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.scratch import Scratch
 from openenv_core.sandbox.selftest import prove
 from openenv_core.sandbox.session import Session
-from openenv_core.sandbox.view import readable
+from openenv_core.sandbox.view import view_of
 from openenv_core.sandbox.worker import Worker
 from openenv_core.sandbox.workspace import Workspace
 from openenv_core.sandbox.zygote import Zygote
@@ -192,11 +193,17 @@ class Sandbox:
 
     async def _boot_zygote(self) -> None:
         config = self._config
+        view = await asyncio.to_thread(view_of, config.readable, config.hidden)
+        # A root of its own has empty places instead of the hidden ones; a few mounts do for it.
+        bound = self.isolation is Isolation.NAMESPACES
         told = {
             "isolation": self.isolation,
             "preload": list(config.preload),
-            "readable": await asyncio.to_thread(readable, config.readable, config.hidden),
+            "shown": view.shown,
+            "hidden": view.hidden,
+            "readable": view.shown if bound else await asyncio.to_thread(view.without_hidden),
             "scratch": None if self._scratch is None else str(self._scratch.path),
+            "privileged": session_uid(0) is not None,
         }
         self._began = asyncio.get_running_loop().time()
         self._zygote = Zygote(told, self._on_death)

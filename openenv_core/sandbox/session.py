@@ -226,7 +226,7 @@ class Session:
                 files = await workspace.changes()
             else:
                 await self._end_life()
-            return self._told(reply, timeout, files), reply.answer and reply.answer.text
+            return self._told(reply, timeout, files), None if reply.answer is None else reply.answer.text
 
     async def _living(self) -> Workspace:
         if self._closed:
@@ -247,7 +247,7 @@ class Session:
     def _told(self, reply: Reply, timeout: float, files: tuple[FileInfo, ...]) -> Execution:
         answer = reply.answer
         status: Status = "ok"
-        code, reason, number = 0, None, None
+        code, reason = 0, None
         if answer is not None:
             status, code = answer.status, answer.exit_code  # type: ignore[assignment]
         if reply.stopped in _STOPPED:
@@ -257,13 +257,13 @@ class Session:
                 timeout=timeout, output=limits.output_hard_bytes, disk=limits.disk_bytes, files=limits.files
             )
         elif reply.exit is not None:
-            status, code, number, reason = _of_exit(reply.exit, reply.stopped)
+            status, code, reason = _of_exit(reply.exit, reply.stopped)
         return Execution(
             status=status,
             stdout=reply.stdout[0],
             stderr=reply.stderr[0],
             exit_code=code,
-            error=answer and answer.error,
+            error=None if answer is None else answer.error,
             result=None if answer is None or answer.text is None else answer.text.decode("utf-8", "replace"),
             outputs=() if answer is None else answer.outputs,
             execution_count=0 if answer is None else answer.count,
@@ -274,9 +274,9 @@ class Session:
                 stderr=reply.stderr[1],
                 outputs=answer is not None and answer.truncated,
             ),
-            signal=number if number is not None else reply.exit and reply.exit.signal,
+            signal=None if reply.exit is None else reply.exit.signal,
             execution_time_s=reply.took_s,
-            max_rss_bytes=answer and answer.max_rss,
+            max_rss_bytes=None if answer is None else answer.max_rss,
             files=files,
             isolation=self._isolation,
             reason=reason,
@@ -294,18 +294,18 @@ class Session:
         )
 
 
-def _of_exit(exit_: Exit, broken: str | None) -> tuple[Status, int, int | None, str]:
+def _of_exit(exit_: Exit, broken: str | None) -> tuple[Status, int, str]:
     if exit_.zygote:
-        return "sandbox_error", EXIT_SANDBOX, None, "the process that interpreters are forked from has ended"
+        return "sandbox_error", EXIT_SANDBOX, "the process that interpreters are forked from has ended"
     if broken is not None:
-        return "killed", EXIT_KILLED, exit_.signal, broken
+        return "killed", EXIT_KILLED, broken
     if exit_.memory:
-        return "memory", EXIT_KILLED, exit_.signal, "it used more memory than its limit"
+        return "memory", EXIT_KILLED, "it used more memory than its limit"
     if exit_.signal is None:
-        return "killed", exit_.code, None, f"it ended the interpreter with status {exit_.code}"
+        return "killed", exit_.code, f"it ended the interpreter with status {exit_.code}"
     name = (
         signal.Signals(exit_.signal).name
         if exit_.signal in signal.valid_signals()
         else f"signal {exit_.signal}"
     )
-    return "killed", 128 + exit_.signal, exit_.signal, f"the interpreter was ended by {name}"
+    return "killed", 128 + exit_.signal, f"the interpreter was ended by {name}"

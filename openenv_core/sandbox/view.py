@@ -4,6 +4,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -31,13 +32,27 @@ OURS: Final = (
 )
 """Packages that hold what no solution may see: tasks with their tests, and how they are judged."""
 
-_MANY: Final = 4096
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What code may read.
+
+    Attributes:
+        shown: Files and folders that may be read, with all below.
+        hidden: What may not, below one of these.
+    """
+
+    shown: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+    def without_hidden(self) -> tuple[str, ...]:
+        """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
+        away = {Path(path) for path in self.hidden}
+        return tuple(str(found) for path in self.shown for found in _without(Path(path), away))
 
 
-def readable(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> list[str]:
-    """Return the files and folders that code may read, none of which holds a hidden one.
-
-    A folder that holds a hidden one is replaced by its other entries.
+def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> View:
+    """Return what code may read of this machine.
 
     Args:
         more: Beside Python's and the system's.
@@ -45,12 +60,12 @@ def readable(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> list[str
     """
     python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     wanted = {path for path in (*map(Path, SYSTEM), *python, *more) if path.exists()}
-    away = {path.resolve() for path in hidden} | _own_packages()
-    found: list[Path] = []
-    for path in sorted(wanted):
-        if not any(path != other and path.is_relative_to(other) for other in wanted):
-            found += _without(path, away)
-    return [str(path) for path in found]
+    shown = [
+        path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
+    ]
+    away = {path.resolve() for path in hidden if path.exists()} | _own_packages()
+    below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
+    return View(tuple(sorted(map(str, shown))), tuple(sorted(map(str, below))))
 
 
 def _own_packages() -> set[Path]:
@@ -61,16 +76,10 @@ def _own_packages() -> set[Path]:
 
 def _without(path: Path, away: set[Path]) -> list[Path]:
     real = path.resolve()
-    if real in away:
+    if any(real.is_relative_to(other) for other in away):
         return []
     if not any(other.is_relative_to(real) for other in away):
         return [path]
-    found: list[Path] = []
-    for entry in sorted(path.iterdir()):
-        if not entry.is_symlink():
-            found += _without(entry, away)
-        elif not any(
-            entry.resolve().is_relative_to(other) or other.is_relative_to(entry.resolve()) for other in away
-        ):
-            found.append(entry)
-    return found
+    if path.is_symlink():
+        return []  # the folder that it leads to is there under its own name, or it is not to be seen
+    return [found for entry in sorted(path.iterdir()) for found in _without(entry, away)]

@@ -120,9 +120,8 @@ class Workspace:
 
     def exceeded(self) -> bool:
         """Return whether the files are more, or larger together, than the limits allow. Blocks."""
-        size = count = 0
-        for _, told in self._walk(everything=True):
-            count += 1
+        size = 0
+        for count, (_, told) in enumerate(self._walk(everything=True), 1):
             size += told.st_blocks * 512
             if count > self._limits.files or size > self._limits.disk_bytes:
                 return True

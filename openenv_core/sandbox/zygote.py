@@ -51,7 +51,7 @@ class Zygote:
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._exits: dict[int, asyncio.Future[Exit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the zygote
         self.gone = False
 
     @property
@@ -66,7 +66,8 @@ class Zygote:
             SandboxUnavailable: It ended, or was not ready in time.
         """
         try:
-            self._process = subprocess.Popen(
+            # Short enough for the loop: the child is made without copying this process.
+            self._process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-I", "-B", str(BOOT), str(self._inner.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

@@ -128,7 +128,8 @@ def _users(error: BaseException) -> Any:
 
 
 def _chain(told: traceback.TracebackException) -> list[traceback.TracebackException]:
-    found, left = [], [told]
+    found: list[traceback.TracebackException] = []
+    left = [told]
     while left and len(found) < 32:
         found.append(left.pop())
         left += [other for other in (found[-1].__cause__, found[-1].__context__) if other is not None]

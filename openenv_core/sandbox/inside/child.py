@@ -7,10 +7,11 @@ import sys
 import tempfile
 from typing import Final
 
+from openenv_core.sandbox.inside.first import become_first, wait_for
 from openenv_core.sandbox.inside.runner import Runner
 from openenv_core.sandbox.inside.standing import Standing
 from openenv_core.sandbox.inside.told import Spec
-from openenv_core.sandbox.kernel import identity, landlock, libc, seccomp
+from openenv_core.sandbox.kernel import identity, landlock, libc, namespaces, seccomp
 from openenv_core.sandbox.kernel.limits import apply_rlimits
 
 CONTROL: Final = 3
@@ -22,28 +23,65 @@ NICENESS: Final = 5
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
 
 
-def become(spec: Spec, standing: Standing, control: int, stdout: int, stderr: int) -> None:
-    """Become an interpreter; return only when there is nothing left to do."""
+def become(
+    spec: Spec, standing: Standing, moves: socket.socket, control: int, stdout: int, stderr: int
+) -> None:
+    """Become an interpreter; return only when there is nothing left to do.
+
+    Args:
+        spec: What for.
+        standing: What was prepared.
+        moves: Tells the zygote which process takes the place of this one.
+        control: To the supervisor.
+        stdout: To be descriptor 1.
+        stderr: To be descriptor 2.
+    """
     zygote = os.getppid()
     os.setsid()
     os.nice(NICENESS)
     _arrange(control, stdout, stderr)
     connection = socket.socket(fileno=CONTROL)
     connection.setblocking(True)
-    workdir = spec.workdir
-    assert workdir is not None
-    if spec.uid is not None:
-        identity.drop_to(spec.uid, spec.uid)
-    connection.send(b"R")
+    if standing.has_init:
+        _enter(spec, standing, moves, connection)
+    else:
+        if spec.uid is not None:
+            identity.drop_to(spec.uid, spec.uid)
+        connection.send(b"R")
+    workdir = spec.workdir or namespaces.WORKSPACE
     _furnish(workdir)
     _confine(spec, standing, workdir)
-    libc.die_with_parent()
-    if os.getppid() != zygote:
-        os._exit(1)
+    if not standing.has_init:
+        libc.die_with_parent()
+        if os.getppid() != zygote:
+            os._exit(1)
     _filter(spec, standing)
     connection.send(b"I")
     _forget()
     Runner(connection, spec.limits["outputs_bytes"]).serve()
+
+
+def _enter(spec: Spec, standing: Standing, moves: socket.socket, connection: socket.socket) -> None:
+    """Enter name spaces of the session's own; return in its second process, with the first one waiting for it."""
+    limits = spec.limits
+    uid = os.getuid() if spec.uid is None else spec.uid
+    namespaces.enter_session(
+        standing.privileged,
+        uid,
+        limits["disk_bytes"],
+        limits["files"],
+        proc=None if standing.privileged else standing.proc,
+    )
+    if standing.privileged:
+        identity.drop_to(uid, uid)
+    identity.drop_capabilities()
+    become_first(spec.number, moves)
+    workspace = os.open(namespaces.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)
+    socket.send_fds(connection, [b"R"], [workspace])
+    os.close(workspace)
+    interpreter = os.fork()
+    if interpreter:
+        wait_for(interpreter, successors=spec.snapshot)
 
 
 def _arrange(control: int, stdout: int, stderr: int) -> None:
@@ -57,7 +95,7 @@ def _arrange(control: int, stdout: int, stderr: int) -> None:
 def _furnish(workdir: str) -> None:
     os.chdir(workdir)
     temporary = os.path.join(workdir, ".tmp")
-    os.mkdir(temporary, 0o700)
+    os.makedirs(temporary, 0o700, exist_ok=True)
     tempfile.tempdir = None
     os.environ.update(HOME=workdir, TMPDIR=temporary, MPLCONFIGDIR=temporary, PWD=workdir)
 

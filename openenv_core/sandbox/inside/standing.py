@@ -4,12 +4,14 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from openenv_core.sandbox.inside.told import Told
-from openenv_core.sandbox.kernel import landlock, libc
+from openenv_core.sandbox.kernel import landlock, libc, namespaces
 from openenv_core.sandbox.kernel.limits import Footprint, count_tasks, footprint, one_arena
+from openenv_core.sandbox.kernel.uncover import uncover
 
 
 @dataclass
@@ -18,8 +20,9 @@ class Standing:
 
     Attributes:
         isolation: The rung of the ladder, by its name.
-        has_init: Sessions have a first process of their own, which tells how the interpreter ended.
-        privileged: Name spaces are made with the machine's own privileges, not with those of a user name space.
+        has_init: Sessions have name spaces of their own, with a first process that tells how the interpreter ended.
+        privileged: These are made with the machine's own privileges, not with those of a user name space.
+        proc: A descriptor of /proc where that is out of sight; closed in every fork.
         readable: Descriptors of what may be read.
         tasks: How many processes and threads of this user there are beside.
         base: What a fork occupies.
@@ -29,22 +32,29 @@ class Standing:
     isolation: str
     has_init: bool = False
     privileged: bool = False
+    proc: int | None = None
     readable: list[int] = field(default_factory=list)
     tasks: int = 0
     base: Footprint | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def settle(self) -> None:
+        """Measure what forks start from, once everything is imported."""
+        self.base = footprint(self.proc)
+        if not self.has_init:
+            self.tasks = count_tasks(os.getuid())
+
     def leave(self, processes: Iterable[int]) -> None:
         """End what was forked; the supervisor is gone, or does not want it any more."""
         for process in processes:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
 
 
 def stand(told: Told) -> Standing:
     """Take the place on the ladder that the supervisor asks for.
+
+    On the highest rung this returns in a child, which is the first process of a name space of its own.
 
     Raises:
         OSError: The kernel does not have, or does not allow, what it needs.
@@ -53,28 +63,39 @@ def stand(told: Told) -> Standing:
     one_arena()
     libc.set_dumpable(False)
     libc.become_subreaper()
+    if told.isolation == "namespaces":
+        standing.has_init, standing.privileged = True, told.privileged
+        standing.proc = _high(namespaces.open_proc())
+        namespaces.enter_outer(privileged=told.privileged)
+        _fork_first()
+        namespaces.build_root(namespaces.View(paths=told.shown, hidden=told.hidden))
     if told.isolation in ("namespaces", "lsm"):
+        if told.privileged and not standing.has_init:
+            uncover(told.shown)
         version = landlock.abi()
-        if version < landlock.SIGNALS_SINCE:
+        if version < landlock.SIGNALS_SINCE and not standing.has_init:
             raise OSError(
                 f"expected Landlock of version {landlock.SIGNALS_SINCE} or newer, got {version or 'none'}"
             )
         standing.facts["landlock"] = version
-        paths = [*told.readable, "/proc/cpuinfo", "/proc/meminfo"]
-        standing.readable = [_opened(path) for path in paths if os.path.exists(path)]
+        if version:
+            paths = [*told.readable, "/proc/cpuinfo", "/proc/meminfo"]
+            standing.readable = [_high(landlock.open_path(path)) for path in paths if os.path.exists(path)]
     return standing
 
 
-def _opened(path: str) -> int:
-    descriptor = landlock.open_path(path)
+def _fork_first() -> None:
+    process = os.fork()
+    if process == 0:
+        libc.die_with_parent()
+        return
+    _, status = os.waitpid(process, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _high(descriptor: int) -> int:
+    # The low numbers are those that a fork gives to its streams.
     try:
-        # The low numbers are those that a fork gives to its streams.
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
     finally:
         os.close(descriptor)
-
-
-def settle(standing: Standing) -> None:
-    """Measure what forks start from, once everything is imported."""
-    standing.base = footprint()
-    standing.tasks = count_tasks(os.getuid())

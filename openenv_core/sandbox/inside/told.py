@@ -11,14 +11,20 @@ class Told:
     Attributes:
         isolation: The rung of the ladder, by its name.
         preload: Modules to import.
-        readable: Files and folders that code may read.
-        scratch: Where sessions' folders are; None where each has a file system of its own.
+        shown: Files and folders that code may read.
+        hidden: What it may not, below those.
+        readable: The same as files and folders none of which holds a hidden one.
+        scratch: A folder for what imports want to write; None where the zygote has a file system of its own.
+        privileged: Name spaces are made with the machine's own privileges, not with those of a user name space.
     """
 
     isolation: str
     preload: list[str]
+    shown: list[str]
+    hidden: list[str]
     readable: list[str]
     scratch: str | None
+    privileged: bool
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,14 @@ class Spec:
     """One interpreter.
 
     Attributes:
+        number: Names it.
         limits: By the names of `sandbox.limits.Limits`.
         uid: The user that it becomes; None leaves it as it is.
         workdir: Its folder; None: a file system of its own.
         snapshot: Each execution runs in a fork of the state before it.
     """
 
+    number: int
     limits: dict[str, Any]
     uid: int | None
     workdir: str | None

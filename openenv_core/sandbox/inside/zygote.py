@@ -4,6 +4,7 @@ It runs nobody's code but ours. It ends when its supervisor does, and what it fo
 """
 
 import array
+import contextlib
 import gc
 import importlib
 import json
@@ -15,63 +16,20 @@ import sys
 from typing import Any, Final
 
 from openenv_core.sandbox.inside.child import become
-from openenv_core.sandbox.inside.standing import Standing, settle, stand
+from openenv_core.sandbox.inside.first import BY_SIGNAL, MOVED
+from openenv_core.sandbox.inside.standing import Standing, stand
 from openenv_core.sandbox.inside.told import Spec, Told
+from openenv_core.sandbox.inside.writing import somewhere_to_write
 
 MESSAGE_BYTES: Final = 1 << 16
 DESCRIPTORS: Final = 3
 
-LIBRARY: Final = [
-    "abc",
-    "ast",
-    "asyncio",
-    "base64",
-    "bisect",
-    "calendar",
-    "cmath",
-    "collections",
-    "contextlib",
-    "copy",
-    "csv",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "enum",
-    "fractions",
-    "functools",
-    "hashlib",
-    "heapq",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "linecache",
-    "math",
-    "numbers",
-    "operator",
-    "os",
-    "pathlib",
-    "pickle",
-    "pprint",
-    "queue",
-    "random",
-    "re",
-    "secrets",
-    "shutil",
-    "statistics",
-    "string",
-    "struct",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "time",
-    "traceback",
-    "types",
-    "typing",
-    "unicodedata",
-    "uuid",
-    "zlib",
-]
+LIBRARY: Final = """
+abc ast asyncio base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum
+fractions functools hashlib heapq inspect io itertools json linecache math numbers operator os pathlib pickle pprint
+queue random re secrets shutil statistics string struct tempfile textwrap threading time traceback types typing
+unicodedata uuid zlib
+"""
 """What nearly all code imports."""
 
 
@@ -81,12 +39,13 @@ def main(descriptor: int) -> None:
     told = Told(**json.loads(channel.recv(MESSAGE_BYTES))["tell"])
     try:
         standing = stand(told)
-        for name in (*LIBRARY, *told.preload):
-            importlib.import_module(name)
+        with somewhere_to_write(told.scratch):
+            for name in (*LIBRARY.split(), *told.preload):
+                importlib.import_module(name)
     except Exception as error:
         say(channel, {"refused": f"{type(error).__name__}: {error}"})
         sys.exit(1)
-    settle(standing)
+    standing.settle()
     # The collector would write to every object's header, and so copy what is shared with the interpreters.
     gc.collect()
     gc.freeze()
@@ -96,10 +55,8 @@ def main(descriptor: int) -> None:
 
 def say(channel: socket.socket, message: dict[str, Any]) -> None:
     """Tell the supervisor something."""
-    try:
+    with contextlib.suppress(OSError):  # it is gone; so will this process be
         channel.sendall(json.dumps(message).encode())
-    except OSError:  # it is gone; so will this process be
-        pass
 
 
 class Forks:
@@ -114,7 +71,11 @@ class Forks:
         self._channel = channel
         self._standing = standing
         self._numbers: dict[int, int] = {}
+        self._firsts: set[int] = set()
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Forks that hand over to the first process of a name space say so here.
+        self._moved, self._moves = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._moved.setblocking(False)
 
     def serve(self) -> None:
         """Fork and bury until the supervisor is gone."""
@@ -156,7 +117,8 @@ class Forks:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
-            become(Spec(**told["spec"]), self._standing, *descriptors)
+            spec = Spec(number=told["fork"], **told["spec"])
+            become(spec, self._standing, self._moves, *descriptors)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
@@ -170,13 +132,21 @@ class Forks:
                 return
             if process == 0:
                 return
-            number = self._numbers.pop(process, None)
-            if number is None:
-                continue  # an orphan that came to this process because it is the first of its name space
+            # Whoever hands over says so before it ends, so this is known by now.
+            self._hear_moves()
             ended = os.waitstatus_to_exitcode(status)
+            number = self._numbers.pop(process, None)
+            if number is None or (self._standing.has_init and process not in self._firsts and ended == 0):
+                continue  # an orphan of the name space that this is the first process of; or it has handed over
+            self._firsts.discard(process)
             code, by = (0, -ended) if ended < 0 else (ended, None)
-            if (
-                code > 128 and self._standing.has_init
-            ):  # told by the first process of the session's name space
-                code, by = 0, code - 128
+            if self._standing.has_init and code > BY_SIGNAL:
+                code, by = 0, code - BY_SIGNAL
             say(self._channel, {"exit": number, "code": code, "signal": by})
+
+    def _hear_moves(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                number, process = MOVED.unpack(self._moved.recv(MOVED.size))
+                self._numbers[process] = number
+                self._firsts.add(process)
