@@ -101,3 +101,8 @@ def become_subreaper() -> None:
 def set_name(name: str) -> None:
     """The name of this thread as `ps` shows it; 15 bytes are kept."""
     call("prctl", _PR_SET_NAME, name.encode()[:15], 0, 0, 0, step="process name")
+
+
+def close_from(lowest: int) -> None:
+    """Close every descriptor from a number on, those beyond the limit of open files too."""
+    call("close_range", lowest, 0xFFFF_FFFF, 0, step=f"closing descriptors from {lowest}")
