@@ -1,0 +1,240 @@
+"""When an answer is right: comparisons of builtin values, made outside the process that computed the answer.
+
+What comes here was decoded by `openenv_core.sandbox.values`: it consists of builtin types and nothing else, so its
+`==` is Python's own.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from hashlib import sha256
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from openenv_core.sandbox.values import MAX_DEPTH, dumps
+
+from .checkers import CHECKERS
+from .numbers import close
+
+MAX_MATCHED: Final = 200
+"""Items that are matched pair by pair, which takes time with their square."""
+
+_MAX_CANONICAL: Final = 64 << 20
+"""More than any value that crossed becomes when its sets are replaced by digests."""
+
+
+class Comparison(BaseModel):
+    """What all comparisons share."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    def holds(
+        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> bool:
+        """Say whether an answer is right.
+
+        Args:
+            got: What the solution returned.
+            expected: What the task expects.
+            args: What the solution was called with, for checkers.
+            kwargs: By name, likewise.
+        """
+        raise NotImplementedError
+
+
+class Exact(Comparison):
+    """The same values of the same types: 1, 1.0 and true are three values; a NaN is a NaN; -0.0 is 0.0.
+
+    Attributes:
+        tuples_as_lists: takes a tuple for a list, and a list for a tuple, at any depth.
+    """
+
+    type: Literal["exact"] = "exact"
+    tuples_as_lists: bool = False
+
+    def holds(
+        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> bool:
+        """Compare types and values."""
+        return _same(got, expected, _leaves_equal, self.tuples_as_lists)
+
+
+class Numeric(Comparison):
+    """Like exact, with numbers within a tolerance: the larger of both tolerances holds. True is no number here.
+
+    Attributes:
+        rel_tol: relative to the expected number.
+        abs_tol: absolute.
+        tuples_as_lists: as in `Exact`.
+    """
+
+    type: Literal["numeric"] = "numeric"
+    rel_tol: float = Field(default=1e-9, ge=0, lt=1)
+    abs_tol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    tuples_as_lists: bool = False
+
+    def holds(
+        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> bool:
+        """Compare with tolerance."""
+        return _same(got, expected, self._leaves, self.tuples_as_lists)
+
+    def _leaves(self, got: Any, expected: Any) -> bool:
+        if type(got) in (int, float) and type(expected) in (int, float):
+            if math.isfinite(got) and math.isfinite(expected):
+                return close(Fraction(got), Fraction(expected), self.rel_tol, self.abs_tol)
+            return _leaves_equal(float(got), float(expected))
+        return _leaves_equal(got, expected)
+
+
+Inner: TypeAlias = Annotated[Exact | Numeric, Field(discriminator="type")]
+
+
+class Unordered(Comparison):
+    """Lists whose items are the same in any order, each as often.
+
+    Attributes:
+        items: how items are compared.
+    """
+
+    type: Literal["unordered"] = "unordered"
+    items: Inner = Exact()
+
+    def holds(
+        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> bool:
+        """Match the items."""
+        if type(got) not in (list, tuple) or len(got) != len(expected):
+            return False
+        if isinstance(self.items, Exact) and not self.items.tuples_as_lists:
+            return Counter(map(_canonical, got)) == Counter(map(_canonical, expected))
+        return len(expected) <= MAX_MATCHED and _matched(list(got), list(expected), self.items.holds)
+
+
+class SetLike(Comparison):
+    """A list, tuple or set with the same distinct items, in any order, however often."""
+
+    type: Literal["set_like"] = "set_like"
+
+    def holds(
+        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> bool:
+        """Compare the distinct items."""
+        if type(got) not in (list, tuple, set, frozenset):
+            return False
+        return set(map(_canonical, got)) == set(map(_canonical, expected))
+
+
+class AnyOf(Comparison):
+    """One of several answers: what is expected is the list of them.
+
+    Attributes:
+        each: how the answer is compared with each.
+    """
+
+    type: Literal["any_of"] = "any_of"
+    each: Inner = Exact()
+
+    def holds(
+        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> bool:
+        """Compare with each."""
+        return any(self.each.holds(got, one) for one in expected)
+
+
+class Checked(Comparison):
+    """Whatever a checker accepts: a function of ours by its name, which looks at the arguments and the answer.
+
+    Attributes:
+        name: one of `checkers.CHECKERS`.
+    """
+
+    type: Literal["checker"] = "checker"
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in CHECKERS:
+            raise ValueError(f"expected a checker ({', '.join(sorted(CHECKERS))}), got {name!r}")
+        return name
+
+    def holds(
+        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> bool:
+        """Ask the checker."""
+        return CHECKERS[self.name](got, expected, args)
+
+
+Compare: TypeAlias = Annotated[
+    Exact | Numeric | Unordered | SetLike | AnyOf | Checked, Field(discriminator="type")
+]
+"""How a function's answers are compared, as a task states it."""
+
+
+def _same(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: bool) -> bool:
+    kind = type(expected)
+    if type(got) is not kind and not (loose and {type(got), kind} == {list, tuple}):
+        return leaves(got, expected)
+    if kind in (list, tuple):
+        return len(got) == len(expected) and all(
+            _same(one, other, leaves, loose) for one, other in zip(got, expected, strict=True)
+        )
+    if kind is dict:
+        # Keys are compared by type as well (1 would find True), and a NaN among them would find nothing.
+        mine = {_canonical(key): value for key, value in got.items()}
+        theirs = {_canonical(key): value for key, value in expected.items()}
+        return mine.keys() == theirs.keys() and all(
+            _same(mine[key], value, leaves, loose) for key, value in theirs.items()
+        )
+    if kind in (set, frozenset):
+        return set(map(_canonical, got)) == set(map(_canonical, expected))
+    return leaves(got, expected)
+
+
+def _leaves_equal(got: Any, expected: Any) -> bool:
+    if type(got) is not type(expected):
+        return False
+    if type(got) is float and math.isnan(got):
+        return math.isnan(expected)
+    return bool(got == expected)
+
+
+def _canonical(value: Any) -> bytes:
+    """Return bytes that are equal where values are exactly the same."""
+    data = dumps(_ordered(value), max_bytes=_MAX_CANONICAL, max_depth=2 * MAX_DEPTH)
+    return sha256(data).digest()
+
+
+def _ordered(value: Any) -> Any:
+    kind = type(value)
+    if kind is float:
+        return value + 0.0  # -0.0 becomes 0.0
+    if kind is list:
+        return [_ordered(item) for item in value]
+    if kind is tuple:
+        return tuple(_ordered(item) for item in value)
+    if kind in (set, frozenset):
+        return {kind.__name__: sorted(map(_canonical, value))}
+    if kind is dict:
+        return {"dict": sorted((_canonical(key), _canonical(item)) for key, item in value.items())}
+    return value
+
+
+def _matched(got: list[Any], expected: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Say whether each item has a partner: augmenting paths, because equal within a tolerance is not transitive."""
+    partners = [[at for at, other in enumerate(expected) if same(item, other)] for item in got]
+    owner: dict[int, int] = {}
+
+    def place(item: int, seen: set[int]) -> bool:
+        for at in partners[item]:
+            if at not in seen:
+                seen.add(at)
+                if at not in owner or place(owner[at], seen):
+                    owner[at] = item
+                    return True
+        return False
+
+    return all(place(item, set()) for item in range(len(got)))

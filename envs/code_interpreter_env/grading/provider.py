@@ -1,0 +1,184 @@
+"""Tasks from JSON Lines: a folder with a file for each split, or one file. Files may have millions of lines.
+
+What is kept of a file is where its lines begin. A task is read when it is asked for, and mistakes are told with the
+file and the line.
+"""
+
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from openenv_core.errors import ConfigurationError
+
+from .task import Task, parse_task, public_view
+
+LISTED: Final = 100
+"""Tasks that `list_tasks` returns at most."""
+
+RANGE: Final = 1000
+"""Tasks that `get_task_range` returns at most."""
+
+MAX_LINE: Final = 16 << 20
+_TYPES: Final = ("train", "validation", "test")
+
+
+class BadTask(ConfigurationError, ValueError):  # noqa: N818 - it says what the line is
+    """A line that holds no task; the message names the file and the line."""
+
+
+class JsonlTasks:
+    """The tasks of a folder or a file.
+
+    It has the methods of `openenv_core.tasks.TaskProvider`, which show the public half of tasks; `task` returns the
+    whole. One object may be shared by all sessions of a server, and by threads.
+
+    Args:
+        path: a folder with files `NAME.jsonl`, each a split, or one such file, which is the one split.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        place = Path(path)
+        files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+        if not files or not all(file.is_file() for file in files):
+            raise ConfigurationError(f"expected a folder with *.jsonl files, or one such file, got {place}")
+        self._files = {file.stem: _Lines(file) for file in files}
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits' names: train, validation and test first, where they are there."""
+        rank = {name: at for at, name in enumerate(_TYPES)}
+        return tuple(sorted(self._files, key=lambda name: (rank.get(name, len(rank)), name)))
+
+    def list_splits(self) -> list[dict[str, str]]:
+        """Return the splits with their types: one of another name counts as validation."""
+        return [{"name": name, "type": name if name in _TYPES else "validation"} for name in self.splits]
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has.
+
+        Raises:
+            KeyError: There is no such split.
+        """
+        return len(self._lines(split))
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Return the public half of the first tasks of a split."""
+        return self.get_task_range(split, 0, LISTED)
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Return the public half of a task.
+
+        Raises:
+            IndexError: The split has no such index.
+        """
+        return public_view(self.task(split, index))
+
+    def get_task_range(
+        self, split: str, start: int | None = None, stop: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the public half of tasks, with the meaning that a slice gives the bounds.
+
+        Raises:
+            ValueError: They are more than `RANGE`.
+        """
+        indices = range(self.num_tasks(split))[start:stop]
+        if len(indices) > RANGE:
+            raise ValueError(
+                f"expected at most {RANGE} tasks at once, got {len(indices)}; ask for them in parts"
+            )
+        return [self.get_task(split, index) for index in indices]
+
+    def task(self, split: str, index: int) -> Task:
+        """Return a whole task, with its hidden half, for a grader.
+
+        Raises:
+            KeyError: There is no such split.
+            IndexError: The split has no such index.
+            BadTask: The line holds no task.
+        """
+        lines = self._lines(split)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(lines):
+            raise IndexError(f"expected an index below {len(lines)} of the split {split!r}, got {index!r}")
+        number, line = lines.read(index)
+        try:
+            return parse_task(line)
+        except ValidationError as error:
+            raise BadTask(f"{lines.path}:{number}: {_said(error)}") from None
+
+    def find(self, split: str, task_id: str) -> int:
+        """Return the index of the task of that name, by reading the lines of the split one after the other.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for index, line in enumerate(self._lines(split)):
+            try:
+                found = from_json(line)
+            except ValueError:
+                continue  # told when the task itself is asked for
+            if isinstance(found, dict) and found.get("id") == task_id:
+                return index
+        raise KeyError(f"expected the id of a task of the split {split!r}, got {task_id!r}")
+
+    def _lines(self, split: str) -> "_Lines":
+        try:
+            return self._files[split]
+        except (KeyError, TypeError):
+            raise KeyError(f"expected a split ({', '.join(self.splits)}), got {split!r}") from None
+
+
+class _Lines:
+    """A file's lines by index, blank ones left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._starts: array[int] | None = None
+        self._numbers: array[int] = array("Q")
+        self._stamp: tuple[int, int] = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self._index())
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            yield from (line for line in file if line.strip())
+
+    def read(self, index: int) -> tuple[int, bytes]:
+        """Return a line's number and content."""
+        starts = self._index()
+        with self.path.open("rb") as file:
+            file.seek(starts[index])
+            line = file.readline(MAX_LINE)
+            found = os.fstat(file.fileno())
+        if (found.st_size, found.st_mtime_ns) != self._stamp:
+            raise BadTask(f"{self.path}: the file was changed while it is in use; start anew")
+        return self._numbers[index], line
+
+    def _index(self) -> "array[int]":
+        with self._lock:
+            if self._starts is None:
+                starts, numbers, at = array("Q"), array("Q"), 0
+                with self.path.open("rb") as file:
+                    found = os.fstat(file.fileno())
+                    for number, line in enumerate(file, 1):
+                        if not line.isspace():
+                            starts.append(at)
+                            numbers.append(number)
+                        at += len(line)
+                self._stamp = (found.st_size, found.st_mtime_ns)
+                self._starts, self._numbers = starts, numbers
+            return self._starts
+
+
+def _said(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)
+    place = ".".join(str(part) for part in first[0]["loc"])
+    more = f" (and {len(first) - 1} more)" if len(first) > 1 else ""
+    return f"{place + ': ' if place else ''}{first[0]['msg']}{more}"

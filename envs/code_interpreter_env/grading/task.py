@@ -1,0 +1,301 @@
+"""A task with its hidden half. What a client may see of it is `public_view`; nothing else here is ever served.
+
+One line of JSON is one task; docs in the README of this environment. Arguments and expected values are tagged JSON
+(`openenv_core.sandbox.values`): `{"$tuple": [1, 2]}` is the tuple `(1, 2)`.
+"""
+
+import ast
+import keyword
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+
+from openenv_core.sandbox import Limits
+from openenv_core.sandbox.values import decode, encode
+
+from .compare import MAX_MATCHED, Compare, Exact, Unordered
+from .numbers import parse_number
+
+Scoring: TypeAlias = Literal["all_or_nothing", "fraction", "weighted"]
+Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
+Tagged: TypeAlias = Annotated[Any, BeforeValidator(decode), PlainSerializer(encode)]
+
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"expected a name of Python, got {name!r}")
+    return name
+
+
+Name: TypeAlias = Annotated[str, BeforeValidator(_identifier)]
+
+
+class Strict(BaseModel):
+    """The manner of all parts of a task: no conversions, no unknown keys, no changes."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class TaskLimits(Strict):
+    """What a submission may use.
+
+    Attributes:
+        timeout_s: seconds for one case, and for running the submission itself.
+        total_s: seconds for the whole grading.
+        memory_bytes: as in the sandbox's limits.
+        output_bytes: what is kept of the standard output of one case; a longer one fails it.
+    """
+
+    timeout_s: float = Field(default=5.0, gt=0, le=600)
+    total_s: float = Field(default=30.0, gt=0, le=3600)
+    memory_bytes: int = Field(default=256 << 20, ge=16 << 20)
+    output_bytes: int = Field(default=64 << 10, ge=1 << 10, le=4 << 20)
+
+    def applied_to(self, limits: Limits) -> Limits:
+        """Return the sandbox's limits with the task's in their place."""
+        return limits.changed(
+            {
+                "timeout_s": self.timeout_s,
+                "memory_bytes": self.memory_bytes,
+                "output_bytes": self.output_bytes,
+            }
+        )
+
+
+class Case(Strict):
+    """One test. Cases of `public` may be shown, those of `hidden` never.
+
+    Attributes:
+        weight: its share of the credit where the scoring is "weighted".
+    """
+
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+
+class FunctionCase(Case):
+    """A call and what it should return.
+
+    Attributes:
+        args: by position.
+        kwargs: by name.
+        expected: what the comparison holds the answer against.
+    """
+
+    args: list[Tagged] = []
+    kwargs: dict[str, Tagged] = {}
+    expected: Tagged
+
+
+class StdioCase(Case):
+    """A run of the whole program.
+
+    Attributes:
+        stdin: what it reads.
+        stdout: what it should print.
+    """
+
+    stdin: str = ""
+    stdout: str
+
+
+class BaseTask(Strict):
+    """What every task has.
+
+    Attributes:
+        id: unique in its split.
+        prompt: the task in words.
+        difficulty: easy, medium or hard.
+        tags: what it is about.
+        starter: code to begin with.
+        files: text files of the workspace, by path; the policy may read them.
+        limits: what a submission may use.
+        scoring: "all_or_nothing": 1 where every case passes, else 0. "fraction": the share of cases that pass.
+            "weighted": the share of their weights. Where there are hidden cases only they earn a share, because
+            the answers of public ones can be copied from the prompt.
+        attempts: how many submissions an episode takes.
+        reference: a solution, for whoever checks the task. Never served, never put into a sandbox with a
+            submission. The shipped tasks keep theirs outside the package.
+    """
+
+    id: str = Field(min_length=1, max_length=200)
+    prompt: str = Field(min_length=1)
+    difficulty: Difficulty = "medium"
+    tags: list[str] = []
+    starter: str = ""
+    files: dict[str, str] = {}
+    limits: TaskLimits = TaskLimits()
+    scoring: Scoring = "all_or_nothing"
+    attempts: int = Field(default=1, ge=1, le=1000)
+    reference: str | None = None
+
+
+class FunctionTask(BaseTask):
+    """A function is called with each case's arguments, and its answers are compared outside its process.
+
+    Attributes:
+        entry: its name.
+        compare: when an answer is right.
+        public: cases that may be shown.
+        hidden: cases that may not.
+    """
+
+    kind: Literal["function"] = "function"
+    entry: Name
+    compare: Compare = Exact()
+    public: list[FunctionCase] = []
+    hidden: list[FunctionCase] = []
+
+    @model_validator(mode="after")
+    def _can_be_compared(self) -> "FunctionTask":
+        _need_cases([*self.public, *self.hidden])
+        for case in [*self.public, *self.hidden]:
+            lists = self.compare.type in ("unordered", "set_like", "any_of")
+            if lists and type(case.expected) not in (list, tuple):
+                raise ValueError(
+                    f"expected a list as `expected` of {self.compare.type!r}, got {case.expected!r}"
+                )
+            if (
+                isinstance(self.compare, Unordered)
+                and self.compare.items != Exact()
+                and len(case.expected) > MAX_MATCHED
+            ):
+                raise ValueError(f"expected at most {MAX_MATCHED} items to match, got {len(case.expected)}")
+        return self
+
+
+class StdioTask(BaseTask):
+    """The submission is a program: each case runs it in a fresh interpreter and reads its standard output.
+
+    Attributes:
+        match: "tokens" compares word by word, "exact" character by character but for the last line's end.
+        float_tol: with "tokens", how far decimal numbers may be off, relatively and absolutely; None: not at all.
+        public: cases that may be shown.
+        hidden: cases that may not.
+    """
+
+    kind: Literal["stdio"] = "stdio"
+    match: Literal["tokens", "exact"] = "tokens"
+    float_tol: float | None = Field(default=None, ge=0, lt=1)
+    public: list[StdioCase] = []
+    hidden: list[StdioCase] = []
+
+    @model_validator(mode="after")
+    def _has_cases(self) -> "StdioTask":
+        _need_cases([*self.public, *self.hidden])
+        return self
+
+
+class NumericTask(BaseTask):
+    """The answer is one number.
+
+    Attributes:
+        answer: the number, as JSON's or in any form that `parse_number` reads.
+        answer_from: where a submission has it: the last line that it prints ("stdout"), a variable, what a function
+            without arguments returns, or the submission itself, which is then no code but text ("text"); the last
+            `boxed` part of the text counts where there is one.
+        name: of the variable or the function.
+        rel_tol: tolerance relative to the answer.
+        abs_tol: absolute tolerance; the larger of both holds.
+    """
+
+    kind: Literal["numeric"] = "numeric"
+    answer: str | int | float
+    answer_from: Literal["stdout", "variable", "function", "text"] = "stdout"
+    name: Name = "answer"
+    rel_tol: float = Field(default=1e-6, ge=0, lt=1)
+    abs_tol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("answer")
+    @classmethod
+    def _is_a_number(cls, answer: str | int | float) -> str | int | float:
+        if isinstance(answer, bool) or parse_number(str(answer)) is None:
+            raise ValueError(f"expected a number, got {answer!r}")
+        return answer
+
+
+class SuiteTask(BaseTask):
+    """Test functions import the submission as a module and run in one process with it: a weaker guarantee.
+
+    Attributes:
+        module: the name under which tests import it.
+        public: source with functions `test_*` that may be shown.
+        hidden: source with functions `test_*` that may not.
+    """
+
+    kind: Literal["suite"] = "suite"
+    module: Name = "solution"
+    public: str = ""
+    hidden: str = ""
+
+    @field_validator("public", "hidden")
+    @classmethod
+    def _compiles(cls, source: str) -> str:
+        try:
+            ast.parse(source)
+        except SyntaxError as error:
+            raise ValueError(
+                f"expected test code that compiles, got line {error.lineno}: {error.msg}"
+            ) from None
+        return source
+
+    @model_validator(mode="after")
+    def _has_tests(self) -> "SuiteTask":
+        _need_cases([*tests_in(self.public), *tests_in(self.hidden)])
+        return self
+
+
+Task: TypeAlias = Annotated[FunctionTask | StdioTask | NumericTask | SuiteTask, Field(discriminator="kind")]
+"""A task of any kind."""
+
+_TASK: Final[TypeAdapter[Task]] = TypeAdapter(Task)
+
+_NEVER_SHOWN: Final = frozenset({"hidden", "reference", "answer"})
+
+
+def parse_task(line: str | bytes) -> Task:
+    """Return the task that a line of JSON holds.
+
+    Raises:
+        ValidationError: It holds none.
+    """
+    return _TASK.validate_json(line)
+
+
+def public_view(task: Task) -> dict[str, Any]:
+    """Return what a client may see of a task: all but the hidden cases, the answer and the reference.
+
+    The names of its files are given; their contents are found in the interpreter's workspace.
+    """
+    view = task.model_dump(mode="json", exclude={*_NEVER_SHOWN, "files"})
+    return view | {"files": sorted(task.files), "hidden_cases": _hidden_count(task)}
+
+
+def tests_in(source: str) -> list[str]:
+    """Return the names of the functions `test_*` at the top of test code, in order, each once."""
+    tree = ast.parse(source)
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return list(dict.fromkeys(node.name for node in functions if node.name.startswith("test_")))
+
+
+def _hidden_count(task: Task) -> int:
+    match task:
+        case SuiteTask():
+            return len(tests_in(task.hidden))
+        case NumericTask():
+            return 1
+    return len(task.hidden)
+
+
+def _need_cases(cases: Sequence[Any]) -> None:
+    if not cases:
+        raise ValueError("expected at least one case, got none")
