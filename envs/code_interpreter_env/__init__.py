@@ -1,0 +1,34 @@
+"""Code that a model wrote, run in an interpreter with state: the models and the client.
+
+The server is in :mod:`.server`.
+"""
+
+from .client import CodeInterpreterEnv
+from .errors import InvalidResetOption
+from .models import (
+    CodeInterpreterAction,
+    CodeInterpreterObservation,
+    CodeInterpreterState,
+    CodeObservation,
+    Execute,
+    FileContent,
+    GetFile,
+    PutFile,
+    Restart,
+    Submit,
+)
+
+__all__ = [
+    "CodeInterpreterAction",
+    "CodeInterpreterEnv",
+    "CodeInterpreterObservation",
+    "CodeInterpreterState",
+    "CodeObservation",
+    "Execute",
+    "FileContent",
+    "GetFile",
+    "InvalidResetOption",
+    "PutFile",
+    "Restart",
+    "Submit",
+]

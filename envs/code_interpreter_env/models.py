@@ -1,0 +1,287 @@
+"""What crosses the wire of a code interpreter."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from openenv_core import Action, Observation, State
+from openenv_core.sandbox import CodeError, FileInfo, Output, Status, Truncated
+
+from .grading.verdict import Verdict
+
+MAX_TIMEOUT_S: Final = 86_400.0
+MAX_CODE_CHARS: Final = 1 << 20
+MAX_STDIN_CHARS: Final = 8 << 20
+MAX_PATH_CHARS: Final = 1024
+
+EXECUTION: Final = "execution"
+"""The key of `metadata` that holds an execution, in observations of the released shape."""
+
+Path: TypeAlias = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_PATH_CHARS,
+        description="relative to the workspace: data/input.csv",
+        examples=["a.txt"],
+    ),
+]
+Code: TypeAlias = Annotated[str, Field(max_length=MAX_CODE_CHARS, description="Python source")]
+
+
+def _base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"expected base64, got: {error}") from None
+    return text
+
+
+Base64: TypeAlias = Annotated[str, AfterValidator(_base64), Field(json_schema_extra={"format": "base64"})]
+
+
+def _named(schema: dict[str, Any]) -> None:
+    """Say in a schema that the type has to be there: code alone is the only action that goes without."""
+    schema["required"] = ["type", *schema.get("required", ())]
+
+
+def _named_with_one_content(schema: dict[str, Any]) -> None:
+    _named(schema)
+    schema["oneOf"] = [
+        {"required": [given], "properties": {given: {"type": "string"}, other: {"type": "null"}}}
+        for given, other in (("content", "content_base64"), ("content_base64", "content"))
+    ]
+
+
+_NAMED: Final = ConfigDict(json_schema_extra=_named)
+
+
+class CodeInterpreterAction(Action):
+    """What can be asked of an interpreter; one of the classes below. By itself it is none."""
+
+
+class Execute(CodeInterpreterAction):
+    """Runs code in the interpreter; what it leaves behind is there for the next.
+
+    Attributes:
+        code: Python source. The value of a last expression is the result.
+        timeout_s: Seconds, where less than the session's limit.
+        stdin: What the code reads from standard input.
+    """
+
+    type: Literal["execute"] = "execute"
+    code: Code
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    stdin: Annotated[str, Field(max_length=MAX_STDIN_CHARS)] | None = None
+
+
+class PutFile(CodeInterpreterAction):
+    """Writes a file of the workspace, and the folders above it.
+
+    Attributes:
+        path: Relative to the workspace.
+        content: What the file gets, as text; this or the next.
+        content_base64: What the file gets, as base64.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_named_with_one_content)
+
+    type: Literal["put_file"] = "put_file"
+    path: Path
+    content: str | None = None
+    content_base64: Base64 | None = None
+
+    @model_validator(mode="after")
+    def _one_content(self) -> Self:
+        if (self.content is None) == (self.content_base64 is None):
+            raise ValueError(
+                "expected either content or content_base64, got both or neither; give one of them"
+            )
+        return self
+
+    @property
+    def data(self) -> bytes:
+        """What the file gets."""
+        if self.content_base64 is not None:
+            return base64.b64decode(self.content_base64)
+        return (self.content or "").encode()
+
+
+class GetFile(CodeInterpreterAction):
+    """Reads a file of the workspace.
+
+    Attributes:
+        path: Relative to the workspace.
+    """
+
+    model_config = _NAMED
+
+    type: Literal["get_file"] = "get_file"
+    path: Path
+
+
+class Restart(CodeInterpreterAction):
+    """Begins anew: no variables, and of the files those alone that the reset brought."""
+
+    model_config = _NAMED
+
+    type: Literal["restart"] = "restart"
+
+
+class Submit(CodeInterpreterAction):
+    """Hands in a solution of the episode's task. The episode ends once one passes, or no attempt is left.
+
+    Attributes:
+        code: The solution.
+    """
+
+    model_config = _NAMED
+
+    type: Literal["submit"] = "submit"
+    code: Code
+
+
+def _kind(value: Any) -> str | None:
+    """Return what says which action it is; code alone is to be executed."""
+    if isinstance(value, Mapping):
+        kind = value.get("type", "execute" if "code" in value else None)
+        return kind if isinstance(kind, str) else None
+    return getattr(value, "type", None)
+
+
+AnyAction: TypeAlias = Annotated[
+    Annotated[Execute, Tag("execute")]
+    | Annotated[PutFile, Tag("put_file")]
+    | Annotated[GetFile, Tag("get_file")]
+    | Annotated[Restart, Tag("restart")]
+    | Annotated[Submit, Tag("submit")],
+    Discriminator(_kind),
+]
+"""Every action that the server takes, by its `type`; `{"code": ...}` alone is an `Execute`."""
+
+
+class FileContent(BaseModel):
+    """A file that was asked for.
+
+    Attributes:
+        path: Relative to the workspace.
+        size: In bytes.
+        content_base64: What is in it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str
+    size: int
+    content_base64: str
+
+    @property
+    def data(self) -> bytes:
+        """What is in it, as bytes."""
+        return base64.b64decode(self.content_base64)
+
+
+class CodeObservation(Observation):
+    """What an execution printed, as released clients of coding environments read it; they refuse any other key.
+
+    Attributes:
+        stdout: What the code printed.
+        stderr: What it printed there; the traceback of an exception that it did not catch too.
+        exit_code: 0 where it came to its end.
+    """
+
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+
+
+class CodeInterpreterObservation(CodeObservation):
+    """What an action did.
+
+    A reset without options of ours, and an action of code alone, are answered as `CodeObservation`, with everything
+    else below `metadata["execution"]`. Read as this model they have it in its fields.
+
+    Attributes:
+        status: How it ended. "sandbox_error" is the infrastructure's fault, and no policy's; all others the code's.
+        error: The exception that the code did not catch; for a file that cannot be had, why.
+        result: `repr` of the last expression's value.
+        outputs: What was shown, in order, each in several mime types; figures as PNG in base64.
+        execution_count: Executions of this interpreter so far.
+        session_id: Of the interpreter.
+        state_lost: Variables and files are gone; said once.
+        truncated: What was cut because it was too long.
+        signal: The signal that ended the interpreter's process.
+        execution_time_s: From the request to its end.
+        max_rss_bytes: The greatest resident size so far, by the interpreter's own account.
+        files: Files that are new or different since the execution before.
+        isolation: What the code runs behind: "namespaces", "lsm", "seccomp", "process"; "remote" or "container" where
+            it is hosted.
+        reason: In words, why code did not end by itself, or what is wrong with the infrastructure.
+        file: What `get_file` read.
+        prompt: The task in words, after a reset that chose one.
+        task: All that may be seen of the task, likewise.
+        verdict: How a submission was judged; its reward is the observation's.
+    """
+
+    status: Status = "ok"
+    error: CodeError | None = None
+    result: str | None = None
+    outputs: tuple[Output, ...] = ()
+    execution_count: int = 0
+    session_id: str = ""
+    state_lost: bool = False
+    truncated: Truncated = Truncated()
+    signal: int | None = None
+    execution_time_s: float = 0.0
+    max_rss_bytes: int | None = None
+    files: tuple[FileInfo, ...] = ()
+    isolation: str = ""
+    reason: str | None = None
+    file: FileContent | None = None
+    prompt: str | None = None
+    task: dict[str, Any] | None = None
+    verdict: Verdict | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lifted(cls, value: Any) -> Any:
+        """Read the released shape too."""
+        if isinstance(value, dict) and isinstance(metadata := value.get("metadata"), dict):
+            execution = metadata.get(EXECUTION)
+            if isinstance(execution, dict):
+                rest = {name: entry for name, entry in metadata.items() if name != EXECUTION}
+                return {**execution, **value, "metadata": rest}
+        return value
+
+
+class CodeInterpreterState(State):
+    """The bookkeeping of an episode.
+
+    Attributes:
+        last_exit_code: Of the last execution.
+        execution_count: Executions of the interpreter so far.
+        isolation: What the code runs behind; empty before there is an interpreter.
+        session_id: Of the interpreter; empty before there is one.
+        task: The id of the task.
+        seed: As reset was given it. It decides nothing but what a task draws from it.
+        done: Whether the episode has ended.
+    """
+
+    last_exit_code: int = 0
+    execution_count: int = 0
+    isolation: str = ""
+    session_id: str = ""
+    task: str | None = None
+    seed: int | None = None
+    done: bool = False

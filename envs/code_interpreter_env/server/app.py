@@ -1,0 +1,20 @@
+"""The ASGI app: `uvicorn envs.code_interpreter_env.server.app:app`."""
+
+from servers import create_app
+
+from ..models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
+from .environment import CodeInterpreterEnvironment
+from .house import house
+
+# An interpreter is a few megabytes, and a trainer keeps hundreds of episodes in flight.
+MAX_CONCURRENT_ENVS = 1024
+
+app = create_app(
+    CodeInterpreterEnvironment,
+    AnyAction,
+    CodeInterpreterObservation,
+    env_name="code_interpreter",
+    max_concurrent_envs=MAX_CONCURRENT_ENVS,
+    state_cls=CodeInterpreterState,
+    lifespan=house().lifespan,
+)

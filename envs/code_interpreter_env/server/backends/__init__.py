@@ -1,0 +1,37 @@
+"""Where code runs: here, or hosted elsewhere, chosen by name."""
+
+from importlib import import_module
+from os import environ
+from typing import Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox import Backend, Isolation
+
+from ..settings import LOCAL, PREFIX, InterpreterSettings
+
+HOSTED: Final = ("containers", "jupyter", "together")
+"""Packages beside this one with a `backend_from_environment(environ)`."""
+
+
+def make_backend(settings: InterpreterSettings, minimum: Isolation) -> Backend:
+    """Return the backend that the settings name, not started.
+
+    Args:
+        settings: What interpreters there are.
+        minimum: The weakest rung of the ladder that will do, for a backend that stands on it.
+
+    Raises:
+        ConfigurationError: There is none of that name, or it lacks what it needs.
+    """
+    name = settings.backend
+    if name == LOCAL:
+        from .local import LocalBackend
+
+        return LocalBackend(settings, minimum)
+    if name not in HOSTED:
+        raise ConfigurationError(
+            f"expected {PREFIX}BACKEND to be one of {', '.join((LOCAL, *HOSTED))}, got {name!r}"
+        )
+    hosted = import_module(f".{name}", __name__)
+    backend: Backend = hosted.backend_from_environment(environ)
+    return backend

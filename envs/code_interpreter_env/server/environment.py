@@ -1,0 +1,279 @@
+"""The code interpreter: one interpreter a session, and actions that run code in it."""
+
+import logging
+from dataclasses import replace
+from typing import Any, Final
+from uuid import uuid4
+
+from openenv_core import Environment, EnvironmentMetadata
+from openenv_core.errors import ConfigurationError, EpisodeOver
+from openenv_core.sandbox import (
+    Backend,
+    Execution,
+    FileInfo,
+    FileRefused,
+    Interpreter,
+    SandboxFailure,
+)
+
+from ..errors import InvalidResetOption
+from ..grading import Grader, JsonlTasks, TaskSession
+from ..models import (
+    CodeInterpreterAction,
+    CodeInterpreterObservation,
+    CodeInterpreterState,
+    CodeObservation,
+    Execute,
+    GetFile,
+    PutFile,
+    Restart,
+    Submit,
+)
+from .house import House, house
+from .observations import content_of, failed, full, refused, released, without_task
+from .options import ResetChoice, chosen
+from .tasks import Judging, TaskMethods, chosen_task
+
+logger = logging.getLogger(__name__)
+
+MAX_FETCHED_BYTES: Final = 8 << 20
+"""The greatest file that one step returns: it is encoded on the event loop, where others wait."""
+
+
+class CodeInterpreterEnvironment(
+    TaskMethods, Environment[CodeInterpreterAction, CodeObservation, CodeInterpreterState]
+):
+    """Runs Python that nobody has read, in an interpreter that keeps its state from step to step.
+
+    Reset is not needed: a step before the first one begins an episode with what the server gives by default, as
+    released coding environments do. An episode ends only where a task was chosen and a solution was submitted.
+
+    What code does never raises here. The observation's status tells it, and tells it apart from a failure of the
+    infrastructure, "sandbox_error", which no policy should be blamed for. After either of them that has cost the
+    interpreter its state, the next step has a fresh one with the files that the reset brought.
+
+    Args:
+        shared: What the sessions of this process share; by default as the environment's variables say.
+        tasks: Where tasks come from; by default those of the settings.
+    """
+
+    BLOCKING = False
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, shared: House | None = None, tasks: JsonlTasks | None = None) -> None:
+        self._house = shared or house()
+        self._tasks = self._house.tasks if tasks is None else tasks
+        self._backend: Backend | None = None
+        self._interpreter: Interpreter | None = None
+        self._lost = False
+        self._untold = False
+        self._brought: tuple[FileInfo, ...] = ()
+        self._choice = chosen({}, self._house.settings)
+        self._task: TaskSession | None = None
+        self._state = CodeInterpreterState(episode_id=str(uuid4()))
+
+    async def reset(
+        self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
+    ) -> CodeObservation:
+        """Begins an episode with a fresh interpreter; the one before is ended.
+
+        Args:
+            seed: Chooses a task, where the option leaves a choice; code that wants chance seeds it itself.
+            episode_id: The caller's name for the episode; None makes a uuid4.
+            **options: `packages`: a list of those that the server preloads. `limits`: fields of
+                `openenv_core.sandbox.Limits` by name, up to the server's ceilings. `files`: content by path, text or
+                `{"content_base64": ...}`. `snapshot`: true keeps the state of before an execution that had to be
+                killed. `task`: which task, where the server has some.
+
+        Raises:
+            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on.
+        """
+        choice = chosen(options, self._house.settings)
+        task = await self._began(choice, seed)
+        if task is not None:
+            choice = replace(choice, files={**task.files, **choice.files})
+        await self._end_interpreter()
+        self._lost = self._untold = False
+        self._choice, self._task = choice, task
+        self._state = CodeInterpreterState(
+            episode_id=str(uuid4()) if episode_id is None else episode_id,
+            seed=seed,
+            task=None if task is None else str(task.view["id"]),
+        )
+        try:
+            await self._ready()
+            began = self._told(Execution(status="ok", files=self._brought))
+        except ConfigurationError as error:
+            raise InvalidResetOption(str(error)) from error
+        except FileRefused as error:
+            raise InvalidResetOption(f"reset option files: {error}") from error
+        except SandboxFailure as error:
+            began = self._failed(error)
+        if all(value is None for value in options.values()):
+            return released(began, None)
+        return full(began) if task is None else full(began, prompt=task.prompt, task=task.view)
+
+    async def step(self, action: CodeInterpreterAction, *, timeout_s: float | None = None) -> CodeObservation:
+        """Applies an action.
+
+        Args:
+            action: What to do.
+            timeout_s: Bounds an execution that names no time-out of its own; callers over plain HTTP send it.
+
+        Raises:
+            EpisodeOver: A solution was submitted.
+        """
+        if self._state.done:
+            raise EpisodeOver
+        self._state.step_count += 1
+        if isinstance(action, Execute):
+            execution = await self._execute(action, timeout_s)
+            return full(execution) if "type" in action.model_fields_set else released(execution, action.code)
+        if isinstance(action, Submit):
+            return await self._submit(action)
+        fields: dict[str, Any] = {}
+        try:
+            files: tuple[FileInfo, ...] = ()
+            if isinstance(action, Restart):
+                files = await self._restarted()
+            else:
+                interpreter = await self._ready()
+                if isinstance(action, PutFile):
+                    files = (await interpreter.put_file(action.path, action.data),)
+                elif isinstance(action, GetFile):
+                    fields["file"] = content_of(action.path, await self._fetched(interpreter, action.path))
+            execution = self._told(Execution(status="ok", files=files))
+        except FileRefused as error:
+            execution = self._told(refused(error))
+        except (SandboxFailure, ConfigurationError) as error:
+            await self._end_interpreter()
+            execution = self._failed(error)
+        return full(execution, **fields)
+
+    @property
+    def state(self) -> CodeInterpreterState:
+        """Where the episode stands: a copy, so that the holder of it cannot change the episode."""
+        return self._state.model_copy()
+
+    async def close(self) -> None:
+        """End the interpreter."""
+        await self._end_interpreter()
+        if self._backend is not None:
+            self._backend = None
+            await self._house.release()
+
+    async def get_metadata(self) -> EnvironmentMetadata:
+        """What the environment says of itself, and what its code runs behind."""
+        backend = await self._held()
+        return EnvironmentMetadata(
+            name="code_interpreter",
+            description=(
+                "Runs Python in an interpreter that keeps its state from step to step. "
+                f"Isolation: {backend.isolation}. Backend: {self._house.settings.backend}."
+            ),
+        )
+
+    async def _began(self, choice: ResetChoice, seed: int | None) -> TaskSession | None:
+        if choice.task is None:
+            return None
+        task = await chosen_task(self._tasks, choice.task, seed)
+        return TaskSession(task, Grader(Judging(self._held, choice.packages)))
+
+    async def _execute(self, action: Execute, timeout_s: float | None) -> Execution:
+        timeout_s = timeout_s if action.timeout_s is None else action.timeout_s
+        try:
+            interpreter = await self._ready()
+            execution = await interpreter.execute(action.code, timeout_s=timeout_s, stdin=action.stdin)
+        except (SandboxFailure, ConfigurationError) as error:
+            await self._end_interpreter()
+            execution = self._failed(error)
+        self._lost = execution.state_lost
+        if self._untold:
+            self._untold = False
+            execution = replace(execution, state_lost=True)
+        state = self._state
+        state.last_exit_code = execution.exit_code
+        state.execution_count = execution.execution_count
+        return execution
+
+    async def _submit(self, action: Submit) -> CodeInterpreterObservation:
+        if self._task is None:
+            return full(self._told(without_task()))
+        verdict = await self._task.submit(action.code)
+        done = self._state.done = self._task.done
+        if verdict.reason == "sandbox_error":
+            seen = self._told(failed(verdict.detail))
+        else:
+            seen = replace(self._told(Execution(status="ok")), isolation=verdict.isolation)
+        return full(seen, done=done, reward=verdict.reward, verdict=verdict)
+
+    async def _held(self) -> Backend:
+        if self._backend is None:
+            self._backend = await self._house.hold()
+        return self._backend
+
+    async def _ready(self) -> Interpreter:
+        """Return the interpreter: the one that there is, a fresh one where there is none or its state is gone."""
+        interpreter = self._interpreter
+        if interpreter is not None and not self._lost:
+            if getattr(interpreter, "alive", True):
+                return interpreter
+            self._untold = True  # it ended between two actions, neither of which has told
+        await self._end_interpreter()
+        choice = self._choice
+        backend = await self._held()
+        interpreter = await backend.open(choice.limits, packages=choice.packages, snapshot=choice.snapshot)
+        self._interpreter = interpreter
+        try:
+            self._brought = await self._put_back(interpreter)
+        except BaseException:
+            await self._end_interpreter()
+            raise
+        self._lost = False
+        self._state.session_id = interpreter.session_id
+        self._state.isolation = interpreter.isolation
+        return interpreter
+
+    async def _restarted(self) -> tuple[FileInfo, ...]:
+        interpreter = self._interpreter
+        if interpreter is None or self._lost:
+            await self._ready()
+        else:
+            await interpreter.restart()
+            self._brought = await self._put_back(interpreter)
+        self._untold = False  # nothing was to be kept
+        self._state.execution_count = 0
+        return self._brought
+
+    async def _put_back(self, interpreter: Interpreter) -> tuple[FileInfo, ...]:
+        """Put the files of the reset into a workspace that has none."""
+        return tuple([await interpreter.put_file(path, data) for path, data in self._choice.files.items()])
+
+    async def _fetched(self, interpreter: Interpreter, path: str) -> bytes:
+        data = await interpreter.get_file(path)
+        if len(data) > MAX_FETCHED_BYTES:
+            raise FileRefused(
+                path, f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
+            )
+        return data
+
+    async def _end_interpreter(self) -> None:
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            await interpreter.close()
+
+    def _told(self, execution: Execution) -> Execution:
+        """Return an execution that came from no interpreter with what there is to know of the one that there is."""
+        state, untold, self._untold = self._state, self._untold, False
+        return replace(
+            execution,
+            state_lost=execution.state_lost or untold,
+            execution_count=state.execution_count,
+            session_id=state.session_id,
+            isolation=state.isolation,
+        )
+
+    def _failed(self, error: Exception) -> Execution:
+        logger.warning("the sandbox failed: %s", error)
+        self._state.last_exit_code = -1
+        return self._told(failed(str(error), state_lost=True))

@@ -1,0 +1,193 @@
+"""What a server of code interpreters can be told: environment variables that begin with CODE_INTERPRETER_."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox import Isolation, Limits, LimitsError
+
+PREFIX: Final = "CODE_INTERPRETER_"
+MINIMUM: Final = f"{PREFIX}MINIMUM_ISOLATION"
+STRONGEST: Final = f"{PREFIX}STRONGEST_ISOLATION"
+
+LOCAL: Final = "local"
+
+PACKAGES: Final = ("matplotlib", "numpy", "pandas", "scipy", "sympy")
+"""What a reset may ask for unless the server is told otherwise, as far as it is installed."""
+
+PRELOAD: Final = ("numpy",)
+"""What an interpreter has when the reset does not say, likewise."""
+
+CEILINGS: Final = Limits(
+    timeout_s=60.0,
+    grace_s=2.0,
+    memory_bytes=2 << 30,
+    output_bytes=1 << 20,
+    output_hard_bytes=64 << 20,
+    outputs_bytes=16 << 20,
+    file_bytes=256 << 20,
+    disk_bytes=256 << 20,
+    files=16_384,
+    open_files=256,
+    processes=64,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterpreterSettings:
+    """The settings of one server's interpreters.
+
+    Attributes:
+        backend: Where code runs: "local", or one of the hosted ones.
+        preload: Packages that an interpreter has imported when the reset does not say.
+        packages: Packages that a reset may ask for, those of `preload` among them.
+        limits: Of a session, unless its reset says otherwise.
+        ceilings: What a reset may raise them to.
+        minimum_isolation: The weakest level to serve at; None: `lsm` where callers beyond this machine reach the
+            server, anything elsewhere.
+        strongest_isolation: The level to begin the search with.
+        max_sandboxes: Sets of packages at once; each takes a process of its own.
+        tasks: A folder of tasks, or one file of them; "shipped" are those that come with the environment, "none" none.
+    """
+
+    backend: str = LOCAL
+    preload: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    ceilings: Limits = CEILINGS
+    minimum_isolation: Isolation | None = None
+    strongest_isolation: Isolation = Isolation.NAMESPACES
+    max_sandboxes: int = 4
+    tasks: str = "shipped"
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            ConfigurationError: A limit exceeds its ceiling, or a package cannot be preloaded.
+        """
+        try:
+            self.limits.within(self.ceilings)
+        except LimitsError as error:
+            raise ConfigurationError(f"{error}; ceilings are {PREFIX}MAX_ and the limit's name") from None
+        if stray := [name for name in self.preload if name not in self.packages]:
+            raise ConfigurationError(
+                f"expected {PREFIX}PRELOAD among {PREFIX}PACKAGES, got {', '.join(stray)}; name it in both"
+            )
+        if self.backend == LOCAL and (absent := [name for name in self.packages if not _installed(name)]):
+            raise ConfigurationError(
+                f"expected installed packages in {PREFIX}PACKAGES and {PREFIX}PRELOAD, got {', '.join(absent)}; "
+                "install them where the server runs, or leave them out"
+            )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "InterpreterSettings":
+        """Read the settings from environment variables; those that are absent or empty keep their defaults.
+
+        Raises:
+            ConfigurationError: A value cannot be used.
+        """
+        given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
+        backend = given.get(f"{PREFIX}BACKEND", LOCAL).strip().lower()
+        found: dict[str, Any] = {"backend": backend}
+        for variable, (name, read) in _VARIABLES.items():
+            if variable in given:
+                found[name] = read(variable, given[variable].strip())
+        known = tuple(name for name in PACKAGES if backend == LOCAL and _installed(name))
+        found.setdefault("preload", tuple(name for name in PRELOAD if name in found.get("packages", known)))
+        found.setdefault("packages", tuple(dict.fromkeys((*known, *found["preload"]))))
+        limits, ceilings = _limits(given, "", Limits()), _limits(given, "MAX_", CEILINGS)
+        return cls(limits=limits, ceilings=ceilings, **found)
+
+    def least(self, exposed: bool | None) -> Isolation:
+        """Return the weakest level to serve at.
+
+        Args:
+            exposed: Whether callers beyond this machine reach the server; None: not known.
+
+        Raises:
+            ConfigurationError: The strongest level that may be tried is weaker.
+        """
+        named = self.minimum_isolation
+        least = named or (Isolation.PROCESS if exposed is False else Isolation.LSM)
+        if not self.strongest_isolation.at_least(least):
+            where = "" if named else " for a server that is, or may be, reached from beyond this machine"
+            raise ConfigurationError(
+                f"expected an isolation of at least {least}{where}, got {STRONGEST}={self.strongest_isolation}; "
+                f"{remedy(self.strongest_isolation)}"
+            )
+        return least
+
+
+def remedy(level: str = "LEVEL") -> str:
+    """Return what a message advises where the isolation is too weak."""
+    return (
+        f"set {MINIMUM}={level} to serve at that level all the same, bind to 127.0.0.1, or run where Landlock and "
+        "seccomp are available (docs/sandbox.md)"
+    )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package.partition(".")[0]) is not None
+    except ValueError:
+        return False
+
+
+def _limits(given: Mapping[str, str], prefix: str, defaults: Limits) -> Limits:
+    values: dict[str, Any] = {}
+    for limit in fields(Limits):
+        variable = f"{PREFIX}{prefix}{limit.name.upper()}"
+        if (text := given.get(variable, "").strip()) and limit.name:
+            values[limit.name] = _value(variable, text, limit.type)
+    try:
+        return defaults.changed(values)
+    except LimitsError as error:
+        raise ConfigurationError(f"{error} (from {PREFIX}{prefix}...)") from None
+
+
+def _value(variable: str, text: str, kind: object) -> Any:
+    if kind is bool or kind == "bool":
+        if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
+            raise ConfigurationError(f"expected {variable} to be true or false, got {text!r}")
+        return text.lower() in ("1", "true", "yes")
+    try:
+        return float(text) if kind is float or kind == "float" else int(text)
+    except ValueError:
+        raise ConfigurationError(f"expected {variable} to be a number, got {text!r}") from None
+
+
+def _text(_: str, value: str) -> str:
+    return value
+
+
+def _packages(_: str, value: str) -> tuple[str, ...]:
+    words = tuple(value.replace(",", " ").split())
+    return () if words == ("none",) else words
+
+
+def _level(variable: str, value: str) -> Isolation:
+    try:
+        return Isolation(value.lower())
+    except ValueError:
+        raise ConfigurationError(
+            f"expected {variable} to be one of {', '.join(Isolation)}, got {value!r}"
+        ) from None
+
+
+def _count(variable: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise ConfigurationError(f"expected {variable} to be a whole number of at least 1, got {value!r}")
+    return int(value)
+
+
+_VARIABLES: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
+    f"{PREFIX}PRELOAD": ("preload", _packages),
+    f"{PREFIX}PACKAGES": ("packages", _packages),
+    MINIMUM: ("minimum_isolation", _level),
+    STRONGEST: ("strongest_isolation", _level),
+    f"{PREFIX}MAX_SANDBOXES": ("max_sandboxes", _count),
+    f"{PREFIX}TASKS": ("tasks", _text),
+}
