@@ -103,7 +103,7 @@ class Sandbox:
             self._isolation = isolation
             try:
                 await self._boot()
-                await prove(self, isolation)
+                await prove(isolation, self.open)
             except SandboxUnavailable as error:
                 refusals.append(f"{isolation}: {error}")
                 await self._unboot()

@@ -69,9 +69,10 @@ def stand(told: Told) -> Standing:
         namespaces.enter_outer(privileged=told.privileged)
         _fork_first()
         namespaces.build_root(namespaces.View(paths=told.shown, hidden=told.hidden))
+    elif told.privileged:
+        # Sessions have users of their own, who may not enter root's home, where Python may be.
+        uncover(told.shown)
     if told.isolation in ("namespaces", "lsm"):
-        if told.privileged and not standing.has_init:
-            uncover(told.shown)
         version = landlock.abi()
         if version < landlock.SIGNALS_SINCE and not standing.has_init:
             raise OSError(

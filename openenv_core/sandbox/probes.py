@@ -1,0 +1,141 @@
+"""What the self-test runs inside: small attacks, each of which returns when it was not stopped.
+
+This is source for an interpreter of the sandbox. Nothing of it is imported.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+from openenv_core.sandbox.levels import Isolation
+
+
+def opens_a_socket(_: dict[str, Any]) -> None:
+    """Reach for the network."""
+    import socket
+
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+
+
+def asks_the_kernel_over_netlink(_: dict[str, Any]) -> None:
+    """Reach for the network's configuration."""
+    import socket
+
+    socket.socket(16, socket.SOCK_RAW, 0).close()
+
+
+def forks(_: dict[str, Any]) -> None:
+    """Start a process."""
+    import os
+
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+
+
+def keeps_memory_without_a_file(_: dict[str, Any]) -> None:
+    """Have memory that no limit of this process counts."""
+    import os
+
+    os.close(os.memfd_create("probe"))
+
+
+def signals_the_supervisor(told: dict[str, Any]) -> None:
+    """Reach another process."""
+    import os
+
+    os.kill(told["supervisor"], 0)
+
+
+def limits_the_supervisor(told: dict[str, Any]) -> None:
+    """Change what another process may use."""
+    import resource
+
+    resource.prlimit(told["supervisor"], resource.RLIMIT_NOFILE)
+
+
+def mounts(_: dict[str, Any]) -> None:
+    """Change what this process sees."""
+    import ctypes
+    import os
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", b".", b"tmpfs", 0, None) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def reads_outside(told: dict[str, Any]) -> None:
+    """Read a file that everybody may read."""
+    with open(told["canary"]) as file:
+        file.read()
+
+
+def writes_outside(told: dict[str, Any]) -> None:
+    """Write a file that everybody may write."""
+    with open(told["canary"], "a") as file:
+        file.write("!")
+
+
+def lists_outside(told: dict[str, Any]) -> None:
+    """List a folder that everybody may list."""
+    import os
+
+    os.listdir(told["folder"])
+
+
+def sees_the_supervisor(told: dict[str, Any]) -> None:
+    """Find the machine's processes."""
+    import os
+
+    os.stat(f"/proc/{told['supervisor']}")
+
+
+def sees_the_file(told: dict[str, Any]) -> None:
+    """Find out that a file is there."""
+    import os
+
+    os.stat(told["canary"])
+
+
+Probe = Callable[[dict[str, Any]], None]
+
+_AT_SECCOMP: Final[tuple[Probe, ...]] = (
+    opens_a_socket,
+    asks_the_kernel_over_netlink,
+    forks,
+    keeps_memory_without_a_file,
+    signals_the_supervisor,
+    limits_the_supervisor,
+    mounts,
+)
+_AT_LSM: Final = (*_AT_SECCOMP, reads_outside, writes_outside, lists_outside)
+_AT_NAMESPACES: Final = (*_AT_LSM, sees_the_supervisor, sees_the_file)
+
+PROBES: Final[dict[Isolation, tuple[Probe, ...]]] = {
+    Isolation.PROCESS: (),
+    Isolation.SECCOMP: _AT_SECCOMP,
+    Isolation.LSM: _AT_LSM,
+    Isolation.NAMESPACES: _AT_NAMESPACES,
+}
+"""What has to fail on each rung."""
+
+
+def source(isolation: Isolation) -> str:
+    """Return code that defines `attack(told)`, which returns the names of the probes that were not stopped."""
+    probes = PROBES[isolation]
+    parts = ["from typing import Any", *(inspect.getsource(probe) for probe in probes)]
+    names = ", ".join(probe.__name__ for probe in probes)
+    parts.append(
+        f"""
+def attack(told):
+    passed = []
+    for probe in [{names}]:
+        try:
+            probe(told)
+        except OSError:
+            continue
+        passed.append(probe.__name__)
+    return passed
+"""
+    )
+    return "\n".join(parts)
