@@ -116,7 +116,8 @@ def _confine(spec: Spec, standing: Standing, workdir: str) -> None:
         landlock.restrict(
             landlock.Rules(read_only=standing.readable, writable=writable, execute=limits["allow_subprocess"])
         )
-    os.closerange(CONTROL + 1, os.sysconf("SC_OPEN_MAX"))
+    # Not up to the limit, which is below the numbers of what the zygote holds: its descriptor of /proc among them.
+    libc.close_from(CONTROL + 1)
     identity.drop_capabilities()
 
 

@@ -5,6 +5,8 @@ import socket
 import struct
 from typing import Final, NoReturn
 
+from openenv_core.sandbox.kernel import libc
+
 MOVED: Final = struct.Struct("qi")
 """From a fork to the zygote: its number, and the process that takes its place."""
 
@@ -27,7 +29,7 @@ def wait_for(interpreter: int, *, successors: bool) -> NoReturn:
         interpreter: Its process.
         successors: One that ends well has handed over to another.
     """
-    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+    libc.close_from(0)
     while True:
         try:
             process, status = os.wait()
