@@ -3,6 +3,8 @@
 Standard library only; usable without servers and environments. docs/sandbox.md says what each level guarantees.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from openenv_core.sandbox.config import SandboxConfig
 from openenv_core.sandbox.errors import (
     FileRefused,
@@ -17,7 +19,9 @@ from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.results import Call, CodeError, Execution, FileInfo, Output, Status, Truncated
 from openenv_core.sandbox.sandbox import Sandbox
 from openenv_core.sandbox.session import Session
-from openenv_core.sandbox.sync import SyncSandbox, SyncSession
+
+if TYPE_CHECKING:
+    from openenv_core.sandbox.sync import SyncSandbox, SyncSession
 
 __all__ = [
     "Backend",
@@ -42,3 +46,12 @@ __all__ = [
     "SyncSession",
     "Truncated",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The synchronous face stands on the client's thread, whose package is not needed otherwise.
+    if name in ("SyncSandbox", "SyncSession"):
+        from openenv_core.sandbox import sync
+
+        return getattr(sync, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

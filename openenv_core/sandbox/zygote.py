@@ -34,6 +34,9 @@ ENVIRONMENT: Final = {
 }
 """All that code sees of the environment; the server's own variables, its secrets among them, stay with it."""
 
+PASSED_ON: Final = ("LD_LIBRARY_PATH",)
+"""Without which this very Python may not start."""
+
 
 class Zygote:
     """A running zygote.
@@ -73,7 +76,7 @@ class Zygote:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[self._inner.fileno()],
-                env=ENVIRONMENT,
+                env={**ENVIRONMENT, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}},
                 cwd="/",
                 # A terminal's Ctrl-C is for the server, which ends the zygote in order.
                 start_new_session=True,
