@@ -1,0 +1,215 @@
+"""The released package's way of running code, over the sandbox.
+
+An environment that was written for it makes a `PyExecutor` a session and calls `run` from a thread. Here each of them
+is an interpreter in a process of its own; those of one server process share what starts them.
+"""
+
+import ast
+import asyncio
+import atexit
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final, ParamSpec, TypeVar
+
+from openenv_core.client.loop_thread import LoopThread
+from openenv_core.compat.code import CodeExecResult
+from openenv_core.errors import ClientClosed, ConfigurationError
+from openenv_core.outcomes import SANDBOX_ERROR
+from openenv_core.sandbox import Execution, Limits, SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.sandbox import Sandbox
+from openenv_core.sandbox.session import Session
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+LIMITS: Final = Limits()
+"""Of every interpreter; the released package has no way to ask for others."""
+
+CLOSE_S: Final = 10.0
+"""How long the end of the process waits for the interpreters' ends."""
+
+LITERAL_CHARS: Final = 64 << 10
+"""Longer results are shown as they are: reading them back would cost more than it helps."""
+
+HELPERS: Final = """\
+from traceback import format_exc
+
+def safe_json_dumps(obj):
+    import json
+    return json.dumps(obj, default=repr)
+"""
+"""What released executors give to code, beside Python."""
+
+
+class PyExecutor:
+    """Runs Python code that nobody has read, and keeps its variables from one run to the next.
+
+    The interpreter is started by the first run, and ends with this object. Code may import whatever is installed:
+    what it must not do is held back by the sandbox (docs/sandbox.md), not by a list of names.
+
+    Args:
+        additional_imports: Modules that the released package has to be asked for; here they need no permission.
+    """
+
+    def __init__(self, additional_imports: Sequence[str] | None = None) -> None:
+        if isinstance(additional_imports, str):
+            raise ConfigurationError(
+                f"expected a list of modules as additional_imports, got {additional_imports!r}; write "
+                f"[{additional_imports!r}]"
+            )
+        self._turn = threading.Lock()
+        self._engine: _Engine | None = None
+        self._session: Session | None = None
+        self._bare = True
+
+    def run(self, code: str) -> CodeExecResult:
+        """Run code and wait for its end, never longer than the sandbox's limit of time.
+
+        Raises:
+            SandboxFailure: The infrastructure failed, which is no result of the code's.
+        """
+        with self._turn:
+            if self._engine is None:
+                self._engine, self._session = _engine(), None
+            engine = self._engine
+            if self._session is None:
+                self._session = session = engine.open()
+                # Released environments drop an executor to begin anew; it has no close().
+                weakref.finalize(self, engine.leave, session).atexit = False
+            if self._bare:
+                _sound(engine.execute(self._session, HELPERS, anew=True))
+                self._bare = False
+            try:
+                execution = engine.execute(self._session, code)
+            except SandboxUnavailable:
+                self._bare = True
+                raise
+            self._bare = execution.state_lost
+        return _result(_sound(execution))
+
+
+def _sound(execution: Execution) -> Execution:
+    if execution.status == SANDBOX_ERROR:
+        raise SandboxUnavailable(
+            f"expected the sandbox to run code, got no result: {execution.reason or 'it failed'}; run it again"
+        )
+    return execution
+
+
+def _result(execution: Execution) -> CodeExecResult:
+    printed = [execution.stdout, *([] if execution.result is None else [_plain(execution.result)])]
+    error = execution.error
+    wrong = [execution.stderr]
+    if error is not None:
+        wrong.append("".join(error.traceback).rstrip("\n") or f"{error.ename}: {error.evalue}")
+    if execution.reason:
+        wrong.append(execution.reason)
+    return CodeExecResult(
+        stdout="\n".join(filter(None, printed)),
+        stderr="\n".join(filter(None, wrong)),
+        exit_code=execution.exit_code,
+    )
+
+
+def _plain(value: str) -> str:
+    """Return a value's text as the released package shows it: JSON where that can say it."""
+    if len(value) <= LITERAL_CHARS:
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return json.dumps(ast.literal_eval(value))
+    return value
+
+
+class _Engine:
+    """The sandbox of this process, and the thread that it lives in."""
+
+    def __init__(self) -> None:
+        self._thread = LoopThread()
+        self._sandbox = Sandbox()
+        try:
+            self._thread.run(self._sandbox.start)
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a fork of the one whose sandbox it is."""
+        return self._thread.inherited
+
+    def open(self) -> Session:
+        """Start an interpreter."""
+        return self._run(self._sandbox.open, LIMITS)
+
+    def execute(self, session: Session, code: str, *, anew: bool = False) -> Execution:
+        """Run code in one of the interpreters.
+
+        Args:
+            session: Which.
+            code: What.
+            anew: Whether nothing that it knew is needed.
+
+        Raises:
+            SandboxUnavailable: The interpreter has ended since the last run, which nobody was told.
+        """
+
+        async def execute() -> Execution:
+            if not anew and not session.alive:
+                # The next one would begin without variables, and blame the code for missing them.
+                raise SandboxUnavailable(
+                    "expected the interpreter of the last run, got one that has ended since; run the code from its "
+                    "beginning again"
+                )
+            return await session.execute(code)
+
+        return self._run(execute)
+
+    def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return self._thread.run(work, *args, **options)
+        except ClientClosed:
+            raise SandboxClosed(
+                "expected an executor of this process, got one that it has from before it forked, or that has "
+                "been closed with it; make a new one"
+            ) from None
+
+    def leave(self, session: Session) -> None:
+        """End an interpreter without waiting for it."""
+        self._thread.leave(session.close, end=False)
+
+    def close(self) -> None:
+        """End all of it."""
+
+        async def end() -> None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sandbox.close(), CLOSE_S)
+
+        if not self.inherited:
+            with suppress(ClientClosed):
+                self._thread.run(end)
+            self._thread.stop()
+
+
+_lock = threading.Lock()
+_shared: _Engine | None = None
+
+
+def _engine() -> _Engine:
+    """Return the sandbox of this process, started."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared.inherited:
+            _shared = _Engine()
+            atexit.register(_shared.close)
+        return _shared
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

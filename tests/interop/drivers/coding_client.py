@@ -1,0 +1,64 @@
+"""Plays with the typed client of the coding folder, under the released package or under ours; prints what came back.
+
+    coding_client.py URL FOLDER released|ours async|sync < PLAN
+
+A plan is a list of operations: {"reset": {options}}, {"code": "..."}, {"state": {}}.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+
+url, folder, whose, face = sys.argv[1:]
+if whose == "ours":
+    from openenv_core import compat
+
+    compat.install()
+sys.path.insert(0, str(Path(folder).parent))
+coding = importlib.import_module(Path(folder).name)
+
+
+async def told(value):
+    return await value if inspect.iscoroutine(value) else value
+
+
+async def ask(client, name, given):
+    try:
+        if name == "state":
+            state = await told(client.state())
+            return {
+                "kind": type(state).__name__,
+                "named": bool(state.episode_id),
+                "step_count": state.step_count,
+                "last_exit_code": state.last_exit_code,
+            }
+        action = coding.CodeAction(code=given) if name == "code" else None
+        result = await told(client.reset(**given) if action is None else client.step(action))
+        return {
+            "kind": type(result.observation).__name__,
+            "observation": result.observation.model_dump(),
+            "reward": result.reward,
+            "done": result.done,
+        }
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+async def play(plan):
+    client = coding.CodingEnv(base_url=url)
+    if face == "sync" and hasattr(client, "sync"):
+        client = client.sync()
+    if hasattr(client, "connect"):
+        await told(client.connect())
+    outcomes = []
+    for operation in plan:
+        ((name, given),) = operation.items()
+        outcomes.append(await ask(client, name, given))
+    await told(client.close())
+    return outcomes
+
+
+print(json.dumps(asyncio.run(play(json.load(sys.stdin)))))

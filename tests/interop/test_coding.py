@@ -1,0 +1,115 @@
+"""Running code: a folder as the released coding environment is laid out, its client, and our own code interpreter."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from released import OVER_SOCKETS, drive, our_server, released_server
+
+FOLDER = Path(__file__).parent / "folders" / "coding_env"
+APP = "coding_env.server.app:app"
+FACES = ("async", "sync")
+EVERY_CLIENT = [
+    *itertools.product(OVER_SOCKETS, ["released"], FACES),
+    *itertools.product([None], ["ours"], FACES),
+]
+"""Release whose Python runs the client, whose package the client stands on, and how it is called."""
+
+EPISODE: list[dict[str, Any]] = [
+    {"reset": {}},
+    {"code": "x = 41\nprint('hello')"},
+    {"code": "print(x + 1)"},
+    {"code": "import sys\nprint('lost', file=sys.stderr)\n1 / 0"},
+    {"state": {}},
+    {"code": "print(x)"},
+    {"code": "import socket"},
+    {"state": {}},
+    {"reset": {}},
+    {"code": "print(x)"},
+    {"state": {}},
+]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Callable[[str], str]]:
+    """Return where a release, or we, serve the folder; or where our own interpreter is served."""
+    urls: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def of(whose: str) -> str:
+            if whose not in urls:
+                if whose in OVER_SOCKETS:
+                    server = released_server(whose, APP, FOLDER.parent)
+                else:
+                    server = our_server(str(FOLDER) if whose == "folder" else whose)
+                urls[whose] = stack.enter_context(server)
+            return urls[whose]
+
+        yield of
+
+
+def played(url: str, version: str | None, whose: str, face: str, plan: list[dict[str, Any]]) -> list[Any]:
+    outcomes: list[Any] = drive(version, "coding_client", url, str(FOLDER), whose, face, plan=plan)
+    return outcomes
+
+
+def check_episode(outcomes: list[Any]) -> None:
+    begun, hello, sum_, wrong, state, still, _, later, again, gone, last = outcomes
+    for outcome in (begun, hello, sum_, wrong, still, again, gone):
+        assert outcome["kind"] == "CodeObservation", outcome
+        assert outcome["done"] is False
+    assert (begun["observation"]["stdout"], begun["observation"]["exit_code"]) == ("", 0)
+    assert (hello["observation"]["stdout"], hello["observation"]["exit_code"]) == ("hello\n", 0)
+    assert (sum_["observation"]["stdout"], still["observation"]["stdout"]) == ("42\n", "41\n")
+    assert wrong["observation"]["exit_code"] == 1
+    assert "ZeroDivisionError: division by zero" in wrong["observation"]["stderr"]
+    assert wrong["observation"]["stderr"].startswith("lost\n")
+    assert state == {"kind": "CodeState", "named": True, "step_count": 3, "last_exit_code": 1}
+    assert (later["step_count"], later["last_exit_code"]) == (5, 0)
+    # A reset forgets.
+    assert again["observation"]["stdout"] == ""
+    assert "NameError" in gone["observation"]["stderr"]
+    assert (last["step_count"], last["last_exit_code"]) == (1, 1)
+
+
+@pytest.mark.parametrize("version", OVER_SOCKETS)
+def test_the_folder_is_what_releases_serve(version: str, served: Callable[[str], str]) -> None:
+    """What the tests below expect of us is what the release itself does."""
+    outcomes = played(served(version), version, "released", "async", EPISODE)
+    check_episode(outcomes)
+    assert outcomes[6]["reward"] == pytest.approx(-0.9)
+
+
+@pytest.mark.parametrize(("version", "whose", "face"), EVERY_CLIENT)
+def test_the_folder_is_served_by_ours_for_every_client(
+    version: str | None, whose: str, face: str, served: Callable[[str], str]
+) -> None:
+    outcomes = played(served("folder"), version, whose, face, EPISODE)
+    check_episode(outcomes)
+    assert [outcomes[place]["reward"] for place in (1, 6)] == pytest.approx([0.1, -0.9])
+
+
+def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> None:
+    plan = [
+        {"reset": {}},
+        {"code": "import os\nprint(os.getppid())\n[1, 'a', None]"},
+        {"code": "import socket\nsocket.socket()"},
+        {"code": "open('/etc/passwd').read()"},
+        {"code": "os._exit(3)"},
+        {"code": "print(os)"},
+        {"code": "print(safe_json_dumps({'a': {1, 2}}))"},
+    ]
+    _, first, network, passwd, ended, lost, helped = played(
+        served("folder"), "0.10.0", "released", "async", plan
+    )
+    assert first["observation"]["stdout"].endswith('\n[1, "a", null]')
+    for refused in (network, passwd):
+        assert refused["observation"]["exit_code"] == 1
+        assert "Error" in refused["observation"]["stderr"]
+    # It ended its own interpreter, and what that knew is gone; what executors give to code comes back.
+    assert ended["observation"]["exit_code"] == 3
+    assert "NameError: name 'os'" in lost["observation"]["stderr"]
+    assert helped["observation"]["stdout"] == '{"a": "{1, 2}"}\n'

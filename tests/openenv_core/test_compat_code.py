@@ -1,0 +1,275 @@
+"""The released package's way of running code, over the sandbox: real interpreters, as an environment would use them."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from openenv_core import ConfigurationError, compat
+from openenv_core.compat import executor as executors
+from openenv_core.compat.code import CodeExecResult
+from openenv_core.compat.executor import PyExecutor
+from openenv_core.sandbox import Limits, SandboxUnavailable
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine_ends() -> Iterator[None]:
+    """The sandbox of a process is ended with it; these tests end it earlier: later ones look at all children."""
+    yield
+    engine, executors._shared = executors._shared, None
+    if engine is not None:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def _sandbox(_engine_ends: None) -> None:
+    try:
+        executors._engine()
+    except SandboxUnavailable as error:
+        pytest.skip(f"needs a sandbox: {error}")
+
+
+pytestmark = pytest.mark.usefixtures("_sandbox")
+
+
+@pytest.fixture
+def executor() -> PyExecutor:
+    return PyExecutor()
+
+
+def soon(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true() and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.02)
+    return true()
+
+
+def test_the_released_names_are_these() -> None:
+    compat.install()
+    try:
+        scope: dict[str, Any] = {}
+        exec("from openenv.core.tools import PyExecutor as one", scope)
+        exec("from openenv.core.tools.local_python_executor import PyExecutor as two", scope)
+        exec("from openenv.core.env_server.types import CodeExecResult as result", scope)
+    finally:
+        compat.uninstall()
+    assert scope["one"] is scope["two"] is PyExecutor
+    assert scope["result"] is CodeExecResult
+
+
+def test_state_is_kept_between_runs_and_is_each_executors_own(executor: PyExecutor) -> None:
+    assert executor.run("x = 41") == CodeExecResult(stdout="", stderr="", exit_code=0)
+    assert executor.run("print(x + 1)") == CodeExecResult(stdout="42\n", stderr="", exit_code=0)
+    other = PyExecutor(additional_imports=["numpy"])
+    told = other.run("print(x)")
+    assert (told.stdout, told.exit_code) == ("", 1)
+    assert "NameError: name 'x' is not defined" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("1 + 1", "2"),
+        ("'a'", '"a"'),
+        ("[1, 'a', None, True]", '[1, "a", null, true]'),
+        ("{1, 2}", "{1, 2}"),
+        ("object", "<class 'object'>"),
+        ("None", ""),
+        ("x = 5", ""),
+        ("print('a'); 3", "a\n\n3"),
+        ("class Sly:\n    def __repr__(self): return '(' * 5000\nSly()", "(" * 5000),
+    ],
+)
+def test_the_value_of_a_last_expression_is_shown_as_json_where_it_can_be(
+    code: str, shown: str, executor: PyExecutor
+) -> None:
+    assert executor.run(code) == CodeExecResult(stdout=shown, stderr="", exit_code=0)
+
+
+def test_an_exception_is_told_after_what_was_printed(executor: PyExecutor) -> None:
+    told = executor.run("import sys\nprint('so far')\nprint('lost', file=sys.stderr)\n1 / 0")
+    assert (told.stdout, told.exit_code) == ("so far\n", 1)
+    first, *_, last = told.stderr.splitlines()
+    assert (first, last) == ("lost", "ZeroDivisionError: division by zero")
+    assert "Traceback (most recent call last):" in told.stderr
+    assert executor.run("sys.exit(7)").exit_code == 7
+
+
+def test_code_is_given_what_released_executors_give(executor: PyExecutor) -> None:
+    helped = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    print(format_exc().splitlines()[-1])"
+    assert executor.run(helped).stdout == "ZeroDivisionError: division by zero\n"
+    assert executor.run("print(safe_json_dumps({'a': object}))").stdout == '{"a": "<class \'object\'>"}\n'
+    lost = executor.run("import os; os._exit(3)")
+    assert (lost.exit_code, lost.stdout) == (3, "")
+    assert "ended the interpreter" in lost.stderr
+    # The interpreter is another one now, and has them too.
+    assert executor.run(helped).stdout == "ZeroDivisionError: division by zero\n"
+
+
+def test_code_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "LIMITS", Limits(timeout_s=0.3, grace_s=0.1))
+    executor = PyExecutor()
+    executor.run("x = 1")
+    for code in ("while True: pass", "import time; time.sleep(600)"):
+        told = executor.run(f"print('so far', flush=True)\n{code}")
+        assert (told.stdout, told.exit_code) == ("so far\n", 124)
+        assert told.stderr.endswith("it ran longer than 0.3 s")
+    assert executor.run("print(2)").stdout == "2\n"
+
+
+def test_code_runs_in_a_process_that_cannot_see_this_one(executor: PyExecutor, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("it")
+    for code in (f"open({str(tmp_path / 'secret')!r})", "import socket; socket.socket()", "import envs"):
+        assert executor.run(code).exit_code == 1, code
+    assert str(os.getpid()) not in executor.run("import os; print(os.getpid(), os.getppid())").stdout.split()
+
+
+def test_it_can_be_used_from_any_thread_and_by_many(executor: PyExecutor) -> None:
+    many = [PyExecutor() for _ in range(4)]
+
+    def count(one: PyExecutor) -> list[str]:
+        one.run("n = 0")
+        return [one.run("n += 1\nprint(n)").stdout for _ in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(count, many)) == [[f"{n}\n" for n in range(1, 6)]] * 4
+        executor.run("n = 0")
+        list(pool.map(lambda _: executor.run("n += 1"), range(20)))  # one after the other
+    assert executor.run("n").stdout == "20"
+
+
+def test_an_executor_that_is_dropped_takes_its_interpreter_along(executor: PyExecutor) -> None:
+    engine = executors._engine()
+    executor.run("x = 1")
+    gc.collect()
+    before = engine._sandbox.sessions
+    dropped = [PyExecutor() for _ in range(3)]
+    assert engine._sandbox.sessions == before  # none before its first run
+    for one in dropped:
+        one.run("x = 1")
+    assert engine._sandbox.sessions == before + 3
+    del dropped, one
+    assert soon(lambda: engine._sandbox.sessions == before)
+    assert executor.run("x").stdout == "1"
+
+
+def kill_zygote() -> None:
+    pid = executors._engine()._sandbox.zygote_pid
+    assert pid is not None
+    psutil.Process(pid).kill()
+
+
+@pytest.mark.parametrize("when", ["during", "between"])
+def test_what_the_infrastructure_did_is_no_result(when: str, executor: PyExecutor) -> None:
+    """A killed zygote is nobody's exit code. The environment's step raises, and no trainer scores that."""
+    executor.run("x = 1")
+    session = executor._session
+    assert session is not None
+    if when == "between":
+        kill_zygote()
+        assert soon(lambda: not session.alive)
+        with pytest.raises(SandboxUnavailable, match="has ended since; run the code from its beginning"):
+            executor.run("x")
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(executor.run, "import time; time.sleep(9)")
+            assert soon(session._turn.locked)
+            kill_zygote()
+            with pytest.raises(SandboxUnavailable, match=r"got no result: .*has ended; run it again"):
+                running.result(PATIENCE_S)
+    # The next run begins anew, with another zygote.
+    told = executor.run("print(safe_json_dumps('here'))\nx")
+    assert (told.stdout, told.exit_code) == ('"here"\n', 1)
+    assert "NameError" in told.stderr
+
+
+def test_a_fork_has_interpreters_of_its_own(executor: PyExecutor) -> None:
+    program = """
+import os, sys
+from openenv_core.compat.executor import PyExecutor
+from openenv_core.sandbox import SandboxClosed
+
+old = PyExecutor()
+old.run("x = 1")
+if (child := os.fork()) == 0:
+    try:
+        old.run("x")
+    except SandboxClosed as error:
+        print("refused:", "before it forked" in str(error))
+    print("new:", PyExecutor().run("print(2)").stdout, end="", flush=True)
+    sys.exit(0)
+os.waitpid(child, 0)
+print("old:", old.run("x").stdout)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["refused: True", "new: 2", "old: 1"], done.stderr
+
+
+def test_nothing_stays_when_the_process_ends(tmp_path: Path) -> None:
+    program = """
+import psutil
+from openenv_core.compat.executor import PyExecutor
+
+kept = PyExecutor()
+kept.run("import threading, time\\nthreading.Thread(target=time.sleep, args=(600,)).start()")
+print(*(process.pid for process in psutil.Process().children(recursive=True)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert pids
+    assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_a_second_run_waits_for_the_first(executor: PyExecutor) -> None:
+    began = threading.Event()
+
+    def slow() -> CodeExecResult:
+        began.set()
+        return executor.run("import time\ntime.sleep(0.3)\nfirst = True")
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(slow)
+        began.wait(PATIENCE_S)
+        assert executor.run("print(1)").exit_code == 0
+        assert running.result(PATIENCE_S).exit_code == 0
+
+
+def test_a_module_in_place_of_a_list_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"got 'numpy'; write \['numpy'\]"):
+        PyExecutor("numpy")
+
+
+def test_a_result_is_checked_as_the_released_one_is() -> None:
+    result = CodeExecResult(stdout="", stderr="", exit_code=0)
+    with pytest.raises(ValidationError):
+        result.exit_code = "no number"  # type: ignore[assignment]
+    with pytest.raises(ValidationError):
+        CodeExecResult(stdout="", stderr="", exit_code=0, more=1)  # type: ignore[call-arg]
