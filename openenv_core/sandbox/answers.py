@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from openenv_core.sandbox.inside.frames import ANSWER, MAX_HEADER
+from openenv_core.sandbox.inside.frames import ANSWER, HERE, MAX_HEADER
 from openenv_core.sandbox.results import CodeError, Output
 
-_STATUSES: Final = ("ok", "error", "memory")
+_STATUSES: Final = ("ok", "error", "memory", "rolled_back")
 _KINDS: Final = ("execute_result", "display_data")
 MAX_WORDS: Final = 200
 """Characters of a name: an exception's class, a mime type."""
@@ -23,7 +23,7 @@ class Answer:
     """What the interpreter says of one request.
 
     Attributes:
-        status: "ok", "error" or "memory".
+        status: "ok", "error" or "memory"; "rolled_back" where it died on the way, and the state before lives.
         exit_code: 0 to 255.
         error: The exception that ended the code.
         text: The result, or the value of a called function as tagged JSON.
@@ -48,10 +48,12 @@ class AnswerReader:
 
     Args:
         limit: Bytes of an answer's texts.
+        announced: Whoever runs a request shows itself first by an answer of nothing.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, announced: bool = False) -> None:
         self._limit = limit
+        self._announced = announced
         self._buffer = bytearray()
         self._whole = 0
 
@@ -69,6 +71,9 @@ class AnswerReader:
             raise Forged("bytes without a request")
         buffer = self._buffer
         buffer += data
+        if self._announced and not self._whole:
+            while buffer.startswith(HERE):
+                del buffer[: len(HERE)]
         if not self._whole:
             if len(buffer) < ANSWER.size:
                 return None

@@ -11,14 +11,14 @@ from typing import Final
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def remove_below(folder: int, name: str) -> None:
+def remove_below(folder: int, name: str | None) -> None:
     """Remove everything in a folder, and the folder. Blocks.
 
     Folders in it are moved up to it one by one, so that neither their depth nor the length of their paths matters.
 
     Args:
         folder: A descriptor of it.
-        name: Its path.
+        name: Its path; None leaves the folder itself.
 
     Raises:
         OSError: Something in it cannot be removed.
@@ -30,8 +30,9 @@ def remove_below(folder: int, name: str) -> None:
                 os.chmod(entry, 0o700, dir_fd=folder)
                 _empty(entry, folder, fresh)
                 os.rmdir(entry, dir_fd=folder)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(name)
+    if name is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(name)
 
 
 def _empty(name: str, folder: int, fresh: Iterator[str]) -> None:

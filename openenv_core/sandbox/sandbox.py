@@ -18,10 +18,8 @@ from openenv_core.sandbox.levels import LADDER, Isolation
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.scratch import Scratch
 from openenv_core.sandbox.selftest import prove
-from openenv_core.sandbox.session import Session
+from openenv_core.sandbox.session import Life, Session
 from openenv_core.sandbox.view import view_of
-from openenv_core.sandbox.worker import Worker
-from openenv_core.sandbox.workspace import Workspace
 from openenv_core.sandbox.zygote import Zygote
 
 logger = logging.getLogger("openenv_core.sandbox")
@@ -131,20 +129,7 @@ class Sandbox:
             SandboxUnavailable: None can be had now.
             SandboxClosed: The sandbox was closed, or not started.
         """
-        isolation = self.isolation
-        bounds = limits or Limits()
-        slot = next(number for number in itertools.count() if number not in self._slots)
-        self._slots.add(slot)
-
-        async def start() -> tuple[Worker, Workspace]:
-            return await self._bear(slot, bounds, snapshot)
-
-        def ended(session: Session) -> None:
-            self._slots.discard(slot)
-            self._sessions.discard(session)
-
-        session = Session(uuid4().hex, bounds, isolation, start, ended)
-        self._sessions.add(session)
+        session = self._make(limits or Limits(), snapshot=snapshot)
         try:
             await session.begin()
         except BaseException:
@@ -167,7 +152,28 @@ class Sandbox:
     ) -> None:
         await self.close()
 
-    async def _bear(self, slot: int, limits: Limits, snapshot: bool) -> tuple[Worker, Workspace]:
+    def _make(self, limits: Limits, *, snapshot: bool) -> Session:
+        isolation = self.isolation
+        slot = next(number for number in itertools.count() if number not in self._slots)
+        self._slots.add(slot)
+
+        async def start() -> Life:
+            return await self._bear(slot, limits, snapshot)
+
+        def ended(session: Session) -> None:
+            self._slots.discard(slot)
+            self._sessions.discard(session)
+
+        def adopt(limits: Limits, life: Life) -> Session:
+            other = self._make(limits, snapshot=snapshot)
+            other.take_over(life)
+            return other
+
+        session = Session(uuid4().hex, limits, isolation, start, ended, adopt)
+        self._sessions.add(session)
+        return session
+
+    async def _bear(self, slot: int, limits: Limits, snapshot: bool) -> Life:
         if self._closed:
             raise SandboxClosed("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()

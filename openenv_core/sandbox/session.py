@@ -5,8 +5,9 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.diskwatch import DiskWatch
 from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
 from openenv_core.sandbox.inside.frames import MAX_VALUE
@@ -21,9 +22,13 @@ from openenv_core.sandbox.results import (
     Status,
     Truncated,
 )
+from openenv_core.sandbox.snapshots import BranchingWorker
 from openenv_core.sandbox.values import NotPlain, encode, loads
 from openenv_core.sandbox.worker import Exit, Reply, Worker
 from openenv_core.sandbox.workspace import Workspace
+
+Life: TypeAlias = tuple[Worker, Workspace]
+"""A process, and its files."""
 
 _STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
     "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
@@ -45,6 +50,7 @@ class Session:
         isolation: What it runs behind.
         start: Makes a new life.
         ended: Called once when it is closed.
+        adopt: Makes a session of a life that there is already.
     """
 
     def __init__(
@@ -52,14 +58,16 @@ class Session:
         session_id: str,
         limits: Limits,
         isolation: str,
-        start: Callable[[], Awaitable[tuple[Worker, Workspace]]],
+        start: Callable[[], Awaitable[Life]],
         ended: Callable[["Session"], None],
+        adopt: Callable[[Limits, Life], "Session"],
     ) -> None:
         self._id = session_id
         self._limits = limits
         self._isolation = isolation
         self._start = start
         self._ended = ended
+        self._adopt = adopt
         self._worker: Worker | None = None
         self._workspace: Workspace | None = None
         self._turn = asyncio.Lock()
@@ -183,6 +191,46 @@ class Session:
             workspace = await self._living()
             return await asyncio.to_thread(workspace.list)
 
+    async def fork(self, count: int) -> "list[Session]":
+        """Branch the interpreter as it stands: variables, and a copy of the files.
+
+        The branches share the session's limits of memory and processes, and end by themselves.
+
+        Args:
+            count: How many.
+
+        Raises:
+            ConfigurationError: It was not opened with `snapshot`.
+            SandboxUnavailable: They cannot be had.
+            FileRefused: There is no room for a copy of the files.
+        """
+        branches: list[Session] = []
+        async with self._turn:
+            workspace = await self._living()
+            worker = self._worker
+            if not isinstance(worker, BranchingWorker):
+                raise ConfigurationError(
+                    "expected a session that keeps snapshots, got one without; open it with snapshot=True"
+                )
+            try:
+                for _ in range(count):
+                    name = f"branch-{worker.family.made}"
+                    copy = await asyncio.to_thread(workspace.branch, name)
+                    try:
+                        branched = await worker.branch(copy.inside)
+                    except BaseException:
+                        await copy.close()
+                        raise
+                    branches.append(self._adopt(self._limits, (branched, copy)))
+            except BaseException:
+                await asyncio.gather(*(branch.close() for branch in branches))
+                raise
+        return branches
+
+    def take_over(self, life: Life) -> None:
+        """Go on with a life that there is already."""
+        self._worker, self._workspace = life
+
     async def restart(self) -> None:
         """Begin anew, without variables and files.
 
@@ -258,6 +306,8 @@ class Session:
             )
         elif reply.exit is not None:
             status, code, reason = _of_exit(reply.exit, reply.stopped)
+        elif answer is not None and answer.status == "rolled_back":
+            status, reason = "killed", f"its process ended with status {code}; the state is that of before"
         return Execution(
             status=status,
             stdout=reply.stdout[0],

@@ -14,6 +14,8 @@ from openenv_core.sandbox.capture import Capture
 from openenv_core.sandbox.inside.frames import MAX_VALUE, pack_request
 from openenv_core.sandbox.limits import Limits
 
+RECEIVE_BYTES: Final = 1 << 20
+
 EXIT_S: Final = 5.0
 """Seconds that a killed process gets to be gone. It has no say in that, the kernel has."""
 
@@ -70,6 +72,7 @@ class Worker:
     Attributes:
         root: A descriptor of the process whose end is the end of all: the interpreter's own, or the first one of its
             name space.
+        group: The process group that ends with it, where there is no name space that would see to that.
         exited: How it ended.
     """
 
@@ -77,10 +80,11 @@ class Worker:
         self.limits = limits
         self.control = control
         self.root: int | None = None
+        self.group: int | None = None
         self._loop = asyncio.get_running_loop()
         self._stdout = Capture(stdout, limits.output_bytes, self._wrote)
         self._stderr = Capture(stderr, limits.output_bytes, self._wrote)
-        self._reader = AnswerReader(2 * limits.outputs_bytes + MAX_VALUE)
+        self._reader = self._make_reader()
         self._written = 0
         self._number = 0
         self._expected: int | None = None
@@ -98,7 +102,6 @@ class Worker:
             process: A descriptor of the interpreter's process; interrupts and pauses go there.
         """
         self._process = process
-        self.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         self._loop.add_reader(self.control.fileno(), self._readable)
         self._signal(self._process, signal.SIGSTOP)
 
@@ -156,6 +159,9 @@ class Worker:
     def kill(self) -> None:
         """End the process and all that it started. Its exit is told later."""
         self._signal(self.root, signal.SIGKILL)
+        if self.group is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.group, signal.SIGKILL)
 
     async def close(self) -> None:
         """Kill it, wait until it is gone, and close what belongs to it. Idempotent."""
@@ -198,7 +204,7 @@ class Worker:
 
     def _readable(self) -> None:
         try:
-            data = self.control.recv(1 << 20)
+            data = self._receive()
         except BlockingIOError:
             return
         except OSError:
@@ -217,6 +223,12 @@ class Worker:
             return
         if answer is not None and self._answered is not None and not self._answered.done():
             self._answered.set_result(answer)
+
+    def _make_reader(self) -> AnswerReader:
+        return AnswerReader(2 * self.limits.outputs_bytes + MAX_VALUE)
+
+    def _receive(self) -> bytes:
+        return self.control.recv(RECEIVE_BYTES)
 
     def _orphaned(self) -> None:
         if not self.exited.done() and not self._closed:

@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from openenv_core.sandbox.errors import FileRefused
+from openenv_core.sandbox.kernel.root import WORKSPACE
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.removal import remove_below
 from openenv_core.sandbox.results import FileInfo
@@ -41,6 +42,7 @@ class Workspace:
         owner: User and group of what is written into it; None: this process's own.
         bounded: Whether the file system itself holds the limits.
         name: Its path, where it has to be removed at the end.
+        inside: Its path as code sees it.
     """
 
     def __init__(
@@ -51,11 +53,16 @@ class Workspace:
         *,
         bounded: bool,
         name: str | None = None,
+        inside: str = WORKSPACE,
     ) -> None:
         self._folder = folder
         self._limits = limits
         self._owner = owner
         self._name = name
+        self.inside = inside
+        self._above: Workspace | None = None
+        self._branches = 0
+        self._closed = False
         self._known: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
         self.bounded = bounded
 
@@ -118,6 +125,30 @@ class Workspace:
             now = await asyncio.to_thread(self._scan, None)
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
+    def branch(self, name: str) -> "Workspace":
+        """Return a copy of the files, in a folder of this one that is not listed. Blocks.
+
+        Args:
+            name: Of the folder.
+
+        Raises:
+            FileRefused: There is no room for it.
+        """
+        with contextlib.ExitStack() as stack, _told(name):
+            inner = self._descend((TEMPORARY, name), stack, make=True)
+            place = f"{self.inside}/{TEMPORARY}/{name}"
+            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded, inside=place)
+        try:
+            for path, told in self._walk(everything=False):
+                if stat.S_ISREG(told.st_mode):
+                    copy.put(path, self.get(path))
+        except BaseException:
+            os.close(copy._folder)
+            raise
+        copy._above = self
+        self._branches += 1
+        return copy
+
     def exceeded(self) -> bool:
         """Return whether the files are more, or larger together, than the limits allow. Blocks."""
         size = 0
@@ -128,15 +159,24 @@ class Workspace:
         return False
 
     async def close(self) -> None:
-        """Remove the files. Idempotent."""
-        folder, self._folder = self._folder, -1
-        if folder < 0:
+        """Remove the files, as soon as no branch of them is in use any more. Idempotent."""
+        if self._closed:
             return
+        self._closed = True
+        await self._leave()
+
+    async def _leave(self) -> None:
+        if self._branches or not self._closed:
+            return
+        folder, self._folder = self._folder, -1
         try:
-            if self._name is not None:
+            if self._name is not None or self._above is not None:
                 await asyncio.to_thread(remove_below, folder, self._name)
         finally:
             os.close(folder)
+            if self._above is not None:
+                self._above._branches -= 1
+                await self._above._leave()
 
     def _used(self) -> int:
         return sum(told.st_size for _, told in self._walk(everything=True))

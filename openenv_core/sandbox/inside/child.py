@@ -1,21 +1,18 @@
 """From a fork of the zygote to an interpreter that may run anything: one wall after the other, then the code."""
 
-import fcntl
 import os
 import socket
 import sys
-import tempfile
 from typing import Final
 
+from openenv_core.sandbox.inside.branching import BranchingRunner
 from openenv_core.sandbox.inside.first import become_first, wait_for
+from openenv_core.sandbox.inside.places import CONTROL, arrange, furnish
 from openenv_core.sandbox.inside.runner import Runner
 from openenv_core.sandbox.inside.standing import Standing
 from openenv_core.sandbox.inside.told import Spec
 from openenv_core.sandbox.kernel import identity, landlock, libc, namespaces, seccomp
 from openenv_core.sandbox.kernel.limits import apply_rlimits
-
-CONTROL: Final = 3
-"""The descriptor of the control socket; everything above it is closed."""
 
 NICENESS: Final = 5
 """Code waits for the server, not the server for code."""
@@ -36,10 +33,10 @@ def become(
         stdout: To be descriptor 1.
         stderr: To be descriptor 2.
     """
-    zygote = os.getppid()
+    parent = os.getppid()
     os.setsid()
     os.nice(NICENESS)
-    _arrange(control, stdout, stderr)
+    arrange(control, stdout, stderr)
     connection = socket.socket(fileno=CONTROL)
     connection.setblocking(True)
     if standing.has_init:
@@ -48,17 +45,28 @@ def become(
         if spec.uid is not None:
             identity.drop_to(spec.uid, spec.uid)
         connection.send(b"R")
+        if spec.snapshot:
+            # Heads come and go; this one stays, and is what the zygote knows.
+            libc.become_subreaper()
+            if interpreter := os.fork():
+                _die_with(parent)
+                wait_for(interpreter, successors=True)
     workdir = spec.workdir or namespaces.WORKSPACE
-    _furnish(workdir)
+    furnish(workdir)
     _confine(spec, standing, workdir)
-    if not standing.has_init:
-        libc.die_with_parent()
-        if os.getppid() != zygote:
-            os._exit(1)
+    if not standing.has_init and not spec.snapshot:
+        _die_with(parent)
     _filter(spec, standing)
     connection.send(b"I")
     _forget()
-    Runner(connection, spec.limits["outputs_bytes"]).serve()
+    runner = BranchingRunner if spec.snapshot else Runner
+    runner(connection, spec.limits["outputs_bytes"]).serve()
+
+
+def _die_with(parent: int) -> None:
+    libc.die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _enter(spec: Spec, standing: Standing, moves: socket.socket, connection: socket.socket) -> None:
@@ -84,22 +92,6 @@ def _enter(spec: Spec, standing: Standing, moves: socket.socket, connection: soc
         wait_for(interpreter, successors=spec.snapshot)
 
 
-def _arrange(control: int, stdout: int, stderr: int) -> None:
-    # First out of the way of each other, then to their places.
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 1000) for descriptor in (stdout, stderr, control)]
-    for descriptor, place in zip(moved, (1, 2, CONTROL), strict=True):
-        os.dup2(descriptor, place, inheritable=place != CONTROL)
-        os.close(descriptor)
-
-
-def _furnish(workdir: str) -> None:
-    os.chdir(workdir)
-    temporary = os.path.join(workdir, ".tmp")
-    os.makedirs(temporary, 0o700, exist_ok=True)
-    tempfile.tempdir = None
-    os.environ.update(HOME=workdir, TMPDIR=temporary, MPLCONFIGDIR=temporary, PWD=workdir)
-
-
 def _confine(spec: Spec, standing: Standing, workdir: str) -> None:
     limits = spec.limits
     apply_rlimits(
@@ -107,7 +99,7 @@ def _confine(spec: Spec, standing: Standing, workdir: str) -> None:
         file_bytes=limits["file_bytes"],
         open_files=limits["open_files"],
         processes=limits["processes"],
-        existing_tasks=standing.tasks if spec.uid is None and not standing.has_init else 0,
+        existing_tasks=standing.others(limits["processes"]) if _shares_user(spec, standing) else 0,
         base=standing.base,
     )
     libc.set_dumpable(False)
@@ -132,10 +124,14 @@ def _filter(spec: Spec, standing: Standing) -> None:
                 pid=None if forks else os.getpid(),
                 allow_subprocess=spec.limits["allow_subprocess"],
                 allow_fork=spec.snapshot,
-                shared_uid=spec.uid is None and not standing.has_init,
+                shared_uid=_shares_user(spec, standing),
             )
         )
     )
+
+
+def _shares_user(spec: Spec, standing: Standing) -> bool:
+    return spec.uid is None and not standing.has_init
 
 
 def _forget() -> None:

@@ -27,17 +27,16 @@ def wait_for(interpreter: int, *, successors: bool) -> NoReturn:
 
     Args:
         interpreter: Its process.
-        successors: One that ends well has handed over to another.
+        successors: It may hand over to others; then the last one counts.
     """
     libc.close_from(0)
+    code = 0
     while True:
         try:
             process, status = os.wait()
         except ChildProcessError:
-            os._exit(0)
-        if process != interpreter:
-            continue
+            os._exit(code)
         ended = os.waitstatus_to_exitcode(status)
-        if successors and ended == 0:
-            continue
-        os._exit(BY_SIGNAL - ended if ended < 0 else ended)
+        code = BY_SIGNAL - ended if ended < 0 else ended
+        if process == interpreter and not successors:
+            os._exit(code)

@@ -40,14 +40,31 @@ def pack_answer(header: dict[str, Any], texts: Sequence[str]) -> bytes:
     return b"".join((ANSWER.pack(len(head), sum(map(len, blobs))), head, *blobs))
 
 
-def receive_request(connection: socket.socket) -> Any:
+HERE: Final = bytes(ANSWER.size)
+"""An answer of nothing: whoever runs a request in a process of its own shows itself by it."""
+
+MAX_DESCRIPTORS: Final = 3
+
+
+def receive_request(connection: socket.socket, descriptors: "list[int] | None" = None) -> Any:
     """Read one request, waiting for it.
+
+    Args:
+        connection: To the supervisor.
+        descriptors: Takes those that come with it; None leaves them.
 
     Raises:
         EOFError: The other end is gone.
         ValueError: The message is too long, or no JSON.
     """
-    (length,) = REQUEST.unpack(_exactly(connection, REQUEST.size))
+    if descriptors is None:
+        begin = b""
+    else:
+        begin, came, _, _ = socket.recv_fds(connection, REQUEST.size, MAX_DESCRIPTORS)
+        descriptors += came
+        if not begin:
+            raise EOFError
+    (length,) = REQUEST.unpack(begin + _exactly(connection, REQUEST.size - len(begin)))
     if length > MAX_REQUEST:
         raise ValueError(f"expected a request of at most {MAX_REQUEST} bytes, got one of {length}")
     return _loads(_exactly(connection, length))

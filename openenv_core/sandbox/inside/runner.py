@@ -27,7 +27,7 @@ class Runner:
     """
 
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
-        self._control = control
+        self.control = control
         self._outputs_bytes = outputs_bytes
         self._cells = Cells()
         self._running = False
@@ -38,11 +38,15 @@ class Runner:
         self._cells.install()
         signal.signal(signal.SIGINT, self._interrupted)
         while True:
-            try:
-                request = frames.receive_request(self._control)
-            except (EOFError, OSError):
-                os._exit(0)
-            self._control.sendall(self.answer(request))
+            self.turn()
+
+    def turn(self) -> None:
+        """Answer one request."""
+        try:
+            request = frames.receive_request(self.control)
+        except (EOFError, OSError):
+            os._exit(0)
+        self.control.sendall(self.answer(request))
 
     def answer(self, request: dict[str, Any]) -> bytes:
         """Do what one message asks for, and return the answer's bytes."""
@@ -68,7 +72,7 @@ class Runner:
             answer.update(status="memory", exit_code=1, error=describe(error))
         except BaseException as error:
             answer.update(status="error", exit_code=1, error=describe(error))
-        self._flush()
+        self.flush()
         answer["text"] = bool(texts)
         answer["outputs"] = []
         for kind, data in shown.bundles:
@@ -105,7 +109,8 @@ class Runner:
             sys.stderr = _writer(2)
         sys.stdin = _reader(stdin or "")
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write out what is buffered."""
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()

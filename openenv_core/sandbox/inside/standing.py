@@ -6,12 +6,15 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from openenv_core.sandbox.inside.told import Told
 from openenv_core.sandbox.kernel import landlock, libc, namespaces
 from openenv_core.sandbox.kernel.limits import Footprint, count_tasks, footprint, one_arena
 from openenv_core.sandbox.kernel.uncover import uncover
+
+_SLACK: Final = 256
+"""Threads and processes by which a server and what else its user runs may grow."""
 
 
 @dataclass
@@ -24,7 +27,8 @@ class Standing:
         privileged: These are made with the machine's own privileges, not with those of a user name space.
         proc: A descriptor of /proc where that is out of sight; closed in every fork.
         readable: Descriptors of what may be read.
-        tasks: How many processes and threads of this user there are beside.
+        tasks: How many processes and threads of this user there were at the start.
+        forks: How many interpreters live.
         base: What a fork occupies.
         facts: Told to the supervisor.
     """
@@ -35,6 +39,7 @@ class Standing:
     proc: int | None = None
     readable: list[int] = field(default_factory=list)
     tasks: int = 0
+    forks: int = 0
     base: Footprint | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -44,11 +49,20 @@ class Standing:
         if not self.has_init:
             self.tasks = count_tasks(os.getuid())
 
+    def others(self, each: int) -> int:
+        """Return how many processes and threads an interpreter may have to share its user with.
+
+        Args:
+            each: What one interpreter may have.
+        """
+        return self.tasks + _SLACK + self.forks * each
+
     def leave(self, processes: Iterable[int]) -> None:
         """End what was forked; the supervisor is gone, or does not want it any more."""
         for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError, PermissionError):
+                    kill(process, signal.SIGKILL)
 
 
 def stand(told: Told) -> Standing:

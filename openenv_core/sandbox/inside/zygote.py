@@ -101,11 +101,14 @@ class Forks:
         for _, _, rights in ancillary:
             descriptors.frombytes(rights)
         told = json.loads(data)
+        self._standing.forks = len(self._numbers)
         try:
             process = os.fork()
             if process == 0:
                 self._become(told, list(descriptors))
             self._numbers[process] = told["fork"]
+            if told["spec"]["snapshot"] and not self._standing.has_init:
+                self._firsts.add(process)
         except OSError:
             say(self._channel, {"exit": told["fork"], "code": 1, "signal": None})
         for descriptor in descriptors:
@@ -138,10 +141,10 @@ class Forks:
             number = self._numbers.pop(process, None)
             if number is None or (self._standing.has_init and process not in self._firsts and ended == 0):
                 continue  # an orphan of the name space that this is the first process of; or it has handed over
-            self._firsts.discard(process)
             code, by = (0, -ended) if ended < 0 else (ended, None)
-            if self._standing.has_init and code > BY_SIGNAL:
+            if process in self._firsts and code > BY_SIGNAL:
                 code, by = 0, code - BY_SIGNAL
+            self._firsts.discard(process)
             say(self._channel, {"exit": number, "code": code, "signal": by})
 
     def _hear_moves(self) -> None:
