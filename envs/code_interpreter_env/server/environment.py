@@ -14,6 +14,7 @@ from openenv_core.sandbox import (
     FileRefused,
     Interpreter,
     SandboxFailure,
+    SandboxUnavailable,
 )
 
 from ..errors import InvalidResetOption
@@ -38,6 +39,10 @@ logger = logging.getLogger(__name__)
 
 MAX_FETCHED_BYTES: Final = 8 << 20
 """The greatest file that one step returns: it is encoded on the event loop, where others wait."""
+
+
+TROUBLE: Final = (SandboxFailure, ConfigurationError, OSError)
+"""What a backend may raise where the infrastructure fails; none of it is the policy's."""
 
 
 class CodeInterpreterEnvironment(
@@ -86,7 +91,8 @@ class CodeInterpreterEnvironment(
                 killed. `task`: which task, where the server has some.
 
         Raises:
-            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on.
+            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on, unless it
+                took the backend to find out.
         """
         choice = chosen(options, self._house.settings)
         task = await self._began(choice, seed)
@@ -107,7 +113,8 @@ class CodeInterpreterEnvironment(
             raise InvalidResetOption(str(error)) from error
         except FileRefused as error:
             raise InvalidResetOption(f"reset option files: {error}") from error
-        except SandboxFailure as error:
+        except TROUBLE as error:
+            await self._end_interpreter()
             began = self._failed(error)
         if all(value is None for value in options.values()):
             return released(began, None)
@@ -145,7 +152,7 @@ class CodeInterpreterEnvironment(
             execution = self._told(Execution(status="ok", files=files))
         except FileRefused as error:
             execution = self._told(refused(error))
-        except (SandboxFailure, ConfigurationError) as error:
+        except TROUBLE as error:
             await self._end_interpreter()
             execution = self._failed(error)
         return full(execution, **fields)
@@ -184,7 +191,7 @@ class CodeInterpreterEnvironment(
         try:
             interpreter = await self._ready()
             execution = await interpreter.execute(action.code, timeout_s=timeout_s, stdin=action.stdin)
-        except (SandboxFailure, ConfigurationError) as error:
+        except TROUBLE as error:
             await self._end_interpreter()
             execution = self._failed(error)
         self._lost = execution.state_lost
@@ -209,7 +216,10 @@ class CodeInterpreterEnvironment(
 
     async def _held(self) -> Backend:
         if self._backend is None:
-            self._backend = await self._house.hold()
+            try:
+                self._backend = await self._house.hold()
+            except ConfigurationError as error:  # the server's, not that of who asked
+                raise SandboxUnavailable(str(error)) from error
         return self._backend
 
     async def _ready(self) -> Interpreter:
@@ -260,7 +270,10 @@ class CodeInterpreterEnvironment(
     async def _end_interpreter(self) -> None:
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
-            await interpreter.close()
+            try:
+                await interpreter.close()
+            except TROUBLE:
+                logger.exception("an interpreter did not close")
 
     def _told(self, execution: Execution) -> Execution:
         """Return an execution that came from no interpreter with what there is to know of the one that there is."""

@@ -129,5 +129,5 @@ class LocalBackend:
     async def _ended(kept: _Kept) -> None:
         if not kept.ready.done():
             kept.ready.cancel()
-        await asyncio.wait([kept.ready])
+        await asyncio.gather(kept.ready, return_exceptions=True)
         await kept.sandbox.close()

@@ -1,0 +1,283 @@
+"""What an episode is, over fakes of what runs the code: what is kept, what is lost, and whose fault it was."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fake_interpreter import FakeBackend
+
+from envs.code_interpreter_env import (
+    CodeInterpreterObservation,
+    CodeObservation,
+    Execute,
+    GetFile,
+    InvalidResetOption,
+    PutFile,
+    Restart,
+    Submit,
+)
+from envs.code_interpreter_env.server import house as house_module
+from envs.code_interpreter_env.server.environment import MAX_FETCHED_BYTES, CodeInterpreterEnvironment
+from envs.code_interpreter_env.server.house import House
+from envs.code_interpreter_env.server.settings import InterpreterSettings
+from openenv_core.sandbox import Isolation
+
+SETTINGS = InterpreterSettings(packages=("json",), tasks="none")
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    found = FakeBackend()
+    monkeypatch.setattr(house_module, "make_backend", lambda *_: found)
+    return found
+
+
+@pytest.fixture
+async def env(backend: FakeBackend) -> AsyncIterator[CodeInterpreterEnvironment]:
+    environment = CodeInterpreterEnvironment(House(SETTINGS))
+    yield environment
+    await environment.close()
+    assert all(one.closed for one in backend.opened)
+    assert backend.closed == backend.started
+
+
+async def run(env: CodeInterpreterEnvironment, code: str, **options: Any) -> CodeInterpreterObservation:
+    seen = await env.step(Execute(type="execute", code=code), **options)
+    assert isinstance(seen, CodeInterpreterObservation)
+    return seen
+
+
+async def test_a_step_without_a_reset_begins_an_episode(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    seen = await run(env, "1")
+    assert (seen.status, seen.stdout, seen.isolation, seen.reward, seen.done) == (
+        "ok",
+        "1\n",
+        "lsm",
+        None,
+        False,
+    )
+    state = env.state
+    assert (state.step_count, state.execution_count, state.session_id) == (1, 1, "0")
+    assert state.episode_id
+
+
+async def test_what_is_asked_in_the_released_way_is_answered_in_it(env: CodeInterpreterEnvironment) -> None:
+    for options in ({}, {"seed": 1, "episode_id": "a"}, {"limits": None}):
+        assert type(await env.reset(**options)) is CodeObservation
+    seen = await env.step(Execute(code="2"))
+    assert type(seen) is CodeObservation
+    assert (seen.stdout, seen.exit_code, seen.metadata["last_code"]) == ("2\n", 0, "2")
+    assert seen.metadata["execution"]["status"] == "ok"
+    for options in ({"limits": {}}, {"packages": []}, {"files": {}}, {"snapshot": False}):
+        assert type(await env.reset(**options)) is CodeInterpreterObservation
+
+
+async def test_a_reset_ends_the_interpreter_before(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset()
+    await run(env, "1")
+    began = await env.reset(
+        files={"a": "x"}, packages=["json"], limits={"timeout_s": 3}, snapshot=True, seed=5, episode_id="mine"
+    )
+    assert [one.closed for one in backend.opened] == [True, False]
+    now = backend.opened[1]
+    assert (now.files, now.packages, now.limits.timeout_s, now.snapshot) == ({"a": b"x"}, ("json",), 3, True)
+    assert isinstance(began, CodeInterpreterObservation)
+    assert [file.path for file in began.files] == ["a"]
+    state = env.state
+    assert (state.episode_id, state.seed, state.step_count, state.execution_count) == ("mine", 5, 0, 0)
+
+
+async def test_bad_options_leave_the_episode_as_it_was(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset(episode_id="first")
+    await run(env, "1")
+    for options in ({"packages": ["os"]}, {"task": "sum"}, {"nonsense": 1}):
+        with pytest.raises(InvalidResetOption):
+            await env.reset(**options)  # type: ignore[arg-type]
+    assert env.state.episode_id == "first"
+    assert (await run(env, "2")).result == "2"
+    assert len(backend.opened) == 1
+
+
+async def test_lost_state_is_said_once_and_the_files_of_the_reset_are_back(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset(files={"a": "given"})
+    await env.step(PutFile(path="b", content="put"))
+    seen = await run(env, "lose")
+    assert (seen.status, seen.state_lost, seen.exit_code, seen.signal) == ("killed", True, 137, 9)
+    assert env.state.last_exit_code == 137
+    after = await run(env, "1")
+    assert (after.status, after.state_lost, after.execution_count) == ("ok", False, 1)
+    assert [one.files for one in backend.opened] == [{}, {"a": b"given"}]
+    assert backend.opened[0].closed
+
+
+async def test_an_interpreter_that_ended_between_two_steps_is_said_too(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset(files={"a": "given"})
+    await run(env, "1")
+    backend.opened[0].alive = False
+    assert (await env.step(GetFile(path="a"))).state_lost  # type: ignore[attr-defined]
+    assert not (await run(env, "2")).state_lost
+    backend.opened[1].alive = False
+    assert (await run(env, "3")).state_lost
+    assert not (await run(env, "4")).state_lost
+    assert len(backend.opened) == 3
+
+
+async def test_the_infrastructure_s_failures_are_no_errors_of_the_code(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset(files={"a": "x"})
+    backend.opened[0].broken = True
+    seen = await run(env, "1")
+    assert (seen.status, seen.error, seen.exit_code, seen.state_lost) == ("sandbox_error", None, -1, True)
+    assert "a machine that works" in str(seen.reason)
+    backend.refusing = True
+    for action in (GetFile(path="a"), PutFile(path="a", content=""), Restart()):
+        told = await env.step(action)
+        assert isinstance(told, CodeInterpreterObservation)
+        assert (told.status, told.error) == ("sandbox_error", None)
+    began = await env.reset()
+    assert began.metadata["execution"]["status"] == "sandbox_error"
+    backend.refusing = False
+    after = await run(env, "2")
+    assert (after.status, after.state_lost) == ("ok", False)
+
+
+async def test_a_backend_that_does_not_start_is_the_infrastructure_s_failure(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    backend.refuses_to_start = True
+    seen = await run(env, "1")
+    assert (seen.status, env.state.last_exit_code) == ("sandbox_error", -1)
+    backend.refuses_to_start = False
+    backend.isolation = "process"  # and nothing is known of who can reach this
+    seen = await run(env, "1")
+    assert (seen.status, "MINIMUM_ISOLATION" in str(seen.reason)) == ("sandbox_error", True)
+    backend.isolation, backend.started, backend.closed = "lsm", 0, 0
+    assert (await run(env, "1")).status == "ok"
+
+
+async def test_what_only_the_backend_knows_to_be_impossible_is_the_caller_s_mistake(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    backend.snapshots = False
+    with pytest.raises(InvalidResetOption, match="no snapshot"):
+        await env.reset(snapshot=True)
+
+
+async def test_files_that_cannot_be_had_are_the_code_s_mistake(env: CodeInterpreterEnvironment) -> None:
+    await env.reset()
+    for action in (GetFile(path="none"), PutFile(path="../a", content="")):
+        seen = await env.step(action)
+        assert isinstance(seen, CodeInterpreterObservation)
+        assert seen.error is not None
+        assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "FileRefused", 1)
+        assert seen.stderr.startswith("FileRefused: expected a plain file")
+    put = await env.step(PutFile(path="a", content_base64="AAEC"))
+    got = await env.step(GetFile(path="a"))
+    assert isinstance(put, CodeInterpreterObservation)
+    assert isinstance(got, CodeInterpreterObservation)
+    assert [(file.path, file.size) for file in put.files] == [("a", 3)]
+    assert got.file is not None
+    assert (got.file.path, got.file.size, got.file.data) == ("a", 3, b"\x00\x01\x02")
+    assert env.state.step_count == 4
+
+
+async def test_a_file_that_is_too_large_for_a_step_is_refused(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset()
+    backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES + 1)
+    seen = await env.step(GetFile(path="big"))
+    assert isinstance(seen, CodeInterpreterObservation)
+    assert seen.error is not None
+    assert str(MAX_FETCHED_BYTES) in seen.error.evalue
+    backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES)
+    assert (await env.step(GetFile(path="big"))).exit_code == 0
+
+
+async def test_a_restart_forgets_all_but_what_the_reset_brought(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset(files={"a": "x"})
+    await run(env, "1")
+    await env.step(PutFile(path="b", content="y"))
+    seen = await env.step(Restart())
+    assert isinstance(seen, CodeInterpreterObservation)
+    assert (seen.status, seen.execution_count, [file.path for file in seen.files]) == ("ok", 0, ["a"])
+    assert backend.opened[0].files == {"a": b"x"}
+    assert env.state.execution_count == 0
+    await run(env, "lose")
+    assert not (await env.step(Restart())).state_lost  # type: ignore[attr-defined]
+    assert len(backend.opened) == 2
+
+
+async def test_time_outs_and_stdin_reach_the_interpreter(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.step(Execute(code="a", timeout_s=3, stdin="in"), timeout_s=7)
+    await run(env, "b", timeout_s=7)
+    await run(env, "c")
+    assert backend.opened[0].asked == [("a", 3, "in"), ("b", 7, None), ("c", None, None)]
+
+
+async def test_without_a_task_a_submission_is_the_policy_s_mistake(env: CodeInterpreterEnvironment) -> None:
+    seen = await env.step(Submit(code="1"))
+    assert isinstance(seen, CodeInterpreterObservation)
+    assert seen.error is not None
+    assert (seen.status, seen.error.ename, seen.done, seen.reward) == ("error", "NoTask", False, None)
+    with pytest.raises(NotImplementedError):
+        await env.list_splits()
+
+
+async def test_the_isolation_is_in_the_metadata_before_any_reset(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    backend.isolation = "namespaces"
+    assert "Isolation: namespaces." in (await env.get_metadata()).description
+    assert backend.opened == []
+
+
+async def test_a_state_is_a_copy(env: CodeInterpreterEnvironment) -> None:
+    env.state.step_count = 99
+    assert env.state.step_count == 0
+
+
+async def test_a_house_keeps_its_backend_for_as_long_as_anybody_holds_it(backend: FakeBackend) -> None:
+    house = House(SETTINGS)
+    one, two = CodeInterpreterEnvironment(house), CodeInterpreterEnvironment(house)
+    await one.reset()
+    await two.reset()
+    await one.close()
+    assert (backend.started, backend.closed) == (1, 0)
+    await one.close()  # again
+    assert (await run(two, "1")).status == "ok"
+    await two.close()
+    assert (backend.started, backend.closed) == (1, 1)
+    await one.reset()
+    assert backend.started == 2
+    await one.close()
+
+
+async def test_a_house_takes_a_weaker_level_where_it_was_named(backend: FakeBackend) -> None:
+    backend.isolation = "process"
+    settings = InterpreterSettings(minimum_isolation=Isolation.PROCESS, tasks="none")
+    env = CodeInterpreterEnvironment(House(settings))
+    assert (await run(env, "1")).isolation == "process"
+    await env.close()
+
+
+async def test_a_hosted_backend_stands_on_no_rung(backend: FakeBackend) -> None:
+    backend.isolation = "remote"
+    env = CodeInterpreterEnvironment(House(SETTINGS))
+    assert (await env.reset()).metadata["execution"]["isolation"] == "remote"
+    await env.close()

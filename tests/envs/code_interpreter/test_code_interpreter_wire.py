@@ -1,0 +1,182 @@
+"""The code interpreter through a real server, as its callers meet it."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+from serve_process import ServeProcess, refusal, serve
+
+from envs.code_interpreter_env import (
+    CodeInterpreterAction,
+    CodeInterpreterEnv,
+    CodeInterpreterObservation,
+    CodeInterpreterState,
+    Execute,
+)
+from openenv_core import ExecutionFailed, GenericEnvClient, SyncEnvClient, ValidationFailed
+
+APP = "envs.code_interpreter_env.server.app:app"
+ROOT = Path(__file__).parents[3]
+ENVIRON = {"CODE_INTERPRETER_PRELOAD": "none", "PYTHONPATH": str(ROOT)}
+RUNGS = ("namespaces", "lsm", "seccomp", "process")
+Client: TypeAlias = SyncEnvClient[CodeInterpreterAction, CodeInterpreterObservation, CodeInterpreterState]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    with serve(app=APP, **ENVIRON) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: ServeProcess) -> Iterator[Any]:  # the sync face passes the typed client's own methods on
+    with CodeInterpreterEnv(base_url=f"http://{server.address}").sync() as found:
+        yield found
+
+
+@pytest.fixture
+def raw(server: ServeProcess) -> Iterator[Any]:
+    with GenericEnvClient(base_url=f"http://{server.address}").sync() as found:
+        yield found
+
+
+def test_state_is_kept_from_step_to_step(client: Any) -> None:
+    began = client.reset(seed=3, episode_id="mine")
+    assert (began.reward, began.done, began.observation.status) == (None, False, "ok")
+    assert began.observation.isolation in RUNGS
+    assert client.execute("x = 20").observation.result is None
+    seen = client.execute("print('out')\nx + 1").observation
+    assert (seen.stdout, seen.result, seen.execution_count) == ("out\n", "21", 2)
+    seen = client.execute("1 / 0").observation
+    assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "ZeroDivisionError", 1)
+    assert seen.isolation == began.observation.isolation
+    assert client.execute("input()", stdin="typed\n").observation.result == "'typed'"
+    state = client.state()
+    assert (state.episode_id, state.seed, state.step_count, state.execution_count) == ("mine", 3, 4, 4)
+    assert (state.isolation, state.last_exit_code) == (seen.isolation, 0)
+    assert client.reset().observation.session_id != seen.session_id
+    assert client.execute("x").observation.error.ename == "NameError"
+
+
+def test_a_step_needs_no_reset_and_a_dict_is_an_action(client: Any) -> None:
+    seen = client.step({"code": "6 * 7"}).observation
+    assert (seen.result, seen.execution_count, seen.metadata) == ("42", 1, {})
+    assert client.step(Execute(code="6 * 8")).observation.result == "48"
+
+
+def test_files_come_and_go(client: Any) -> None:
+    began = client.reset(
+        files={"in/a.txt": "3 4", "b.bin": {"content_base64": base64.b64encode(bytes(256)).decode()}}
+    ).observation
+    assert [(file.path, file.size) for file in began.files] == [("in/a.txt", 3), ("b.bin", 256)]
+    assert client.put_file("c.bin", bytes(range(256))).observation.files[0].size == 256
+    code = "sum(map(int, open('in/a.txt').read().split())) + len(open('c.bin', 'rb').read())"
+    assert client.execute(code).observation.result == "263"
+    seen = client.execute("open('out.txt', 'w').write('made')").observation
+    assert [file.path for file in seen.files] == ["out.txt"]
+    assert client.get_file("out.txt") == b"made"
+    for path in ("none.txt", "../out.txt", "/etc/passwd"):
+        with pytest.raises(FileNotFoundError):
+            client.get_file(path)
+    assert client.restart().observation.execution_count == 0
+    with pytest.raises(FileNotFoundError):
+        client.get_file("out.txt")
+    assert client.get_file("in/a.txt") == b"3 4"
+
+
+def test_a_kill_costs_the_state_and_is_said_once(client: Any) -> None:
+    client.reset(files={"a": "kept"})
+    seen = client.execute("import os; os.kill(os.getpid(), 9)").observation
+    assert (seen.status, seen.state_lost) == ("killed", True)
+    seen = client.execute("open('a').read()").observation
+    assert (seen.status, seen.state_lost, seen.result) == ("ok", False, "'kept'")
+
+
+def test_a_session_s_limits_are_its_own(client: Any) -> None:
+    client.reset(limits={"timeout_s": 0.3})
+    client.execute("x = 1")
+    seen = client.execute("while True: pass").observation
+    assert (seen.status, seen.exit_code) == ("timeout", 124)
+    with pytest.raises(ExecutionFailed, match=r"at most 60\.0 for the limit timeout_s"):
+        client.reset(limits={"timeout_s": 61})
+    for options in ({"packages": ["os"]}, {"nonsense": True}, {"files": {"../a": ""}}):
+        with pytest.raises(ExecutionFailed, match=next(iter(options))):
+            client.reset(**options)
+
+
+def test_released_clients_find_their_keys_and_no_other(raw: Any) -> None:
+    for result in (raw.reset(), raw.step({"code": "print(1)"})):
+        assert set(result.observation) - {"reward", "done"} == {"metadata", "stdout", "stderr", "exit_code"}
+        assert set(result.metadata) <= {"execution", "last_code"}
+    assert (result.observation["stdout"], result.metadata["last_code"]) == ("1\n", "print(1)")
+    assert raw.state()["last_exit_code"] == 0
+    typed = raw.step({"type": "execute", "code": "print(1)"})
+    assert {"status", "isolation", "truncated"} <= set(typed.observation)
+
+
+def test_what_is_no_action_is_refused_and_the_episode_goes_on(raw: Any) -> None:
+    raw.reset(packages=[])
+    raw.step({"code": "x = 1"})
+    for action in ({}, {"type": "shell", "code": "ls"}, {"code": 1}, {"code": "x", "shell": True}):
+        with pytest.raises(ValidationFailed):
+            raw.step(action)
+    assert raw.step({"type": "execute", "code": "x"}).observation["result"] == "1"
+
+
+def test_plain_http_has_a_session_too(server: ServeProcess) -> None:
+    with httpx.Client(base_url=f"http://{server.address}", timeout=30) as http:
+        alone = http.post("/step", json={"action": {"code": "print(7)"}}).json()
+        assert alone["observation"]["stdout"] == "7\n"
+        opened = http.post("/reset", json={}, headers={"X-OpenEnv-Session": "new"})
+        session = {"X-OpenEnv-Session": opened.headers["X-OpenEnv-Session"]}
+        for code, out in (("x = 5", ""), ("print(x)", "5\n")):
+            seen = http.post("/step", json={"action": {"code": code}}, headers=session).json()
+            assert seen["observation"]["stdout"] == out
+        slow = {"action": {"type": "execute", "code": "while True: pass"}, "timeout_s": 0.3}
+        assert http.post("/step", json=slow, headers=session).json()["observation"]["status"] == "timeout"
+
+
+def test_the_server_says_how_strong_its_walls_are(server: ServeProcess) -> None:
+    status, about = server.get("/metadata")
+    assert status == 200
+    assert any(f"Isolation: {rung}." in about["description"] for rung in RUNGS)
+    arms = server.get("/schema")[1]["action"]["oneOf"]
+    assert len(arms) == 5
+
+
+async def test_the_async_face_has_the_same_methods(server: ServeProcess) -> None:
+    async with CodeInterpreterEnv(base_url=f"http://{server.address}") as env:
+        await env.put_file("a", "text")
+        assert (await env.execute("open('a').read()")).observation.result == "'text'"
+        assert await env.get_file("a") == b"text"
+        assert (await env.submit("1")).observation.error.ename == "NoTask"  # type: ignore[union-attr]
+
+
+def test_beyond_loopback_weak_walls_are_refused_by_name() -> None:
+    weak = {**ENVIRON, "CODE_INTERPRETER_STRONGEST_ISOLATION": "process"}
+    words = ("--host", "0.0.0.0", "--port", "0", "--insecure")
+    status, said = refusal(*words, app=APP, **weak)
+    assert status == 2
+    assert "expected an isolation of at least lsm" in said
+    assert "set CODE_INTERPRETER_MINIMUM_ISOLATION=process" in said
+    assert "Traceback" not in said
+
+
+def test_weak_walls_where_they_were_named() -> None:
+    weak = {
+        **ENVIRON,
+        "CODE_INTERPRETER_STRONGEST_ISOLATION": "process",
+        "CODE_INTERPRETER_MINIMUM_ISOLATION": "process",
+    }
+    with serve("--host", "0.0.0.0", "--insecure", app=APP, **weak) as server:
+        seen = server.request("POST", "/step", {"action": {"type": "execute", "code": "1"}})[1]
+        assert seen["observation"]["isolation"] == "process"
+        assert "Isolation: process." in server.get("/metadata")[1]["description"]
+
+
+def test_a_setting_that_cannot_be_is_told_before_anything_starts() -> None:
+    status, said = refusal("--port", "0", app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
+    assert (status, "CODE_INTERPRETER_TIMEOUT_S" in said, "Traceback" in said) == (2, True, False)
