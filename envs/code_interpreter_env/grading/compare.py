@@ -82,10 +82,11 @@ class Numeric(Comparison):
         return _same(got, expected, self._leaves, self.tuples_as_lists)
 
     def _leaves(self, got: Any, expected: Any) -> bool:
-        if type(got) in (int, float) and type(expected) in (int, float):
-            if math.isfinite(got) and math.isfinite(expected):
-                return close(Fraction(got), Fraction(expected), self.rel_tol, self.abs_tol)
-            return _leaves_equal(float(got), float(expected))
+        kinds = (type(got), type(expected))
+        if kinds == (float, float) and math.isfinite(expected):
+            return bool(abs(got - expected) <= max(self.abs_tol, self.rel_tol * abs(expected)))
+        if kinds in ((int, int), (int, float), (float, int)) and _finite(got) and _finite(expected):
+            return close(Fraction(got), Fraction(expected), self.rel_tol, self.abs_tol)
         return _leaves_equal(got, expected)
 
 
@@ -192,6 +193,10 @@ def _same(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: bo
     if kind in (set, frozenset):
         return set(map(_canonical, got)) == set(map(_canonical, expected))
     return leaves(got, expected)
+
+
+def _finite(number: int | float) -> bool:
+    return type(number) is int or math.isfinite(number)
 
 
 def _leaves_equal(got: Any, expected: Any) -> bool:

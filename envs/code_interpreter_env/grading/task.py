@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -37,7 +38,7 @@ def _identifier(name: str) -> str:
     return name
 
 
-Name: TypeAlias = Annotated[str, BeforeValidator(_identifier)]
+Name: TypeAlias = Annotated[str, AfterValidator(_identifier)]
 
 
 class Strict(BaseModel):

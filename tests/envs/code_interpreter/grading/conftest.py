@@ -1,0 +1,20 @@
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox() -> AsyncIterator[Sandbox]:
+    """A real sandbox at the level that is the quickest to start at; verdicts depend on none."""
+    box = Sandbox(SandboxConfig(strongest=Isolation.LSM))
+    try:
+        await box.start()
+    except SandboxUnavailable as error:
+        pytest.skip(f"there is no sandbox here: {error}")
+    try:
+        yield box
+    finally:
+        await box.close()

@@ -1,0 +1,381 @@
+"""Submissions that want the reward rather than the answer."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from envs.code_interpreter_env.grading import (
+    FunctionTask,
+    Grader,
+    NumericTask,
+    StdioTask,
+    Verdict,
+    parse_task,
+)
+from openenv_core.sandbox import Execution, Interpreter, Limits, Sandbox, SandboxUnavailable
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+QUICK = {"timeout_s": 1.0, "total_s": 20.0}
+
+
+def task(cases: Sequence[tuple[list[Any], Any]], **more: Any) -> FunctionTask:
+    hidden = [{"args": args, "expected": expected} for args, expected in cases]
+    found = parse_task(
+        json.dumps(
+            {
+                "id": "t",
+                "kind": "function",
+                "prompt": "?",
+                "entry": "f",
+                "hidden": hidden,
+                "limits": QUICK,
+                **more,
+            }
+        )
+    )
+    assert isinstance(found, FunctionTask)
+    return found
+
+
+def categories(verdict: Verdict) -> list[str]:
+    return [case.category for case in verdict.cases]
+
+
+ONE = task([([1], 1), ([2], 2)])
+
+LIES = {
+    "equal to everything": (
+        "class Liar:\n"
+        "    def __eq__(self, other): return True\n"
+        "    __hash__ = None\n"
+        "    def __repr__(self): return '1'\n"
+        "def f(x): return Liar()",
+        "bad_value",
+    ),
+    "a text that is equal": (
+        "class T(str):\n    def __eq__(s, o): return True\ndef f(x): return T('1')",
+        "bad_value",
+    ),
+    "a number that is equal": (
+        "class I(int):\n    def __eq__(s, o): return True\ndef f(x): return I(9)",
+        "bad_value",
+    ),
+    "true for one": ("def f(x): return True if x == 1 else x + 1", "wrong_answer"),
+    "a decimal number": ("def f(x): return float(x)", "wrong_answer"),
+    "not a number": ("def f(x): return float('nan')", "wrong_answer"),
+    "text": ("def f(x): return str(x)", "wrong_answer"),
+    "deep": ("def f(x):\n    v = x\n    for _ in range(10000): v = [v]\n    return v", "bad_value"),
+    "round": ("def f(x):\n    v = []\n    v.append(v)\n    return v", "bad_value"),
+    "wide": ("def f(x): return [0] * 1_000_000", "bad_value"),
+    "a huge number": ("def f(x): return 1 << 20_000_000", "bad_value"),
+    "a generator": ("def f(x):\n    while True: yield x", "bad_value"),
+    "an exception": ("def f(x): raise ValueError(x)", "error"),
+    "an exception that cannot be told": (
+        "class E(BaseException):\n    def __str__(self): raise E\ndef f(x): raise E",
+        "error",
+    ),
+    "endless recursion": ("def f(x): return f(x)", "error"),
+    "nothing": ("", "missing"),
+    "no function": ("f = 1", "error"),
+    "not Python": ("def f(x:", "error"),
+    "the end": ("import os\ndef f(x): os._exit(0)", "killed"),
+    "a polite end": ("def f(x): raise SystemExit(0)", "killed"),
+    "the end at once": ("import os\nos._exit(0)", "killed"),
+    "a signal": ("import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGKILL)", "killed"),
+    "a broken answer": (
+        "import os\n"
+        "def f(x):\n"
+        "    for d in range(3, 64):\n"
+        "        try: os.write(d, b'\\0' * 64)\n"
+        "        except OSError: pass\n"
+        "    return x + 1",
+        "killed",
+    ),
+    "a flood": ("def f(x):\n    while True: print('y' * 100000)", "output_limit"),
+    "all memory": ("def f(x): return len(bytearray(1 << 34))", "memory"),
+    "an own serialiser": (
+        "import sys, json\n"
+        "values = sys.modules['openenv_core.sandbox.values']\n"
+        "values.encode = values.dumps = lambda *a, **k: b'true'\n"
+        "json.dumps = lambda *a, **k: '1'\n"
+        "def f(x): return x + 1",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+async def test_no_lie_is_worth_anything(sandbox: Sandbox, name: str) -> None:
+    code, category = LIES[name]
+    verdict = await Grader(sandbox).grade(ONE, code)
+    assert verdict.reward == 0.0
+    assert verdict.reason == "failed"
+    assert "passed" not in categories(verdict)
+    if category is not None:
+        assert set(categories(verdict)) == {category}
+
+
+async def test_expected_values_are_nowhere_in_the_process(sandbox: Sandbox) -> None:
+    secret = f"secret-{secrets.token_hex(8)}"
+    code = """
+import gc, os, sys
+
+def everything():
+    seen = set()
+    waiting = list(gc.get_objects())
+    frame = sys._getframe()
+    while frame is not None:
+        waiting += [frame.f_globals, frame.f_locals]
+        frame = frame.f_back
+    waiting += [dict(os.environ), sys.argv, list(sys.modules.values())]
+    while waiting and len(seen) < 400_000:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, str) and item.startswith("secret-") and len(item) == 23:
+            return item
+        waiting += gc.get_referents(item)
+    return "nothing"
+
+def f(x):
+    return everything() if x else "secret-" + "0" * 16
+
+hidden = "secret-" + "f" * 16
+"""
+    probe = await Grader(sandbox).grade(task([([1], "secret-" + "f" * 16)]), code)
+    assert probe.reward == 1.0, "the search itself finds nothing"
+    code = code.replace('hidden = "secret-" + "f" * 16', "").replace('"secret-" + "0" * 16', '"no"')
+    verdict = await Grader(sandbox).grade(task([([1], secret)]), code)
+    assert (verdict.reward, categories(verdict)) == (0.0, ["wrong_answer"])
+
+
+async def test_a_case_that_takes_too_long_is_worth_none(sandbox: Sandbox) -> None:
+    slow = task([([1], 1), ([2], 2), ([3], 3)], limits={"timeout_s": 0.3, "total_s": 20.0})
+    code = "def f(x):\n    while x == 2: pass\n    return x"
+    verdict = await Grader(sandbox).grade(slow, code)
+    assert (verdict.reward, verdict.reason, verdict.timeout_scope) == (None, "timeout", "case")
+    assert categories(verdict) == ["passed", "timeout", "not_run"]
+    assert (await Grader(sandbox, timeout_reward=0.0).grade(slow, code)).reward == 0.0
+    never = await Grader(sandbox).grade(slow, "while True: pass\ndef f(x): return x")
+    assert (never.reward, categories(never)) == (None, ["timeout", "not_run", "not_run"])
+
+
+async def test_the_whole_may_take_too_long(sandbox: Sandbox) -> None:
+    slow = task([([at], at) for at in range(40)], limits={"timeout_s": 5.0, "total_s": 1.0})
+    verdict = await Grader(sandbox).grade(slow, "import time\ndef f(x):\n    time.sleep(0.2)\n    return x")
+    assert (verdict.reward, verdict.reason, verdict.timeout_scope) == (None, "timeout", "total")
+    assert categories(verdict)[-1] == "not_run"
+    with pytest.raises(ValueError, match="timeout_reward"):
+        Grader(sandbox, timeout_reward=-1.0)
+
+
+async def test_after_an_end_the_other_cases_are_run_all_the_same(sandbox: Sandbox) -> None:
+    some = task([([1], 1), ([2], 2), ([3], 3), ([4], 4)], scoring="fraction")
+    code = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
+    verdict = await Grader(sandbox).grade(some, code)
+    assert categories(verdict) == ["passed", "killed", "passed", "passed"]
+    assert verdict.reward == 0.75
+
+
+async def test_nothing_of_a_hidden_case_is_told(sandbox: Sandbox) -> None:
+    some = task(
+        [(["hidden-input"], "hidden-answer")],
+        public=[{"args": ["seen-input"], "expected": "seen-answer"}],
+    )
+    tells = "def f(x):\n    print(x)\n    raise ValueError(x)"
+    for code in (tells, "def f(x): return x", "def f(x): return [x] if x[0] == 's' else object()", "1/0"):
+        verdict = await Grader(sandbox).grade(some, code)
+        text = verdict.model_dump_json()
+        assert "hidden-" not in text
+        assert "seen-input" in text
+        assert verdict.cases[0].expected == "'seen-answer'"
+        assert verdict.cases[1].message is verdict.cases[1].got is verdict.cases[1].shown_input is None
+    told = (await Grader(sandbox).grade(some, tells)).cases[0]
+    assert told.message == "ValueError: seen-input"
+
+
+async def test_state_is_kept_between_cases_only_where_the_grader_says_so(sandbox: Sandbox) -> None:
+    counted = task([([0], 1), ([0], 2), ([0], 3)])
+    code = "n = 0\ndef f(x):\n    global n\n    n += 1\n    return n"
+    assert (await Grader(sandbox).grade(counted, code)).reward == 1.0
+    fresh = await Grader(sandbox, fresh_per_case=True).grade(counted, code)
+    assert categories(fresh) == ["passed", "wrong_answer", "wrong_answer"]
+
+
+async def test_arguments_that_are_changed_change_nothing(sandbox: Sandbox) -> None:
+    sort = task([([[2, 1]], [1, 2])] * 3)
+    verdict = await Grader(sandbox).grade(sort, "def f(x):\n    x.sort()\n    return x")
+    assert verdict.reward == 1.0
+    assert sort.hidden[0].args == [[2, 1]]
+
+
+async def test_stopping_early_and_another_order(sandbox: Sandbox) -> None:
+    many = task([([at], at) for at in range(6)])
+    early = await Grader(sandbox, stop_early=True).grade(many, "def f(x): return 0")
+    assert categories(early) == ["passed", "wrong_answer", *["not_run"] * 4]
+    assert early.reward == 0.0
+    whole = await Grader(sandbox, stop_early=True, scoring="fraction").grade(many, "def f(x): return 0")
+    assert whole.reward == pytest.approx(1 / 6)
+    code = "seen = []\ndef f(x):\n    seen.append(x)\n    return x if seen == sorted(seen) else None"
+    orders = [await Grader(sandbox, shuffle=True).grade(many, code) for _ in range(4)]
+    assert any(verdict.reward == 0.0 for verdict in orders)
+
+
+async def test_programs_are_compared_by_what_they_print(sandbox: Sandbox) -> None:
+    echo = parse_task(
+        json.dumps(
+            {
+                "id": "s",
+                "kind": "stdio",
+                "prompt": "?",
+                "hidden": [{"stdin": "3\n", "stdout": "1 0.5\n"}, {"stdin": "", "stdout": ""}],
+                "float_tol": 1e-6,
+                "limits": {**QUICK, "output_bytes": 1024},
+            }
+        )
+    )
+    assert isinstance(echo, StdioTask)
+    right = "import sys\nif sys.stdin.read(): print(1, 0.5000001)\nsys.exit()"
+    assert (await Grader(sandbox).grade(echo, right)).reward == 1.0
+    for code, first in (
+        ("print('1.0 0.5')", "wrong_answer"),
+        ("print('1 nan')", "wrong_answer"),
+        ("print('1 0.5 ')\nraise SystemExit(3)", "error"),
+        ("print('1 0.5')\n1/0", "error"),
+        ("print('1 0.5' + ' ' * 5000)", "output_limit"),
+        ("import os\nprint('1 0.5', flush=True)\nos._exit(0)", "killed"),
+    ):
+        assert categories(await Grader(sandbox).grade(echo, code))[0] == first
+    # Each case has an interpreter and a workspace of its own.
+    keeper = "import os\nprint('1 0.5' if not os.path.exists('mark') else '')\nopen('mark', 'w').close()"
+    assert categories(await Grader(sandbox).grade(echo, keeper)) == ["passed", "wrong_answer"]
+
+
+@pytest.mark.parametrize(
+    ("answer_from", "code", "category"),
+    [
+        ("stdout", "print('x')\nprint(r'\\boxed{1/3}')\nprint()", "passed"),
+        ("stdout", "print(1/3)", "passed"),
+        ("stdout", "print(1/3, 'or so')", "bad_value"),
+        ("stdout", "", "missing"),
+        ("variable", "from fractions import Fraction\nanswer = Fraction(1, 3)", "passed"),
+        ("variable", "from decimal import Decimal\nanswer = Decimal(1) / 3", "passed"),
+        ("variable", "answer = True", "bad_value"),
+        ("variable", "answer = [1/3]", "bad_value"),
+        (
+            "variable",
+            "class A:\n    def __str__(s): return '1/3'\n    def __eq__(s, o): return True\nanswer = A()",
+            "passed",
+        ),
+        ("variable", "class A:\n    def __eq__(s, o): return True\nanswer = A()", "bad_value"),
+        ("variable", "answer = float('nan')", "bad_value"),
+        ("variable", "", "missing"),
+        ("function", "def answer(): return 1/3", "passed"),
+        ("function", "def answer(): return 10**5000", "bad_value"),
+        ("function", "def answer(): 1/0", "error"),
+        ("text", "so it is 1/3", "bad_value"),
+        ("text", "1/3", "passed"),
+        ("text", r"therefore \boxed{\frac{1}{3}}!", "passed"),
+        ("text", r"\boxed{0.5}", "wrong_answer"),
+    ],
+)
+async def test_numbers_are_read_from_where_the_task_says(
+    sandbox: Sandbox, answer_from: str, code: str, category: str
+) -> None:
+    third = NumericTask.model_validate(
+        {"id": "n", "kind": "numeric", "prompt": "?", "answer": "1/3", "answer_from": answer_from}
+    )
+    verdict = await Grader(sandbox).grade(third, code)
+    assert categories(verdict) == [category], verdict
+    assert "0.5" not in verdict.model_dump_json()
+
+
+class OnlyRuns:
+    """A real interpreter without its `call`, as hosted ones are."""
+
+    def __init__(self, inner: Interpreter) -> None:
+        self._inner = inner
+        self.session_id = inner.session_id
+        self.isolation = "remote"
+        self.put_file = inner.put_file
+        self.get_file = inner.get_file
+        self.list_files = inner.list_files
+        self.restart = inner.restart
+        self.close = inner.close
+
+    async def execute(
+        self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
+    ) -> Execution:
+        return await self._inner.execute(code, timeout_s=timeout_s, stdin=stdin)
+
+
+class OnlyRunning:
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def open(self, limits: Limits) -> Interpreter:
+        return OnlyRuns(await self._sandbox.open(limits))
+
+
+async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: Sandbox) -> None:
+    grader = Grader(OnlyRunning(sandbox))
+    both = task([([[1, 2]], {"$tuple": [1, 2]}), ([[]], {"$tuple": []})])
+    right = await grader.grade(both, "def f(x):\n    print('some noise')\n    return tuple(x)")
+    assert (right.reward, right.isolation) == (1.0, "remote")
+    for code, category in (
+        ("def f(x): return x", "wrong_answer"),
+        ("def f(x): return object()", "bad_value"),
+        ("def f(x): raise KeyError(x)", "error"),
+        ("def g(x): return x", "missing"),
+        ("def f(x): return 'y' * 200_000", "bad_value"),
+        ("print = lambda *a: None\nimport builtins\nbuiltins.print = print\ndef f(x): return x", "bad_value"),
+        ("import os\ndef f(x): os._exit(0)", "killed"),
+    ):
+        verdict = await grader.grade(both, code)
+        assert (verdict.reward, set(categories(verdict))) == (0.0, {category}), code
+
+
+class FakeBroken:
+    """Breaks where a real sandbox hardly ever does."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.session_id = self.isolation = "fake"
+        self.closed = 0
+
+    async def open(self, limits: Limits) -> "FakeBroken":
+        if self._where == "open":
+            raise SandboxUnavailable("none left")
+        return self
+
+    async def execute(self, code: str, **_: Any) -> Execution:
+        if self._where == "raise":
+            raise SandboxUnavailable("gone")
+        return Execution(status="sandbox_error" if self._where == "execute" else "ok", reason="zygote gone")
+
+    async def call(self, *_: Any, **__: Any) -> Any:
+        raise OSError("connection lost")
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("where", ["open", "execute", "raise", "call"])
+async def test_trouble_of_the_sandbox_is_never_the_submissions_fault(where: str) -> None:
+    broken = FakeBroken(where)
+    verdict = await Grader(broken, timeout_reward=0.0).grade(ONE, "def f(x): return x")  # type: ignore[arg-type]
+    assert (verdict.reward, verdict.reason) == (None, "sandbox_error")
+    assert broken.closed == (where != "open")
+
+
+async def test_gradings_run_side_by_side_and_leave_nothing(sandbox: Sandbox) -> None:
+    grader = Grader(sandbox)
+    codes = [f"def f(x): return x + {at % 2}" for at in range(8)]
+    verdicts = await asyncio.gather(*(grader.grade(ONE, code) for code in codes))
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0] * 4

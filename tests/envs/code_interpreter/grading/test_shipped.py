@@ -1,0 +1,78 @@
+"""The tasks that come with the environment, and what their solutions are worth."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envs.code_interpreter_env.grading import Grader, JsonlTasks, Task
+from envs.code_interpreter_env.tasks import SHIPPED
+from openenv_core.sandbox import Sandbox
+
+SOLUTIONS = Path(__file__).parent / "solutions"
+TASKS = JsonlTasks(SHIPPED)
+ALL = {
+    task.id: task
+    for split in TASKS.splits
+    for task in (TASKS.task(split, index) for index in range(TASKS.num_tasks(split)))
+}
+
+
+def solutions(task: Task) -> Iterator[tuple[str, str]]:
+    """Sections of a file, each begun by a line "#: reference" or "#: wrong, WHY"."""
+    text = (SOLUTIONS / f"{task.id}.txt").read_text(encoding="utf-8")
+    for section in text.removeprefix("#: ").split("\n#: "):
+        title, _, code = section.partition("\n")
+        yield title, code
+
+
+def test_there_are_enough_of_every_kind() -> None:
+    assert len(ALL) == sum(TASKS.num_tasks(split) for split in TASKS.splits)
+    assert TASKS.splits == ("train", "validation", "test")
+    kinds = Counter(task.kind for task in ALL.values())
+    assert kinds["stdio"] >= 8
+    assert kinds["numeric"] >= 5
+    assert kinds["suite"] >= 4
+    assert sum(kinds.values()) >= 40
+    assert {task.difficulty for task in ALL.values()} == {"easy", "medium", "hard"}
+    assert all(task.tags for task in ALL.values())
+
+
+def test_every_task_has_a_reference_and_two_wrong_solutions_outside_the_package() -> None:
+    assert {file.stem for file in SOLUTIONS.iterdir()} == set(ALL)
+    for task in ALL.values():
+        assert task.reference is None
+        titles = [title for title, _ in solutions(task)]
+        assert titles[0] == "reference"
+        assert len(titles) >= 3
+        assert all(title.startswith("wrong, ") for title in titles[1:])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ALL)
+async def test_the_reference_is_worth_one(sandbox: Sandbox, name: str) -> None:
+    _, code = next(solutions(ALL[name]))
+    verdict = await Grader(sandbox).grade(ALL[name], code)
+    assert (verdict.reward, verdict.reason) == (1.0, "passed"), verdict.detail
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["spiral", "number-triangle", "dice-sum", "vector", "queens"])
+async def test_what_is_wrong_is_worth_nothing(sandbox: Sandbox, name: str) -> None:
+    await fails(Grader(sandbox), ALL[name])
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ALL)
+async def test_whatever_is_wrong_is_worth_nothing(sandbox: Sandbox, name: str) -> None:
+    await fails(Grader(sandbox), ALL[name])
+    await fails(Grader(sandbox, fresh_per_case=True, shuffle=True, stop_early=True), ALL[name])
+
+
+async def fails(grader: Grader, task: Task) -> None:
+    for title, code in solutions(task):
+        if title != "reference":
+            verdict = await grader.grade(task, code)
+            assert (verdict.reward, verdict.reason) == (0.0, "failed"), f"{title}: {verdict.detail}"

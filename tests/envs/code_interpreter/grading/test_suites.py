@@ -1,0 +1,159 @@
+"""Suites: a weaker guarantee, and what is held all the same."""
+
+import json
+
+import pytest
+
+from envs.code_interpreter_env.grading import Grader, NoAttemptsLeft, SuiteTask, TaskSession, parse_task
+from openenv_core.sandbox import Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PUBLIC = "from solution import add\ndef test_small():\n    assert plain(add(1, 2)) == 3\n"
+HIDDEN = """
+import math
+from solution import add
+
+def test_sum():
+    assert plain(add(20, 22)) == 42
+
+def test_float():
+    assert math.isclose(plain(add(0.1, 0.2)), 0.3)
+
+async def test_len():
+    assert len("abc") == 3 and isinstance(add(1, 1), int)
+"""
+
+
+def task(**more: object) -> SuiteTask:
+    found = parse_task(
+        json.dumps(
+            {
+                "id": "s",
+                "kind": "suite",
+                "prompt": "?",
+                "public": PUBLIC,
+                "hidden": HIDDEN,
+                "limits": {"timeout_s": 1.0},
+                **more,
+            }
+        )
+    )
+    assert isinstance(found, SuiteTask)
+    return found
+
+
+WRONG = "def add(a, b): return 41\n"
+
+TRICKS = {
+    "nothing else": (WRONG, "wrong_answer"),
+    "ends at import": ("import sys\nsys.exit(0)", "error"),
+    "ends at import, hard": ("import os\nos._exit(0)", "killed"),
+    "ends in a call": ("import sys\ndef add(a, b): sys.exit(0)", None),
+    "ends in a call, hard": ("import os\ndef add(a, b): os._exit(0)", "killed"),
+    "ends at the end": (f"import atexit, os\natexit.register(os._exit, 0)\n{WRONG}", "wrong_answer"),
+    "equal to everything": (
+        "class L:\n"
+        "    def __eq__(s, o): return True\n"
+        "    __lt__ = __le__ = __gt__ = __ge__ = __eq__\n"
+        "    def __float__(s): return 0.3\n"
+        "def add(a, b): return L()",
+        "wrong_answer",
+    ),
+    "failures are none": (
+        f"import builtins\nclass Fine(Exception): pass\nbuiltins.AssertionError = Fine\n{WRONG}",
+        "wrong_answer",
+    ),
+    "replaced functions": (
+        f"import builtins, math\nmath.isclose = lambda *a, **k: True\nbuiltins.len = lambda x: 3\n{WRONG}",
+        "wrong_answer",
+    ),
+    "a replaced module": (
+        "import sys, types\nm = types.ModuleType('math')\nm.isclose = lambda *a: True\n"
+        f"sys.modules['math'] = m\n{WRONG}",
+        "wrong_answer",
+    ),
+    "a replaced harness": (
+        f"import __main__\n__main__._run_one_test = lambda s, n, t: t[::-1]\n{WRONG}",
+        "wrong_answer",
+    ),
+    "a rewritten harness": (
+        "import __main__\n__main__._run_one_test.__code__ = (lambda source, name, token: token[::-1]).__code__\n"
+        f"{WRONG}",
+        "wrong_answer",
+    ),
+    "a tracer": (f"import sys\nsys.settrace(lambda *a: sys.exit(0))\n{WRONG}", "error"),
+    "prints": (f"print('4 passed')\n{WRONG}", "wrong_answer"),
+    "compiles what it likes": (
+        f"import builtins\nreal = compile\nbuiltins.compile = lambda s, *a, **k: real('def test_sum(): pass\\n"
+        f"test_small = test_float = test_len = test_sum', *a, **k)\n{WRONG}",
+        "wrong_answer",
+    ),
+    "no such function": ("def plus(a, b): return a + b", "error"),
+}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+async def test_no_trick_passes(sandbox: Sandbox, name: str) -> None:
+    code, category = TRICKS[name]
+    verdict = await Grader(sandbox).grade(task(), code)
+    assert verdict.reward == 0.0
+    assert verdict.guarantee == "shared"
+    # test_len asks little of the submission, so a wrong one may pass it.
+    for case in verdict.cases[:3]:
+        assert not case.passed
+        assert category is None or case.category == category, verdict
+
+
+async def test_what_is_right_passes_test_by_test(sandbox: Sandbox) -> None:
+    right = await Grader(sandbox).grade(task(), "def add(a, b): return a + b")
+    assert (right.reward, right.passed, right.total) == (1.0, 4, 4)
+    half = await Grader(sandbox, scoring="fraction").grade(task(), "def add(a, b): return int(a + b)")
+    assert [case.category for case in half.cases] == ["passed", "passed", "wrong_answer", "passed"]
+    assert half.reward == pytest.approx(2 / 3)
+
+
+async def test_nothing_of_a_hidden_test_is_told(sandbox: Sandbox) -> None:
+    verdict = await Grader(sandbox).grade(task(), "def add(a, b): raise ValueError((a, b))")
+    assert verdict.cases[0].message == "ValueError: (1, 2)"
+    text = verdict.model_dump_json()
+    for hidden in ("test_sum", "20", "isclose"):
+        assert hidden not in text.replace(str(verdict.grading_time_s), "")
+
+
+async def test_a_test_that_takes_too_long(sandbox: Sandbox) -> None:
+    verdict = await Grader(sandbox).grade(task(), "def add(a, b):\n    while a == 20: pass\n    return a + b")
+    assert (verdict.reward, verdict.reason) == (None, "timeout")
+    assert [case.category for case in verdict.cases] == ["passed", "timeout", "not_run", "not_run"]
+
+
+async def test_an_episode_takes_as_many_submissions_as_its_task(sandbox: Sandbox) -> None:
+    session = TaskSession(task(attempts=2, files={"data.txt": "7"}, starter="..."), Grader(sandbox))
+    assert session.files == {"data.txt": b"7"}
+    assert (session.prompt, session.starter, session.attempts_left) == ("?", "...", 2)
+    assert "20" not in json.dumps(session.view)
+    assert (await session.submit(WRONG)).reward == 0.0
+    assert not session.done
+    reads = "def add(a, b): return a + b if open('data.txt').read() == '7' else None"
+    assert (await session.submit(reads)).reward == 1.0
+    assert session.done
+    with pytest.raises(NoAttemptsLeft):
+        await session.submit(reads)
+
+
+async def test_a_solved_task_is_done_at_once(sandbox: Sandbox) -> None:
+    session = TaskSession(task(attempts=5), Grader(sandbox))
+    await session.submit("def add(a, b): return a + b")
+    assert session.done
+
+
+async def test_a_submission_that_the_sandbox_failed_is_not_counted(sandbox: Sandbox) -> None:
+    class FakeFull:
+        async def open(self, limits: object) -> object:
+            raise OSError("too many open files")
+
+    session = TaskSession(task(), Grader(FakeFull()))  # type: ignore[arg-type]
+    verdict = await session.submit(WRONG)
+    assert (verdict.reward, verdict.reason) == (None, "sandbox_error")
+    assert session.attempts_left == 1
+    assert not session.done

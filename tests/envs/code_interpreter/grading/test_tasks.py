@@ -1,0 +1,202 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from envs.code_interpreter_env.grading import BadTask, JsonlTasks, parse_task, public_view
+from envs.code_interpreter_env.grading.scoring import reward_of
+from envs.code_interpreter_env.grading.trial import CaseInfo
+from openenv_core.errors import ConfigurationError
+
+
+def a_task(**more: Any) -> dict[str, Any]:
+    return {
+        "id": "double",
+        "kind": "function",
+        "prompt": "Write `double`.",
+        "entry": "double",
+        "public": [{"args": [1], "expected": 2}],
+        "hidden": [{"args": [77001], "expected": 154002}, {"args": [{"$tuple": [3]}], "expected": None}],
+        "reference": "def double(n): return 2 * n  # the secret way",
+        **more,
+    }
+
+
+KINDS = [
+    a_task(),
+    {
+        "id": "io",
+        "kind": "stdio",
+        "prompt": "Echo.",
+        "public": [{"stdin": "a", "stdout": "a"}],
+        "hidden": [{"stdin": "77001", "stdout": "154002"}],
+        "reference": "the secret way",
+    },
+    {"id": "n", "kind": "numeric", "prompt": "?", "answer": "154002", "reference": "the secret way"},
+    {
+        "id": "s",
+        "kind": "suite",
+        "prompt": "?",
+        "public": "def test_a():\n    pass\n",
+        "hidden": "def test_secret():\n    assert 77001 + 77001 == 154002\n",
+        "reference": "the secret way",
+    },
+]
+
+
+@pytest.mark.parametrize("line", KINDS, ids=lambda line: str(line["kind"]))
+def test_the_public_half_shows_nothing_hidden(line: dict[str, Any]) -> None:
+    task = parse_task(json.dumps(line))
+    text = json.dumps(public_view(task))
+    for secret in ("77001", "154002", "secret"):
+        assert secret not in text
+    assert public_view(task)["hidden_cases"] == (2 if line["kind"] == "function" else 1)
+
+
+def test_values_of_cases_are_tagged_json() -> None:
+    task = parse_task(json.dumps(a_task()))
+    assert task.kind == "function"
+    assert task.hidden[1].args == [(3,)]
+    shown = parse_task(json.dumps(a_task(public=[{"args": [{"$set": [1]}], "expected": {"$float": "nan"}}])))
+    assert public_view(shown)["public"][0]["args"] == [{"$set": [1]}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        a_task(extra=1),
+        a_task(kind="puzzle"),
+        a_task(entry="class"),
+        a_task(entry="a b"),
+        a_task(public=[], hidden=[]),
+        a_task(prompt=""),
+        a_task(attempts=0),
+        a_task(attempts="1"),
+        a_task(limits={"timeout_s": 0}),
+        a_task(limits={"cpus": 1}),
+        a_task(hidden=[{"args": [], "expected": 1, "weight": 0}]),
+        a_task(hidden=[{"args": []}]),
+        a_task(hidden=[{"args": [{"$unknown": 1}], "expected": 1}]),
+        a_task(compare={"type": "unordered"}),
+        a_task(
+            compare={"type": "unordered", "items": {"type": "numeric"}},
+            public=[{"expected": [0] * 201}],
+            hidden=[],
+        ),
+        a_task(scoring="half"),
+        KINDS[2] | {"answer": "many"},
+        KINDS[2] | {"answer": True},
+        KINDS[3] | {"hidden": "def test_(:"},
+        KINDS[3] | {"hidden": "def tset():\n    pass\n", "public": ""},
+    ],
+)
+def test_a_task_that_is_none_is_refused(line: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        parse_task(json.dumps(line))
+
+
+def folder(tmp_path: Path, **splits: str) -> Path:
+    for name, text in splits.items():
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def lines(count: int) -> str:
+    return "".join(json.dumps(a_task(id=f"task {at} é")) + "\n" for at in range(count))
+
+
+def test_splits_come_from_files(tmp_path: Path) -> None:
+    tasks = JsonlTasks(folder(tmp_path, test=lines(1), extra=lines(2), train=lines(3)))
+    assert tasks.list_splits() == [
+        {"name": "train", "type": "train"},
+        {"name": "test", "type": "test"},
+        {"name": "extra", "type": "validation"},
+    ]
+    assert [tasks.num_tasks(split) for split in tasks.splits] == [3, 1, 2]
+    assert JsonlTasks(tmp_path / "extra.jsonl").splits == ("extra",)
+    for nowhere in (tmp_path / "none", tmp_path / "none.jsonl"):
+        with pytest.raises(ConfigurationError):
+            JsonlTasks(nowhere)
+
+
+def test_tasks_are_read_where_they_are(tmp_path: Path) -> None:
+    text = "\n" + lines(5).replace("\n", "\r\n\n  \n")
+    tasks = JsonlTasks(folder(tmp_path, train=text.rstrip()))
+    assert tasks.num_tasks("train") == 5
+    assert [tasks.task("train", at).id for at in (4, 0, 2)] == ["task 4 é", "task 0 é", "task 2 é"]
+    assert [view["id"] for view in tasks.get_task_range("train", 1, -1)] == [
+        "task 1 é",
+        "task 2 é",
+        "task 3 é",
+    ]
+    assert len(tasks.list_tasks("train")) == 5
+    assert "secret" not in json.dumps([tasks.list_tasks("train"), tasks.get_task("train", 0)])
+    assert tasks.find("train", "task 3 é") == 3
+    for odd in (5, -1, True, "0", None):
+        with pytest.raises(IndexError):
+            tasks.task("train", odd)  # type: ignore[arg-type]
+    for call in (tasks.num_tasks, tasks.list_tasks):
+        with pytest.raises(KeyError, match="train"):
+            call("../train")
+    with pytest.raises(KeyError):
+        tasks.find("train", "task 9")
+
+
+def test_a_mistake_is_told_with_file_and_line(tmp_path: Path) -> None:
+    text = lines(1) + "\n" + json.dumps(a_task(entry=3)) + "\n{\n"
+    tasks = JsonlTasks(folder(tmp_path, train=text))
+    with pytest.raises(BadTask, match=r"train\.jsonl:3: function\.entry"):
+        tasks.get_task("train", 1)
+    with pytest.raises(BadTask, match=r"train\.jsonl:4: "):
+        tasks.get_task("train", 2)
+    assert tasks.get_task("train", 0)["id"] == "task 0 é"
+
+
+def test_a_mistake_shows_nothing_of_the_line(tmp_path: Path) -> None:
+    tasks = JsonlTasks(folder(tmp_path, train=json.dumps(a_task(hidden=[{"args": ["77001"], "expect": 1}]))))
+    with pytest.raises(BadTask) as told:
+        tasks.get_task("train", 0)
+    assert "77001" not in str(told.value)
+
+
+def test_long_splits_are_listed_in_parts(tmp_path: Path) -> None:
+    tasks = JsonlTasks(folder(tmp_path, train=lines(1001)))
+    assert len(tasks.list_tasks("train")) == 100
+    assert len(tasks.get_task_range("train", 1)) == 1000
+    with pytest.raises(ValueError, match="1000"):
+        tasks.get_task_range("train")
+
+
+def test_a_file_that_changes_under_way_is_told(tmp_path: Path) -> None:
+    place = folder(tmp_path, train=lines(2)) / "train.jsonl"
+    tasks = JsonlTasks(place)
+    assert tasks.num_tasks("train") == 2
+    place.write_text(lines(1))
+    os.utime(place, ns=(1, 1))
+    with pytest.raises(BadTask, match="changed"):
+        tasks.task("train", 0)
+
+
+def cases(*hidden: bool) -> list[CaseInfo]:
+    return [CaseInfo(hidden=each, weight=2.0 if at == 1 else 1.0) for at, each in enumerate(hidden)]
+
+
+@pytest.mark.parametrize(
+    ("scoring", "hidden", "passed", "reward"),
+    [
+        ("all_or_nothing", (False, True), (True, True), 1.0),
+        ("all_or_nothing", (False, True), (False, True), 0.0),
+        ("fraction", (False, True, True), (True, True, False), 0.5),
+        ("fraction", (False, True, True), (True, False, False), 0.0),
+        ("fraction", (False, False), (True, False), 0.5),
+        ("weighted", (True, True, True), (True, False, True), 0.5),
+        ("weighted", (True, True, True), (False, True, False), 0.5),
+        ("weighted", (True, True), (True, True), 1.0),
+        ("fraction", (False, True), (False, True), 2 / 3),
+    ],
+)
+def test_the_reward(scoring: Any, hidden: tuple[bool, ...], passed: tuple[bool, ...], reward: float) -> None:
+    assert reward_of(scoring, cases(*hidden), passed) == pytest.approx(reward)
