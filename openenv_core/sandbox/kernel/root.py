@@ -25,9 +25,9 @@ class View:
     """What of the machine is in the new root.
 
     Attributes:
-        paths: Files and directories that are shown, read-only, with all beneath. Those that do not exist are
-            left out. Symbolic links on the way are reproduced; directories above are fresh and empty but for
-            what else is shown.
+        paths: Files and directories that are shown, read-only, with all beneath. Those that do not exist,
+            or that this user cannot reach, are left out. Symbolic links on the way are reproduced;
+            directories above are fresh, and empty but for what else is shown.
         hidden: What is shown empty nevertheless, beneath one of the paths.
         files: Small files that are made up, by path: their directories must not lie beneath one of the paths.
     """
@@ -41,12 +41,21 @@ def build_root(view: View, workdir: str = WORKSPACE) -> None:
     """Replace the root of this mount namespace by a read-only one that holds the view alone.
 
     It has a few devices, two files of /proc and no more of it, an empty directory for a session's workspace,
-    and /tmp as a link into that. Needs `enter_outer`; open what must be reached later (`namespaces.open_proc`)
-    before.
+    and /tmp as a link into that, unless something of the view lies beneath /tmp. Needs `enter_outer`; open
+    what must be reached later (`namespaces.open_proc`) before.
 
     Raises:
         OSError: A step failed; the process is then in a half-built root and can only end.
     """
+    # Every user that a session runs as walks through these directories.
+    before = os.umask(0o022)
+    try:
+        _build(view, workdir)
+    finally:
+        os.umask(before)
+
+
+def _build(view: View, workdir: str) -> None:
     base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
     if base is None:
         raise OSError(errno.ENOENT, f"building a root: expected one of {', '.join(_SCAFFOLDS)} to exist")
@@ -82,7 +91,7 @@ class _Tree:
         """Bind a path of the old root at the same place."""
         try:
             here = self._walk(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         if here == "/":
             raise OSError(errno.EINVAL, f"building a root: {path} is the whole machine")

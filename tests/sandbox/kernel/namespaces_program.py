@@ -1,0 +1,164 @@
+"""Run by path in an interpreter of its own: leaves the machine's namespaces, opens two sessions, tells what it saw.
+
+Prints one JSON object.
+"""
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+told: dict[str, Any] = json.loads(sys.argv[1])
+sys.path.insert(0, told["sandbox"])
+
+from kernel import identity, libc, limits, namespaces  # noqa: E402
+
+PRIVILEGED: bool = told["privileged"]
+
+
+def outcome(function: Callable[[], object]) -> str:
+    try:
+        function()
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, repr(error))
+    except BaseException as error:
+        return repr(error)
+    return "done"
+
+
+def read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def read_device() -> None:
+    descriptor = os.open("/dev/urandom", os.O_RDONLY | os.O_CLOEXEC)
+    os.read(descriptor, 8)
+    os.close(descriptor)
+
+
+def write(path: str, content: bytes = b"x") -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+    finally:
+        os.close(descriptor)
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    read, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(end, json.dumps(function()).encode())
+        except BaseException as error:
+            os.write(end, json.dumps(repr(error)).encode())
+        os._exit(0)
+    os.close(end)
+    said = b""
+    while part := os.read(read, 65536):
+        said += part
+    os.close(read)
+    os.waitpid(pid, 0)
+    return json.loads(said or b'"nothing"')
+
+
+def many_files() -> None:
+    for number in range(1000):
+        write(f"many{number}")
+
+
+def inside(uid: int) -> dict[str, Any]:
+    if PRIVILEGED:
+        identity.drop_to(uid, uid)
+    identity.drop_capabilities()
+    os.chdir("/workspace")
+    left_behind = sorted(os.listdir("."))
+    return {
+        "pid": os.getpid(),
+        "uid": os.getuid(),
+        "left_behind": left_behind,
+        "root": sorted(os.listdir("/")),
+        "dev": sorted(os.listdir("/dev")),
+        "proc": sorted(os.listdir("/proc")),
+        "shown": outcome(lambda: read(told["shown"])),
+        "unseen": outcome(lambda: read(told["unseen"])),
+        "hidden_directory": os.listdir(told["hidden_directory"]),
+        "hidden_file": read(told["hidden_file"]),
+        "made_up": read("/etc/passwd"),
+        "links": {path: os.readlink(path) for path in ("/tmp", told["link"])},
+        "through_link": outcome(lambda: read(told["link"] + "/module.py")),
+        "write": outcome(lambda: write("file")),
+        "write_tmp": outcome(lambda: write("/tmp/file")),
+        "write_null": outcome(lambda: write("/dev/null")),
+        "read_random": outcome(read_device),
+        "meminfo": read("/proc/meminfo")[:8],
+        "write_shown": outcome(lambda: write(told["shown"])),
+        "chmod_shown": outcome(lambda: os.chmod(told["shown"], 0o777)),
+        "write_beside_shown": outcome(lambda: write(told["shown"] + ".new")),
+        "write_root": outcome(lambda: write("/file")),
+        "write_dev": outcome(lambda: write("/dev/file")),
+        "unmount": outcome(lambda: libc.call("umount2", b"/workspace", 2)),
+        "remount": outcome(lambda: libc.call("mount", None, b"/", None, 0x1020, None)),
+        "mount": outcome(lambda: libc.call("mount", b"t", b"/workspace", b"tmpfs", 0, None)),
+        "chroot": outcome(lambda: os.chroot("/workspace")),
+        "hostname": outcome(lambda: libc.call("sethostname", b"x", 1)),
+        "kill_others": outcome(lambda: os.kill(told["server_pid"], 0)),
+        "too_much": outcome(lambda: write("big", bytes(told["size_bytes"] + 1))),
+        "too_many": outcome(many_files),
+        "capabilities": identity.effective_capabilities(),
+    }
+
+
+def interfaces() -> list[str]:
+    import socket
+
+    return [name for _number, name in socket.if_nameindex()]
+
+
+def session(uid: int, proc: int) -> Any:
+    namespaces.enter_session(PRIVILEGED, uid, told["size_bytes"], told["inodes"], proc=proc)
+    seen = in_child(lambda: inside(uid))
+    assert isinstance(seen, dict), seen
+    return {
+        "proc_closed": outcome(lambda: os.fstat(proc)),
+        "interfaces": interfaces(),
+        **seen,
+    }
+
+
+def zygote() -> dict[str, Any]:
+    proc = namespaces.open_proc()
+    uids = (identity.session_uid(7), identity.session_uid(8)) if PRIVILEGED else (os.getuid(), os.getuid())
+    namespaces.build_root(
+        namespaces.View(
+            paths=told["paths"],
+            hidden=(told["hidden_directory"], told["hidden_file"], "/not/there"),
+            files=(("/etc/passwd", b"made up"),),
+        )
+    )
+    base = limits.footprint(proc)
+    sessions = [in_child(lambda uid=uid: session(uid, proc)) for uid in uids]
+    return {"pid": os.getpid(), "sessions": sessions, "footprint": base.address_space}
+
+
+def main() -> dict[str, Any]:
+    if not PRIVILEGED:
+        # As in the zygote, whose memory no session of the same uid may look into.
+        libc.set_dumpable(False)
+    try:
+        namespaces.enter_outer(privileged=PRIVILEGED)
+    except OSError as error:
+        return {"refused": str(error)}
+    result: dict[str, Any] = in_child(zygote)
+    assert isinstance(result, dict), result
+    if not PRIVILEGED:
+        result["still_not_dumpable"] = not libc.is_dumpable()
+    return result
+
+
+json.dump(main(), sys.stdout)

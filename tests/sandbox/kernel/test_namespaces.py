@@ -1,0 +1,233 @@
+"""Namespaces and the root of bind mounts, for real: as root, as an ordinary user, and where they are denied."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv_core.sandbox import kernel
+from openenv_core.sandbox.kernel import namespaces
+from openenv_core.sandbox.kernel.identity import session_uid
+
+PROGRAM = Path(__file__).parent / "namespaces_program.py"
+DEADLINE_S = 60
+SIZE_BYTES, INODES = 1 << 20, 64
+SOMEBODY = 65_123
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """What the new root shows and hides, below a home that is private to its owner."""
+    # Not beneath /tmp: the new root has that as a link into the workspace, if nothing of the view lies there.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        base = Path(name)
+        (base / "home" / "sandbox" / "secrets").mkdir(parents=True)
+        sandbox = base / "home" / "sandbox"
+        (sandbox / "secrets" / "key").write_text("secret")
+        (sandbox / "password").write_text("secret")
+        (sandbox / "module.py").write_text("x = 1")
+        (base / "home" / "other").write_text("not for sessions")
+        (base / "link").symlink_to("home/sandbox")
+        shutil.copytree(Path(kernel.__file__).parent, sandbox / "kernel")
+        shutil.copy(PROGRAM, sandbox)
+        yield base
+
+
+def told(place: Path, *, privileged: bool) -> dict[str, Any]:
+    sandbox = place / "home" / "sandbox"
+    return {
+        "sandbox": str(sandbox),
+        "privileged": privileged,
+        "size_bytes": SIZE_BYTES,
+        "inodes": INODES,
+        # A path and one beneath it, one through a link, some that need not exist.
+        "paths": [
+            str(place / "link"),
+            str(sandbox),
+            str(sandbox / "kernel"),
+            sys.prefix,
+            sys.base_prefix,
+            "/usr",
+            "/lib",
+            "/lib64",
+            "/bin",
+            "/not/there",
+        ],
+        "shown": str(sandbox / "module.py"),
+        "unseen": str(place / "home" / "other"),
+        "hidden_directory": str(sandbox / "secrets"),
+        "hidden_file": str(sandbox / "password"),
+        "link": str(place / "link"),
+        "server_pid": os.getpid(),
+    }
+
+
+def start(command: list[str], place: Path, privileged: bool, **options: Any) -> dict[str, Any]:
+    program = place / "home" / "sandbox" / PROGRAM.name
+    done = subprocess.run(
+        [*command, "-I", "-B", str(program), json.dumps(told(place, privileged=privileged))],
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        umask=0o077,
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def owned_by(place: Path, uid: int) -> None:
+    """The place belongs to one user, and its home to nobody else."""
+    place.chmod(0o755)
+    home = place / "home"
+    for path in (home, *home.rglob("*")):
+        if os.getuid() == 0:
+            os.chown(path, uid, uid)
+    home.chmod(0o700)
+
+
+def expect(found: dict[str, Any], place: Path, uids: list[int]) -> None:
+    assert "refused" not in found, found
+    assert found["pid"] == 1
+    assert found["footprint"] > 1 << 20
+    for seen, uid in zip(found["sessions"], uids, strict=True):
+        assert isinstance(seen, dict), seen
+        seen = dict(seen)
+        root = set(seen.pop("root"))
+        assert {"dev", "proc", "tmp", "usr", "workspace", "etc"} <= root
+        assert root.isdisjoint(
+            {"home", "root", "sys", "run", "var", "opt", "srv", "boot", ".old", ".empty"}
+            - {path.strip("/").split("/")[0] for path in (sys.prefix, sys.base_prefix, str(place))}
+        )
+        assert set(seen.pop("dev")) <= {"null", "zero", "full", "random", "urandom"}
+        assert seen == {
+            "pid": 1,
+            "uid": uid,
+            "left_behind": [".tmp"],
+            "proc_closed": "EBADF",
+            "proc": ["cpuinfo", "meminfo"],
+            "interfaces": ["lo"],
+            "shown": "done",
+            "unseen": "ENOENT",
+            "hidden_directory": [],
+            "hidden_file": "",
+            "made_up": "made up",
+            "links": {"/tmp": "/workspace/.tmp", str(place / "link"): "home/sandbox"},
+            "through_link": "done",
+            "write": "done",
+            "write_tmp": "done",
+            "write_null": "done",
+            "read_random": "done",
+            "meminfo": "MemTotal",
+            "write_shown": "EACCES" if uid != SOMEBODY else "EROFS",
+            "chmod_shown": "EROFS",
+            "write_beside_shown": "EROFS",
+            "write_root": "EROFS",
+            "write_dev": "EROFS",
+            "unmount": "EPERM",
+            "remount": "EPERM",
+            "mount": "EPERM",
+            "chroot": "EPERM",
+            "hostname": "EPERM",
+            "kill_others": "ESRCH",
+            "too_much": "ENOSPC",
+            "too_many": "ENOSPC",
+            "capabilities": 0,
+        }
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_as_root(place: Path) -> None:
+    owned_by(place, 0)
+    found = start([sys.executable], place, privileged=True)
+    if "refused" in found:
+        pytest.skip(f"this root may not unshare: {found['refused']}")
+    first, second = session_uid(7), session_uid(8)
+    assert first is not None
+    assert second is not None
+    expect(found, place, [first, second])
+
+
+def python_of(uid: int | None) -> str:
+    """An interpreter that a user may run."""
+    for path in (sys.executable, "/usr/bin/python3"):
+        code = "import sys; raise SystemExit(sys.version_info < (3, 11))"
+        with contextlib.suppress(OSError):
+            if (
+                subprocess.run([path, "-I", "-c", code], user=uid, group=uid, capture_output=True).returncode
+                == 0
+            ):
+                return path
+    pytest.skip("needs a Python 3.11 that every user may run")
+
+
+def test_as_an_ordinary_user(place: Path) -> None:
+    uid = SOMEBODY if os.getuid() == 0 else None
+    owned_by(place, SOMEBODY)
+    options: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+    found = start([python_of(uid)], place, privileged=False, **options)
+    if "refused" in found:
+        pytest.skip(f"this machine gives no user namespaces to ordinary users: {found['refused']}")
+    assert found.pop("still_not_dumpable")
+    own = os.getuid() if uid is None else uid
+    expect(found, place, [own, own])
+
+
+DENIED = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from kernel import namespaces
+try:
+    namespaces.enter_outer(privileged=sys.argv[2] == "True")
+except OSError as error:
+    print(json.dumps([error.errno, str(error)]))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be without its rights")
+@pytest.mark.parametrize("privileged", [True, False])
+def test_where_it_is_denied_it_says_so(place: Path, privileged: bool) -> None:
+    # As in a container: no capability, and a filter on unshare.
+    filtered = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kernel import identity, libc, seccomp
+import os
+identity.drop_to(65123, 65123)
+libc.set_dumpable(True)
+seccomp.install(seccomp.assemble(seccomp.Policy(os.getpid())))
+"""
+    owned_by(place, SOMEBODY)
+    done = subprocess.run(
+        [
+            python_of(SOMEBODY),
+            "-I",
+            "-B",
+            "-c",
+            filtered + DENIED,
+            str(place / "home" / "sandbox"),
+            str(privileged),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    number, text = json.loads(done.stdout)
+    assert number == 1
+    assert "unshare" in text
+
+
+def test_names_are_where_they_are_looked_for() -> None:
+    assert namespaces.WORKSPACE == "/workspace"
+    assert namespaces.View(paths=()).hidden == ()
