@@ -24,7 +24,7 @@ def open_tasks(source: str) -> JsonlTasks | None:
     Raises:
         ConfigurationError: There is no such folder or file.
     """
-    if source == NONE or (source == SHIPPED_NAME and not any(SHIPPED.glob("*.jsonl"))):
+    if source == NONE:
         return None
     return JsonlTasks(SHIPPED if source == SHIPPED_NAME else Path(source))
 

@@ -1,6 +1,7 @@
 """The code interpreter through a real server, as its callers meet it."""
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,9 +26,26 @@ RUNGS = ("namespaces", "lsm", "seccomp", "process")
 Client: TypeAlias = SyncEnvClient[CodeInterpreterAction, CodeInterpreterObservation, CodeInterpreterState]
 
 
+TASKS: list[dict[str, Any]] = [
+    {
+        "kind": "function",
+        "id": "double",
+        "prompt": "Write double(x).",
+        "entry": "double",
+        "attempts": 2,
+        "files": {"notes.txt": "twice"},
+        "public": [{"args": [2], "expected": 4}],
+        "hidden": [{"args": [111], "expected": 222}, {"args": ["ab"], "expected": "abab"}],
+    },
+    {"kind": "numeric", "id": "eleven", "prompt": "Print 11.", "answer": 11},
+]
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServeProcess]:
-    with serve(app=APP, **ENVIRON) as found:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in TASKS))
+    with serve(app=APP, **ENVIRON, CODE_INTERPRETER_TASKS=str(folder)) as found:
         yield found
 
 
@@ -145,6 +163,48 @@ def test_the_server_says_how_strong_its_walls_are(server: ServeProcess) -> None:
     assert any(f"Isolation: {rung}." in about["description"] for rung in RUNGS)
     arms = server.get("/schema")[1]["action"]["oneOf"]
     assert len(arms) == 5
+
+
+def test_a_task_is_given_judged_and_over(client: Any) -> None:
+    began = client.reset(task="double", files={"mine.txt": "x"}).observation
+    assert (began.prompt, began.task["id"], began.task["hidden_cases"]) == ("Write double(x).", "double", 2)
+    assert [file.path for file in began.files] == ["notes.txt", "mine.txt"]
+    assert client.execute("open('notes.txt').read()").observation.result == "'twice'"
+    wrong = client.submit("def double(x): return 4")
+    assert (wrong.reward, wrong.done, wrong.observation.status) == (0.0, False, "ok")
+    assert (wrong.observation.verdict.passed, wrong.observation.verdict.total) == (1, 3)
+    right = client.submit("def double(x): return x * 2")
+    assert (right.reward, right.done, right.observation.verdict.reason) == (1.0, True, "passed")
+    assert right.observation.isolation == began.isolation
+    for seen in (began, wrong.observation, right.observation):
+        assert "222" not in seen.model_dump_json()
+        assert "abab" not in seen.model_dump_json()
+    assert (client.state().task, client.state().done) == ("double", True)
+    with pytest.raises(ExecutionFailed, match="after the end"):
+        client.execute("1")
+    assert not client.reset().done
+    assert client.execute("1").observation.result == "1"
+
+
+def test_a_task_is_chosen_by_its_place_or_by_the_seed(client: Any) -> None:
+    for options in ({"split": "train", "index": 1}, {"task": {"split": "train", "id": "eleven"}}):
+        assert client.reset(**options).observation.prompt == "Print 11."
+    drawn = [client.reset(task={"split": "train"}, seed=seed).observation.prompt for seed in [*range(8)] * 2]
+    assert drawn[:8] == drawn[8:]
+    assert len(set(drawn)) == 2
+    for task in ("none", {"split": "none"}, {"split": "train", "index": 2}, {"index": 1}, 3):
+        with pytest.raises(ExecutionFailed, match="reset option task"):
+            client.reset(task=task)
+
+
+def test_the_task_routes_tell_nothing_that_is_hidden(server: ServeProcess) -> None:
+    place = "/code_interpreter"
+    assert server.get(f"{place}/splits")[1] == [{"name": "train", "type": "train"}]
+    assert server.request("POST", f"{place}/num_tasks", {"split": "train"})[1] == {"num_tasks": 2}
+    told = server.request("POST", f"{place}/tasks", {"split": "train"})[1]
+    assert [task["id"] for task in told["tasks"]] == ["double", "eleven"]
+    assert "222" not in json.dumps(told)
+    assert server.request("POST", f"{place}/task", {"split": "train", "index": 2})[0] == 400
 
 
 async def test_the_async_face_has_the_same_methods(server: ServeProcess) -> None:
