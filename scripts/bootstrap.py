@@ -61,6 +61,8 @@ PROFILES = {
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
     "test-all": Profile("rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
+    # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.
+    "jupyter": Profile("jupyter", None, "jupyter.txt", False),
 }
 
 

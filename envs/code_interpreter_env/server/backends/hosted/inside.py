@@ -17,10 +17,16 @@ from collections.abc import Callable
 from typing import Any
 
 
+PREFIX = "code-interpreter-"
+
+
 def begin(asked: dict[str, Any]) -> dict[str, Any]:
-    """Make the workspace and import packages."""
+    """Make the workspace, import packages, and remove the workspaces of those who died before."""
+    for folder in asked["leftovers"]:
+        if os.path.basename(folder).startswith(PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
     if asked["own_folder"]:
-        os.chdir(tempfile.mkdtemp(prefix="code-interpreter-"))
+        os.chdir(tempfile.mkdtemp(prefix=PREFIX))
     failed = {}
     for name in asked["packages"]:
         try:

@@ -55,6 +55,7 @@ class HostedInterpreter(ABC):
         self._untold = False
         self._why = ""
         self._root = ""
+        self._leftovers: list[str] = []
         self._listing = Listing(limits)
 
     @property
@@ -66,6 +67,11 @@ class HostedInterpreter(ABC):
     def isolation(self) -> str:
         """What the code runs behind."""
         return self._isolation
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     @abstractmethod
     async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
@@ -241,7 +247,12 @@ class HostedInterpreter(ABC):
             HostFailure: It cannot be made.
             ConfigurationError: A package cannot be imported.
         """
-        errand = Errand("begin", own_folder=own_folder, packages=list(self._packages))
+        errand = Errand(
+            "begin",
+            own_folder=own_folder,
+            packages=list(self._packages),
+            leftovers=self._leftovers if own_folder else [],
+        )
         said = errand.read(await self._ask(errand, ERRAND_S + 10.0 * len(self._packages)))
         if "refused" in said or not isinstance(said.get("root"), str):
             raise HostFailure(f"expected the interpreter to have a workspace, got {str(said)[:500]}")
@@ -249,12 +260,14 @@ class HostedInterpreter(ABC):
             raise ConfigurationError(
                 f"expected packages that can be imported where the code runs, got {str(failures)[:500]}"
             )
-        self._root = said["root"]
+        self._root, self._leftovers = said["root"], []
         self._listing = Listing(self._limits)
         if not own_folder:
             await self._changed_files()  # those that were there already are no news later
 
     async def _begin_anew(self) -> None:
+        if self._root:
+            self._leftovers.append(self._root)  # one that died could not clear up after itself
         self._root = ""
         await self._begin()
         if self._closed:  # meanwhile

@@ -1,7 +1,6 @@
 """What a backend does with the interpreters that it opens."""
 
 import asyncio
-import weakref
 from typing import Generic, TypeVar
 
 from openenv_core.errors import ConfigurationError
@@ -17,7 +16,7 @@ class Opened(Generic[InterpreterT]):
     """The interpreters of one backend, to be closed with it."""
 
     def __init__(self) -> None:
-        self._all: weakref.WeakSet[InterpreterT] = weakref.WeakSet()
+        self._all: set[InterpreterT] = set()
 
     async def add(self, interpreter: InterpreterT) -> InterpreterT:
         """Open an interpreter, and return it.
@@ -26,7 +25,7 @@ class Opened(Generic[InterpreterT]):
             SandboxUnavailable: It cannot be opened.
             ConfigurationError: A package cannot be imported there.
         """
-        self._all.add(interpreter)
+        self._all = {each for each in self._all if not each.closed} | {interpreter}
         try:
             await interpreter.open()
         except HostFailure as failure:
@@ -35,7 +34,8 @@ class Opened(Generic[InterpreterT]):
 
     async def close(self) -> None:
         """Close all of them."""
-        await asyncio.gather(*(each.close() for each in list(self._all)), return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in self._all), return_exceptions=True)
+        self._all = set()
 
 
 def refuse_snapshots(snapshot: bool) -> None:

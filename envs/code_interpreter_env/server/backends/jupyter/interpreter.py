@@ -1,0 +1,267 @@
+"""A kernel as a session's interpreter."""
+
+import ast
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any, Final
+
+from openenv_core.sandbox import CodeError, Limits
+
+from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
+from ..hosted.errand import MOST_BYTES, Errand
+from ..hosted.verdict import failed, flooded, killed, overdue, plain, raised
+from .channel import Asked, Channel, Message
+from .gateway import Gateway, NoRoom
+from .settings import JupyterSettings
+
+logger = logging.getLogger("openenv_core")
+
+INTERRUPT_S: Final = 0.7
+"""What an interrupt takes on its way, beside the grace that the limits give."""
+
+LEAVE_S: Final = 2.0
+"""How long a kernel that is let go may take to remove its folder."""
+
+RATE_WORDS: Final = ("IOPub data rate exceeded", "IOPub message rate exceeded")
+"""How a gateway's note on output that it has dropped begins."""
+
+
+class JupyterInterpreter(HostedInterpreter):
+    """One kernel, in a folder of its own, where it shares everything else with the gateway and its other kernels.
+
+    Args:
+        gateway: Where kernels come from.
+        settings: How it is reached.
+        limits: Of the session.
+        packages: Imported at the start.
+    """
+
+    def __init__(
+        self, gateway: Gateway, settings: JupyterSettings, limits: Limits, packages: tuple[str, ...]
+    ) -> None:
+        super().__init__(limits, packages, isolation="remote", report_files=settings.report_files)
+        self._gateway = gateway
+        self._settings = settings
+        self._kernel: str | None = None
+        self._channel: Channel | None = None
+        self._had_stdin = False
+        self._deletions: set[asyncio.Task[None]] = set()
+
+    async def _begin(self) -> None:
+        await self._let_go()
+        self._had_stdin = False
+        try:
+            self._kernel = await self._gateway.create()
+        except NoRoom:
+            if not self._deletions:
+                raise
+            await asyncio.wait(self._deletions)  # the one before still takes the place
+            self._kernel = await self._gateway.create()
+        self._channel = await self._connected(self._kernel)
+        asked = await self._channel.ask("kernel_info_request", {})
+        await self._outcome(self._channel, asked, self._settings.start_s)
+        if not asked.done.done():
+            raise HostFailure(f"expected a kernel to answer within {self._settings.start_s:g} s, got nothing")
+        await self._enter(own_folder=True)
+
+    async def _end(self) -> None:
+        if self._root and not self._turn.locked() and self._alive() is not None:
+            # What is in the folder is all that a kernel leaves. One that is busy, or gone, leaves it.
+            with suppress(HostFailure, TimeoutError):
+                await self._ask(Errand("end", root=self._root), LEAVE_S)
+        self._root = ""
+        await self._let_go()
+        if self._deletions:
+            await asyncio.wait(self._deletions)
+
+    async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+        verdict = await self._ran(code, collector, timeout_s, stdin)
+        if verdict.state_lost:
+            await self._let_go()  # at once: it may still be busy
+        return verdict
+
+    async def _ran(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+        channel = await self._ready_channel()
+        if stdin is not None or self._had_stdin:
+            await self._ask(Errand("stdin", text=stdin or ""), timeout_s)
+            self._had_stdin = stdin is not None
+        asked = await channel.ask("execute_request", _request(code), _hearing(collector))
+        await self._outcome(channel, asked, timeout_s, collector)
+        if asked.done.done() and not collector.flood.done():
+            return _verdict(asked.done.result(), collector)
+        if channel.ended.done():
+            return await self._after_the_end(channel, collector)
+        settled = await self._interrupted(channel, asked)
+        kept = "it was interrupted" if settled else "it did not heed the interrupt, and its kernel was ended"
+        if collector.flood.done():
+            most = self._limits.output_hard_bytes
+            return flooded(f"it wrote more than {most} bytes; {kept}", state_lost=not settled)
+        return overdue(f"it took longer than {timeout_s:g} s; {kept}", state_lost=not settled)
+
+    async def _ask(self, errand: Errand, timeout_s: float) -> str:
+        # The answer comes back as a value in the reply: output that is published, a gateway may drop.
+        channel = await self._ready_channel()
+        request = _request("", silent=True, expressions={"answer": errand.expression})
+        asked = await channel.ask("execute_request", request)
+        await self._outcome(channel, asked, timeout_s)
+        if channel.ended.done():
+            raise HostFailure(channel.ended.result(), state_lost=True)
+        if not asked.done.done():
+            lost = not await self._interrupted(channel, asked)
+            raise HostFailure(
+                f"expected the kernel to see to its files within {timeout_s:g} s", state_lost=lost
+            )
+        return _value(asked.done.result())
+
+    async def _outcome(
+        self, channel: Channel, asked: Asked, timeout_s: float, collector: Collector | None = None
+    ) -> None:
+        """Wait until a request is done, the connection ends, too much was written, or time is up."""
+        ends: set[asyncio.Future[Any]] = {asked.done, channel.ended}
+        if collector is not None:
+            ends.add(collector.flood)
+        await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _interrupted(self, channel: Channel, asked: Asked) -> bool:
+        """Interrupt the kernel; return whether it heeds that, so that its state is kept.
+
+        Raises:
+            HostFailure: The gateway has no such kernel any more, or cannot interrupt it: then it was not the code that
+                took so long.
+        """
+        if self._kernel is None:
+            return False
+        try:
+            await self._gateway.interrupt(self._kernel)
+        except HostFailure as failure:
+            raise HostFailure(f"{failure}; the code had no end within its time", state_lost=True) from failure
+        await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_S)
+        return asked.done.done()
+
+    async def _after_the_end(self, channel: Channel, collector: Collector) -> Verdict:
+        """Return the verdict on code under which the channel ended."""
+        why = channel.ended.result()
+        if channel.died:
+            return killed(f"{why} while the code ran")
+        if channel.flooded:
+            most = self._limits.output_hard_bytes
+            kept = await self._reached_again(channel)
+            how = "it was interrupted" if kept else "its kernel was ended"
+            return flooded(f"it wrote more than {most} bytes at once; {how}", state_lost=not kept)
+        reason = f"{why} while the code ran, and nobody knows how far it got"
+        return failed(reason, state_lost=True)
+
+    async def _reached_again(self, ended: Channel) -> bool:
+        """Interrupt a kernel that we hung up on, and connect to it again; return whether it answers."""
+        if self._kernel is None:
+            return False
+        try:
+            await self._gateway.interrupt(self._kernel)
+            await ended.close()
+            self._channel = channel = await self._connected(self._kernel)
+            asked = await channel.ask("kernel_info_request", {})
+        except HostFailure:
+            return False
+        await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_S)
+        return asked.done.done()
+
+    async def _ready_channel(self) -> Channel:
+        """Return the channel.
+
+        Raises:
+            HostFailure: It ended while nothing ran, or there never was one.
+        """
+        channel = self._alive()
+        if channel is None:
+            why = "there is no kernel" if self._channel is None else self._channel.ended.result()
+            raise HostFailure(f"{why} before the code ran", state_lost=True)
+        return channel
+
+    def _alive(self) -> Channel | None:
+        return self._channel if self._channel is not None and not self._channel.ended.done() else None
+
+    async def _connected(self, kernel: str) -> Channel:
+        limits = self._limits
+        most = max(2 * (limits.output_hard_bytes + limits.outputs_bytes), 2 * MOST_BYTES)
+        return await Channel.open(self._settings, kernel, most)
+
+    async def _let_go(self) -> None:
+        """Hang up, and have the kernel deleted meanwhile: one that does not listen takes the gateway seconds."""
+        channel, self._channel = self._channel, None
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            task = asyncio.create_task(self._deleted(kernel))
+            self._deletions.add(task)
+            task.add_done_callback(self._deletions.discard)
+        if channel is not None:
+            await channel.close()
+
+    async def _deleted(self, kernel: str) -> None:
+        try:
+            await self._gateway.delete(kernel)
+        except HostFailure as failure:
+            logger.warning("a kernel is left to its gateway: %s", failure)
+
+
+def _request(code: str, *, silent: bool = False, expressions: dict[str, str] | None = None) -> dict[str, Any]:
+    return {
+        "code": code,
+        "silent": silent,
+        "store_history": not silent,
+        "user_expressions": expressions or {},
+        "allow_stdin": False,
+        "stop_on_error": True,
+    }
+
+
+def _hearing(collector: Collector) -> Any:
+    def heard(kind: str, content: Message) -> None:
+        if kind == "stream":
+            text = str(content.get("text", ""))
+            if content.get("name") == "stderr" and text.startswith(RATE_WORDS):
+                collector.lost()
+            else:
+                collector.write(str(content.get("name")), text)
+        elif kind in ("display_data", "execute_result") and isinstance(content.get("data"), dict):
+            metadata = content.get("metadata")
+            collector.show(
+                "display_data" if kind == "display_data" else "execute_result",
+                content["data"],
+                metadata if isinstance(metadata, dict) else {},
+            )
+        elif kind == "error":
+            collector.error = _error(content)
+
+    return heard
+
+
+def _verdict(reply: Message, collector: Collector) -> Verdict:
+    if reply.get("status") == "ok":
+        payload = reply.get("payload")
+        if isinstance(payload, list) and any(
+            isinstance(each, dict) and each.get("source") == "ask_exit" and not each.get("keepkernel")
+            for each in payload
+        ):
+            return Verdict(state_lost=True, reason="the code has asked its kernel to end")
+        return Verdict()
+    return raised(collector.error or _error(reply))
+
+
+def _error(content: Message) -> CodeError:
+    lines = content.get("traceback")
+    texts = [plain(str(line)) for line in lines] if isinstance(lines, list) else []
+    return CodeError(
+        ename=plain(str(content.get("ename") or "Exception"))[:200],
+        evalue=plain(str(content.get("evalue") or "")),
+        traceback=tuple(line for text in texts for line in text.split("\n")),
+    )
+
+
+def _value(reply: Message) -> str:
+    """Return the text that an expression of an errand came to; empty where it came to nothing."""
+    try:
+        value = ast.literal_eval(reply["user_expressions"]["answer"]["data"]["text/plain"])
+    except (KeyError, TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+        return ""
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,301 @@
+"""Kernels of a real gateway: what code writes and shows, what it may not, and how it dies."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_gateway import TOKEN, jupyter_gateway
+
+from envs.code_interpreter_env.server.backends.jupyter import JupyterBackend, JupyterSettings
+from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxFailure, SandboxUnavailable
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+LIMITS = Limits(timeout_s=30.0, output_bytes=1000, output_hard_bytes=200_000, outputs_bytes=200_000)
+PNG = """
+import base64
+from IPython.display import display
+display({'image/png': base64.b64encode(b'png').decode(), 'text/plain': '<Figure>'}, raw=True)
+"""
+
+
+DEAF = """
+while True:
+    try:
+        while True:
+            pass
+    except BaseException:
+        pass
+"""
+
+KILLER = """
+import os, signal, time
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+UNBOUNDED = "--ZMQChannelsWebsocketConnection.limit_rate=False"
+"""By default a gateway drops what comes faster than 1 MB a second, so that no limit of ours is ever reached."""
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[str]:
+    with jupyter_gateway(UNBOUNDED) as url:
+        yield url
+
+
+@asynccontextmanager
+async def started(url: str, **options: Any) -> AsyncIterator[JupyterBackend]:
+    backend = JupyterBackend(JupyterSettings(url=url, token=TOKEN, **options))
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@pytest.fixture
+async def backend(gateway: str) -> AsyncIterator[JupyterBackend]:
+    async with started(gateway) as made:
+        yield made
+
+
+async def kernels(backend: JupyterBackend, session: Any) -> bool:
+    """Whether the gateway knows the session's kernel."""
+    assert backend._gateway is not None
+    response = await backend._gateway._http.get(
+        backend._settings.address(f"/api/kernels/{session}"), timeout=20
+    )
+    return response.status_code == 200
+
+
+async def test_state_output_results_and_errors(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS, packages=("json",))
+    first = await session.execute("import sys\nx = 20\nprint('hé')\nprint('low', file=sys.stderr)\nx + 1")
+    assert (first.status, first.stdout, first.stderr, first.result) == ("ok", "hé\n", "low\n", "21")
+    assert (first.exit_code, first.execution_count, first.isolation, first.files) == (0, 1, "remote", ())
+    second = await session.execute("x / 0")
+    assert (second.status, second.exit_code, second.state_lost) == ("error", 1, False)
+    assert second.error is not None
+    assert (second.error.ename, second.error.evalue) == ("ZeroDivisionError", "division by zero")
+    assert "\x1b" not in "".join(second.error.traceback)
+    third = await session.execute("x;x")
+    assert (third.result, third.execution_count, third.session_id) == ("20", 3, session.session_id)
+    shown = await session.execute(PNG)
+    assert [dict(each.data) for each in shown.outputs] == [{"image/png": "cG5n", "text/plain": "<Figure>"}]
+    assert (await session.execute("x +")).error.ename == "SyntaxError"  # type: ignore[union-attr]
+    assert [name async for name in _names(session)] == []
+
+
+async def _names(session: Any) -> AsyncIterator[str]:
+    """The names that our own work has left in the code's namespace."""
+    ran = await session.execute(
+        "print(*[n for n in globals() if 'marker' in n or n in ('source', 'answer', 'asked')])"
+    )
+    for name in ran.stdout.split():
+        yield name
+
+
+async def test_exits_tell_their_code(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    for code, status, exit_code in (
+        ("raise SystemExit", "ok", 0),
+        ("import sys; sys.exit(3)", "error", 3),
+        ("sys.exit('no')", "error", 1),
+        ("raise MemoryError", "memory", 1),
+    ):
+        ran = await session.execute(code)
+        assert (code, ran.status, ran.exit_code, ran.state_lost) == (code, status, exit_code, False)
+    ran = await session.execute("x = 1\nexit()")
+    assert (ran.status, ran.exit_code, ran.state_lost) == ("ok", 0, True)
+    ran = await session.execute("'x' in globals()")
+    assert (ran.status, ran.result, ran.state_lost) == ("ok", "False", False)
+
+
+async def test_standard_input_is_read_once(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    ran = await session.execute("import sys\nprint(input('? ') + '|' + sys.stdin.read())", stdin="a\nb\nc")
+    assert ran.stdout == "? a|b\nc\n"
+    ran = await session.execute("input()")
+    assert ran.error is not None
+    assert ran.error.ename == "EOFError"
+    other = await backend.open(LIMITS)
+    assert (await other.execute("input()")).status == "error"  # at once: nobody would answer
+
+
+async def test_the_gateways_secrets_stay_there(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    ran = await session.execute("import os\nprint(sorted(os.environ.items()))")
+    assert TOKEN not in ran.stdout
+    assert "KG_AUTH_TOKEN" not in ran.stdout
+
+
+async def test_output_is_cut_and_a_flood_is_stopped(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    await session.execute("x = 1")
+    ran = await session.execute("print('é' * 1000)")
+    assert (ran.status, ran.stdout, ran.truncated.stdout) == ("ok", "é" * 500, True)
+    begin = time.monotonic()
+    ran = await session.execute("import time\nwhile True: print('x' * 500, flush=True), time.sleep(0.0005)")
+    assert (ran.status, ran.exit_code, ran.state_lost) == ("output_limit", 137, False)
+    assert (ran.stdout[:5], len(ran.stdout)) == ("xxxxx", 1000)
+    assert time.monotonic() - begin < 20
+    assert (await session.execute("x")).result == "1"
+
+
+async def test_one_message_that_is_too_large_is_not_taken(backend: JupyterBackend) -> None:
+    session = await backend.open(Limits(timeout_s=30.0, output_hard_bytes=1024, outputs_bytes=1024))
+    ran = await session.execute("x = 1\nprint('x' * 20_000_000)")
+    assert (ran.status, ran.exit_code) == ("output_limit", 137)
+    after = await session.execute("'x' in globals()")
+    assert (after.status, after.result, after.state_lost) == ("ok", str(not ran.state_lost), False)
+
+
+async def test_files_go_in_and_out(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    data = bytes(range(256)) * 20_000
+    put = await session.put_file("sub/folder/data.bin", data)
+    assert put.size == len(data)
+    ran = await session.execute("import os\nopen('made.txt', 'w').write('hi')\nos.listdir('sub')")
+    assert ran.result == "['folder']"
+    assert [each.path for each in ran.files] == ["made.txt", "sub/folder/data.bin"]
+    assert ran.files[1] == put
+    assert await session.get_file("sub/folder/data.bin") == data
+    assert (await session.execute("open('made.txt', 'a').write('!')")).files[0].size == 3
+    assert (await session.execute("os.chdir('/')")).files == ()
+    assert await session.get_file("made.txt") == b"hi!"
+    await session.execute("os.chdir(os.path.dirname(os.path.realpath('/tmp')))")
+    for path in ("../up", "/etc/passwd", "missing", "sub"):
+        with pytest.raises(FileRefused):
+            await session.get_file(path)
+    await session.restart()
+    assert await session.list_files() == []
+    # Nobody sees the other's.
+    await (await backend.open(LIMITS)).put_file("file", b"")
+    assert await session.list_files() == []
+
+
+async def test_a_kernels_folder_goes_with_it(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    folders = [(await session.execute("import os; print(os.getcwd(), end='')")).stdout]
+    await session.execute("os._exit(1)")
+    folders.append((await session.execute("import os; print(os.getcwd(), end='')")).stdout)
+    assert [_is_there(folder) for folder in folders] == [False, True]
+    await session.close()
+    assert not _is_there(folders[1])
+
+
+def _is_there(folder: str) -> bool:
+    return Path(folder).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("code", "kept"),
+    [
+        ("while True: pass", True),
+        ("import time; time.sleep(600)", True),
+        (DEAF, False),
+        ("import re; re.match('(a+)+b', 'a' * 40)", True),
+    ],
+)
+async def test_code_that_takes_too_long(backend: JupyterBackend, code: str, kept: bool) -> None:
+    session = await backend.open(LIMITS)
+    await session.execute("import time\nx = 1")
+    begin = time.monotonic()
+    ran = await session.execute(code, timeout_s=1.0)
+    assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, not kept)
+    assert time.monotonic() - begin < 30
+    after = await session.execute("'x' in globals()")
+    assert (after.status, after.result, after.state_lost) == ("ok", str(kept), False)
+
+
+@pytest.mark.parametrize(
+    "code", ["import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "import os; os._exit(0)"]
+)
+async def test_a_kernel_that_dies_under_code_is_the_codes(backend: JupyterBackend, code: str) -> None:
+    session = await backend.open(LIMITS)
+    await session.execute("x = 1")
+    ran = await session.execute(code)
+    assert (ran.status, ran.exit_code, ran.state_lost) == ("killed", 137, True)
+    after = await session.execute("'x' in globals()")
+    assert (after.status, after.result, after.state_lost) == ("ok", "False", False)
+
+
+async def test_a_kernel_that_goes_while_nothing_runs_is_told(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    await session.execute("x = 1")
+    assert session._kernel is not None
+    assert backend._gateway is not None
+    await backend._gateway.delete(session._kernel)
+    ran = await session.execute("x", timeout_s=1)
+    assert (ran.status, ran.exit_code, ran.error, ran.state_lost) == ("sandbox_error", -1, None, True)
+    assert (await session.execute("2")).result == "2"
+
+
+async def test_a_cancelled_execution_leaves_no_doubt(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(session.execute("x = 1\nwhile True: pass"), 1)
+    ran = await session.execute("x")
+    assert (ran.status, ran.state_lost, "cancelled" in str(ran.reason)) == ("sandbox_error", True, True)
+    assert (await session.execute("'x' in globals()")).result == "False"
+
+
+async def test_kernels_are_given_back(backend: JupyterBackend) -> None:
+    session = await backend.open(LIMITS)
+    first = session._kernel
+    assert await kernels(backend, first)
+    await session.restart()
+    second = session._kernel
+    assert second != first
+    await session.close()
+    await session.close()
+    assert not await kernels(backend, first)
+    assert not await kernels(backend, second)
+    with pytest.raises(SandboxClosed):
+        await session.execute("1")
+
+
+async def test_what_there_is_not_is_refused(backend: JupyterBackend, gateway: str) -> None:
+    with pytest.raises(ConfigurationError, match="snapshot"):
+        await backend.open(LIMITS, snapshot=True)
+    with pytest.raises(ConfigurationError, match="no_such_package"):
+        await backend.open(LIMITS, packages=("no_such_package",))
+    for settings, words in (
+        (JupyterSettings(url=gateway, token="wrong-token-here"), "HTTP 401"),
+        (JupyterSettings(url=gateway, token=TOKEN, kernel_name="fortran"), "python3"),
+        (JupyterSettings(url="http://127.0.0.1:9", token=TOKEN), "ConnectError"),
+    ):
+        with pytest.raises(SandboxUnavailable, match=words) as refused:
+            await JupyterBackend(settings).start()
+        assert "wrong-token-here" not in str(refused.value)
+        assert "token-here" not in repr(settings)
+
+
+async def test_a_gateway_without_room_that_drops_output_and_dies() -> None:
+    with jupyter_gateway("--KernelGatewayApp.max_kernels=1") as url:
+        async with started(url) as backend:
+            session = await backend.open(LIMITS)
+            with pytest.raises(SandboxUnavailable, match="HTTP 403"):
+                await backend.open(LIMITS)
+            roomy = replace(LIMITS, output_hard_bytes=100_000_000, output_bytes=50_000_000)
+            session._limits = roomy
+            ran = await session.execute("for _ in range(50): print('x' * 200_000, flush=True)")
+            assert (ran.status, ran.truncated.stdout) == ("ok", True)
+            assert "IOPub" not in ran.stderr
+            # The one place is enough to begin anew in, whatever the kernel before is at.
+            ran = await session.execute(DEAF, timeout_s=1)
+            assert (ran.status, ran.state_lost) == ("timeout", True)
+            assert (await session.execute("1")).result == "1"
+            ran = await session.execute(KILLER)
+            assert (ran.status, ran.exit_code, ran.error) == ("sandbox_error", -1, None)
+            ran = await session.execute("1")
+            assert (ran.status, ran.state_lost) == ("sandbox_error", True)
+            with pytest.raises(SandboxFailure):
+                await session.put_file("x", b"")
