@@ -7,6 +7,7 @@ import socket
 from dataclasses import asdict
 
 from openenv_core.sandbox.errors import SandboxUnavailable
+from openenv_core.sandbox.kernel.cgroups import Cgroup, CgroupMaker
 from openenv_core.sandbox.kernel.identity import session_uid
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.scratch import Scratch
@@ -23,17 +24,16 @@ class Birth:
     Args:
         zygote: Forks them.
         scratch: Where folders are made; None where sessions have a file system of their own.
+        cgroups: Makes control groups; None where there can be none.
         limits: Of the session.
     """
 
     def __init__(
-        self,
-        zygote: Zygote,
-        scratch: Scratch | None,
-        limits: Limits,
+        self, zygote: Zygote, scratch: Scratch | None, cgroups: CgroupMaker | None, limits: Limits
     ) -> None:
         self._zygote = zygote
         self._scratch = scratch
+        self._cgroups = cgroups
         self._limits = limits
 
     async def bear(
@@ -100,14 +100,32 @@ class Birth:
             if snapshot
             else Worker(ends.control, ends.stdout, ends.stderr, self._limits)
         )
+        doors: list[int] = []
         try:
-            worker.exited = await self._zygote.fork(number, {"spec": spec}, ends.inner)
+            # What one process may have is bounded without; what it and its children have together is not.
+            if self._cgroups is not None and (snapshot or self._limits.allow_subprocess):
+                worker.cgroup = await asyncio.to_thread(self._make_cgroup, number)
+                doors = worker.cgroup.open_doors()
+            worker.exited = await self._zygote.fork(number, {"spec": spec}, [*ends.inner, *doors])
+        except OSError as error:
+            worker.release()
+            raise SandboxUnavailable(
+                f"expected a control group for the interpreter, got none: {error}"
+            ) from None
         except BaseException:
             worker.release()
             raise
         finally:
             ends.hand_over()
+            for door in doors:
+                os.close(door)
         return worker
+
+    def _make_cgroup(self, number: int) -> Cgroup:
+        assert self._cgroups is not None
+        limits = self._limits
+        # The files of its own file system count as memory too; and what watches over it is a process.
+        return self._cgroups.make(str(number), limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
 
 
 async def _hear(worker: Worker, expected: bytes) -> tuple[int, list[int]]:

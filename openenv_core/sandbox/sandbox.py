@@ -13,6 +13,8 @@ from uuid import uuid4
 from openenv_core.sandbox.birth import Birth
 from openenv_core.sandbox.config import SandboxConfig
 from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.kernel import cgroups
+from openenv_core.sandbox.kernel.cgroups import CgroupMaker
 from openenv_core.sandbox.kernel.identity import session_uid
 from openenv_core.sandbox.levels import LADDER, Isolation
 from openenv_core.sandbox.limits import Limits
@@ -52,6 +54,7 @@ class Sandbox:
         self._facts: Mapping[str, Any] = {}
         self._zygote: Zygote | None = None
         self._scratch: Scratch | None = None
+        self._cgroups: CgroupMaker | None = None
         self._sessions: set[Session] = set()
         self._slots: set[int] = set()
         self._numbers = itertools.count(1)
@@ -95,6 +98,7 @@ class Sandbox:
             SandboxUnavailable: None does, at or above the minimum.
         """
         _raise_descriptor_limit()
+        self._cgroups = await asyncio.to_thread(cgroups.find)
         config, refusals = self._config, []
         first, last = LADDER.index(config.strongest), LADDER.index(config.minimum)
         for isolation in LADDER[first : last + 1]:
@@ -177,7 +181,7 @@ class Sandbox:
         if self._closed:
             raise SandboxClosed("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()
-        birth = Birth(zygote, self._scratch, limits)
+        birth = Birth(zygote, self._scratch, self._cgroups, limits)
         return await birth.bear(next(self._numbers), slot, self._config.start_timeout_s, snapshot=snapshot)
 
     async def _living_zygote(self) -> Zygote:

@@ -279,8 +279,13 @@ class Session:
     async def _living(self) -> Workspace:
         if self._closed:
             raise SandboxClosed("expected an open session, got one that was closed; open another")
-        if self._worker is None or not self._worker.alive or self._workspace is None:
+        if self._worker is not None and not self._worker.alive:
+            # Between executions the code stands still, so it was not the code.
+            exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
+            why = _ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended from outside"
+            raise SandboxUnavailable(f"{why}; variables and files are gone, and the next request begins anew")
+        if self._worker is None or self._workspace is None:
             self._worker, self._workspace = await self._start()
         return self._workspace
 
@@ -344,9 +349,12 @@ class Session:
         )
 
 
+_ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
+
+
 def _of_exit(exit_: Exit, broken: str | None) -> tuple[Status, int, str]:
     if exit_.zygote:
-        return "sandbox_error", EXIT_SANDBOX, "the process that interpreters are forked from has ended"
+        return "sandbox_error", EXIT_SANDBOX, _ZYGOTE_ENDED
     if broken is not None:
         return "killed", EXIT_KILLED, broken
     if exit_.memory:

@@ -93,14 +93,17 @@ class BranchingWorker(Worker):
         self._leave()
 
     def release_root(self) -> None:
-        """Close the last descriptor of the first of a family."""
+        """Close what a family has in common."""
         if self.root is not None:
             os.close(self.root)
             self.root = None
+        self.leave_cgroup()
 
     def _leave(self) -> None:
         root, self.root, self._process = self.root, None, None
+        cgroup, self.cgroup = self.cgroup, None
         super().release()
+        self.cgroup = cgroup
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()

@@ -4,17 +4,22 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import Answer, AnswerReader, Forged
 from openenv_core.sandbox.capture import Capture
 from openenv_core.sandbox.inside.frames import MAX_VALUE, pack_request
+from openenv_core.sandbox.kernel.cgroups import Cgroup
 from openenv_core.sandbox.limits import Limits
 
 RECEIVE_BYTES: Final = 1 << 20
+
+_REMOVALS: Final = 100
+_REMOVAL_S: Final = 0.02
 
 EXIT_S: Final = 5.0
 """Seconds that a killed process gets to be gone. It has no say in that, the kernel has."""
@@ -73,6 +78,7 @@ class Worker:
         root: A descriptor of the process whose end is the end of all: the interpreter's own, or the first one of its
             name space.
         group: The process group that ends with it, where there is no name space that would see to that.
+        cgroup: The control group that bounds it and what it starts.
         exited: How it ended.
     """
 
@@ -81,6 +87,7 @@ class Worker:
         self.control = control
         self.root: int | None = None
         self.group: int | None = None
+        self.cgroup: Cgroup | None = None
         self._loop = asyncio.get_running_loop()
         self._stdout = Capture(stdout, limits.output_bytes, self._wrote)
         self._stderr = Capture(stderr, limits.output_bytes, self._wrote)
@@ -139,6 +146,8 @@ class Worker:
             self.kill()
             await asyncio.wait([self.exited], timeout=EXIT_S)
         gone = self.exited.result() if self.exited.done() else None if answer is not None else Exit()
+        if gone is not None and self.cgroup is not None and self.cgroup.oom_killed():
+            gone = replace(gone, memory=True)
         return Reply(
             answer=answer,
             stopped=self._stopped,
@@ -162,6 +171,8 @@ class Worker:
         if self.group is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.group, signal.SIGKILL)
+        if self.cgroup is not None:
+            self.cgroup.kill()
 
     async def close(self) -> None:
         """Kill it, wait until it is gone, and close what belongs to it. Idempotent."""
@@ -184,6 +195,13 @@ class Worker:
             if descriptor is not None:
                 os.close(descriptor)
         self._process = self.root = None
+        self.leave_cgroup()
+
+    def leave_cgroup(self) -> None:
+        """Remove the control group, once the last process in it is buried."""
+        cgroup, self.cgroup = self.cgroup, None
+        if cgroup is not None:
+            self._loop.run_in_executor(None, _remove, cgroup)
 
     def words(self) -> str:
         """Return what it said on stderr."""
@@ -248,3 +266,10 @@ class Worker:
         if descriptor is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)
+
+
+def _remove(cgroup: Cgroup) -> None:
+    for _ in range(_REMOVALS):
+        if cgroup.remove():
+            return
+        time.sleep(_REMOVAL_S)

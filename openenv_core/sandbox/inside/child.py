@@ -11,7 +11,7 @@ from openenv_core.sandbox.inside.places import CONTROL, arrange, furnish
 from openenv_core.sandbox.inside.runner import Runner
 from openenv_core.sandbox.inside.standing import Standing
 from openenv_core.sandbox.inside.told import Spec
-from openenv_core.sandbox.kernel import identity, landlock, libc, namespaces, seccomp
+from openenv_core.sandbox.kernel import cgroups, identity, landlock, libc, namespaces, seccomp
 from openenv_core.sandbox.kernel.limits import apply_rlimits
 
 NICENESS: Final = 5
@@ -21,7 +21,7 @@ DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/r
 
 
 def become(
-    spec: Spec, standing: Standing, moves: socket.socket, control: int, stdout: int, stderr: int
+    spec: Spec, standing: Standing, moves: socket.socket, control: int, stdout: int, stderr: int, *doors: int
 ) -> None:
     """Become an interpreter; return only when there is nothing left to do.
 
@@ -32,7 +32,9 @@ def become(
         control: To the supervisor.
         stdout: To be descriptor 1.
         stderr: To be descriptor 2.
+        doors: Into the control group.
     """
+    cgroups.join(list(doors))
     parent = os.getppid()
     os.setsid()
     os.nice(NICENESS)

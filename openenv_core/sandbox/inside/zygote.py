@@ -22,7 +22,7 @@ from openenv_core.sandbox.inside.told import Spec, Told
 from openenv_core.sandbox.inside.writing import somewhere_to_write
 
 MESSAGE_BYTES: Final = 1 << 16
-DESCRIPTORS: Final = 3
+DESCRIPTORS: Final = 8
 
 LIBRARY: Final = """
 abc ast asyncio base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum
