@@ -61,6 +61,7 @@ class Sandbox:
         self._booting = asyncio.Lock()
         self._began = 0.0
         self._deaths = 0
+        self._proved = False
         self._closed = False
 
     @property
@@ -113,6 +114,7 @@ class Sandbox:
             except BaseException:
                 await self._unboot()
                 raise
+            self._proved = True
             if refusals:
                 logger.info("code runs at the level %s; %s", isolation, "; ".join(refusals))
             return
@@ -220,7 +222,8 @@ class Sandbox:
         self._facts = await self._zygote.start(config.boot_timeout_s)
 
     def _on_death(self) -> None:
-        if not self._closed:
+        # On the way down the ladder it is no news.
+        if self._proved and not self._closed:
             logger.warning(
                 "the process that interpreters are forked from has ended; the next session starts another"
             )
