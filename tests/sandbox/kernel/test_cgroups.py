@@ -1,0 +1,172 @@
+"""Control groups: real ones where this machine lets us make any, and files that look like version 2."""
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forked import in_fork
+
+from openenv_core.sandbox.kernel import cgroups
+from openenv_core.sandbox.kernel.cgroups import CgroupMaker
+
+MAKER = cgroups.find()
+NEEDS_GROUPS = pytest.mark.skipif(MAKER is None, reason="this process may not make control groups here")
+
+
+@pytest.fixture
+def maker() -> CgroupMaker:
+    assert MAKER is not None
+    return MAKER
+
+
+def directories(maker: CgroupMaker) -> list[Path]:
+    prefix = f"ropewalk-{os.getpid()}-"
+    return [path for parent in maker.parents.values() for path in parent.glob(prefix + "*")]
+
+
+@NEEDS_GROUPS
+def test_shared_memory_counts_and_its_taker_is_killed(maker: CgroupMaker) -> None:
+    group = maker.make("oom", 32 << 20, 16)
+    doors = group.open_doors()
+    pid = os.fork()
+    if pid == 0:
+        cgroups.join(doors)
+        with mmap.mmap(-1, 128 << 20) as area:
+            for at in range(0, len(area), 4096):
+                area[at] = 1
+        os._exit(0)
+    for door in doors:
+        os.close(door)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert group.oom_killed()
+    assert group.remove()
+    assert directories(maker) == []
+
+
+@NEEDS_GROUPS
+def test_processes_are_counted(maker: CgroupMaker) -> None:
+    group = maker.make("pids", 64 << 20, 3)
+
+    def inside() -> int:
+        cgroups.join(group.open_doors())
+        children = []
+        try:
+            for _ in range(10):
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+                children.append(child)
+        except BlockingIOError:
+            pass
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        return len(children)
+
+    assert in_fork(inside) == 2
+    assert not group.oom_killed()
+    assert group.remove()
+
+
+@NEEDS_GROUPS
+def test_all_of_a_group_are_killed_and_then_it_goes(maker: CgroupMaker) -> None:
+    group = maker.make("kill", 64 << 20, 16)
+    code = "import os, time; os.fork(); os.fork(); print(flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", code],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: cgroups.join(group.open_doors()),
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            process.stdout.readline()
+        assert len(group.pids()) == 4
+        assert process.pid in group.pids()
+        assert not group.remove()
+        group.kill()
+        assert process.wait(30) == -signal.SIGKILL
+        process.stdout.read()
+    # The others are reaped by whoever adopted them.
+    for _ in range(200):
+        if group.remove():
+            break
+        time.sleep(0.05)
+    assert directories(maker) == []
+
+
+@NEEDS_GROUPS
+def test_groups_of_dead_owners_are_swept(maker: CgroupMaker) -> None:
+    pid = os.fork()
+    if pid == 0:
+        maker.make("left", 64 << 20, 16)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    left = {parent / f"ropewalk-{pid}-left" for parent in maker.parents.values()}
+    assert all(path.is_dir() for path in left)
+    kept = maker.make("kept", 64 << 20, 16)
+    assert maker.sweep() >= len(left)
+    assert not any(path.exists() for path in left)
+    assert all(path.is_dir() for path in kept.directories.values())
+    assert kept.remove()
+
+
+@NEEDS_GROUPS
+def test_a_group_that_cannot_be_made_leaves_nothing(maker: CgroupMaker) -> None:
+    with pytest.raises(OSError, match=r"pids\.max"):
+        maker.make("wrong", 64 << 20, -5)
+    assert directories(maker) == []
+
+
+# ------------------------------------------------- version 2, by files that look like it: a fake
+
+
+def fake_group(directory: Path, handed_down: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "cgroup.procs").write_text("")
+    (directory / "cgroup.subtree_control").write_text(handed_down)
+
+
+def test_fake_version_2_is_found_beside_a_group_that_was_handed_down(tmp_path: Path) -> None:
+    fake_group(tmp_path, "cpu memory pids")
+    fake_group(tmp_path / "ours", "")
+    (tmp_path / "ours" / "cgroup.subtree_control").chmod(0o400)
+    found = cgroups._version_2({"": ("/", tmp_path)}, {"": "/ours"})
+    # A real group refuses the write that this fake one takes, and then its parent is asked.
+    assert found is not None
+    assert found.version == 2
+    assert set(found.parents) == {"memory", "pids"}
+
+
+def test_fake_version_2_without_controllers_is_none(tmp_path: Path) -> None:
+    assert cgroups._version_2({}, {"": "/"}) is None
+    assert cgroups._version_2({"": ("/", tmp_path)}, {"": "/gone"}) is None
+
+
+def test_fake_version_2_tells_of_an_oom_kill(tmp_path: Path) -> None:
+    group = cgroups.Cgroup({"memory": tmp_path, "pids": tmp_path})
+    assert not group.oom_killed()
+    (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 0\noom_group_kill 0\n")
+    assert not group.oom_killed()
+    (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 2\noom_group_kill 0\n")
+    assert group.oom_killed()
+
+
+def test_a_part_of_a_hierarchy_may_be_mounted() -> None:
+    mounted = ("/docker/abc", Path("/sys/fs/cgroup/memory"))
+    assert cgroups._beneath(mounted, "/docker/abc/x") == Path("/sys/fs/cgroup/memory/x")
+    assert cgroups._beneath(mounted, "/docker/abc") == Path("/sys/fs/cgroup/memory")
+    assert cgroups._beneath(mounted, "/elsewhere") == Path("/sys/fs/cgroup/memory")
+
+
+def test_where_there_is_nothing_to_read_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> dict[str, tuple[str, Path]]:
+        raise FileNotFoundError("/proc/self/mountinfo")
+
+    monkeypatch.setattr(cgroups, "_mounted", nothing)
+    assert cgroups.find() is None

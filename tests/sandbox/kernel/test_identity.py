@@ -1,0 +1,127 @@
+"""Becoming somebody else, and giving capabilities away."""
+
+import os
+from pathlib import Path
+
+import pytest
+from forked import in_fork, outcome
+
+from openenv_core.sandbox.kernel import identity, libc
+
+NEEDS_ROOT = pytest.mark.skipif(not identity.can_change_uid(), reason="needs the right to change uids")
+
+
+@NEEDS_ROOT
+def test_a_dropped_identity_is_dropped_for_good() -> None:
+    uid = identity.session_uid(41)
+    assert uid is not None
+
+    def inside() -> list[object]:
+        identity.drop_to(uid, uid)
+        identity.drop_capabilities()
+        status = Path("/proc/thread-self/status").read_text()
+        held = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith("Cap")}
+        return [
+            os.getresuid(),
+            os.getresgid(),
+            os.getgroups(),
+            held,
+            outcome(lambda: os.setuid(0)),
+            outcome(lambda: os.setgroups([0])),
+            outcome(lambda: Path("/etc/shadow").read_text()),
+            identity.session_uid(42),
+        ]
+
+    nothing = "0" * 16
+    assert in_fork(inside) == [
+        [uid] * 3,
+        [uid] * 3,
+        [],
+        dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), nothing),
+        "PermissionError",
+        "PermissionError",
+        "PermissionError",
+        None,
+    ]
+
+
+@NEEDS_ROOT
+def test_root_without_capabilities_is_no_root() -> None:
+    def inside() -> list[object]:
+        identity.drop_capabilities()
+        return [identity.effective_capabilities(), os.getuid(), outcome(lambda: os.setuid(5))]
+
+    assert in_fork(inside) == [0, 0, "PermissionError"]
+
+
+def test_whoever_may_not_is_told_which_step() -> None:
+    def inside() -> str:
+        identity.drop_capabilities()
+        identity.drop_to(12345, 12345)
+        return "dropped"
+
+    assert "setgroups" in in_fork(inside)
+
+
+@NEEDS_ROOT
+def test_session_uids_differ_and_are_nobody_s() -> None:
+    uids = [identity.session_uid(slot) for slot in range(1000)]
+    assert len(set(uids)) == 1000
+    assert None not in uids
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        (((0, 4294967295),), [0x70000000, 0x70000001]),
+        (((0, 65536),), [65471, 65470]),  # a container with 16-bit ids
+        (((0, 1), (1, 65536)), [65472, 65471]),  # a rootless container
+        (((1000, 1),), [None, None]),  # a user namespace of one user
+        (((0, 1000),), [None, None]),
+        ((), [None, None]),
+    ],
+)
+def test_session_uids_lie_in_what_is_mapped(
+    monkeypatch: pytest.MonkeyPatch, ranges: tuple[tuple[int, int], ...], expected: list[int | None]
+) -> None:
+    monkeypatch.setattr(identity, "mapped_ranges", lambda path="": ranges)
+    monkeypatch.setattr(identity, "has_capability", lambda number: True)
+    assert [identity.session_uid(0), identity.session_uid(1)] == expected
+    assert identity.can_change_uid() == (expected[0] is not None)
+
+
+def test_helpers_of_prctl() -> None:
+    def inside() -> list[object]:
+        before = libc.has_no_new_privileges(), libc.is_dumpable()
+        libc.no_new_privileges()
+        libc.set_dumpable(False)
+        libc.set_name("a name that is too long")
+        libc.become_subreaper()
+        libc.die_with_parent()
+        name = Path("/proc/self/comm").read_text().rstrip("\n")
+        return [before, libc.has_no_new_privileges(), libc.is_dumpable(), name]
+
+    assert in_fork(inside) == [[False, True], True, False, "a name that is "]
+
+
+def test_errors_name_their_step() -> None:
+    with pytest.raises(OSError, match=r"the step: Bad file descriptor") as caught:
+        libc.call("close", 999_999, step="the step")
+    assert caught.value.errno == 9
+    with pytest.raises(OSError, match="fchdir: "):
+        libc.call("fchdir", -1)
+
+
+def test_descriptors_beyond_the_limit_are_closed_too() -> None:
+    def inside() -> list[str]:
+        import fcntl
+        import resource
+
+        high = fcntl.fcntl(0, fcntl.F_DUPFD, 200)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        before = outcome(lambda: os.fstat(high))
+        kept = os.dup(0)
+        libc.close_from(max(kept + 1, 150))
+        return [before, outcome(lambda: os.fstat(high)), outcome(lambda: os.fstat(kept))]
+
+    assert in_fork(inside) == ["done", "OSError", "done"]

@@ -1,0 +1,173 @@
+"""Landlock: what a rule opens, and that nothing else is open."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import in_fork, outcome
+
+from openenv_core.sandbox.kernel import landlock
+from openenv_core.sandbox.kernel.landlock import Rules
+
+ABI = landlock.abi()
+pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
+
+
+def tried(path: Path, flags: int) -> str:
+    return outcome(lambda: os.close(os.open(path, flags, 0o600)))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("open", "work", "shut"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("text")
+    return tmp_path
+
+
+def look(tree: Path) -> dict[str, str]:
+    def each(name: str) -> dict[str, str]:
+        place = tree / name
+        return {
+            f"{name} read": tried(place / "file", os.O_RDONLY),
+            f"{name} write": tried(place / "file", os.O_WRONLY),
+            f"{name} make": tried(place / "new", os.O_WRONLY | os.O_CREAT),
+            f"{name} list": outcome(lambda: os.listdir(place)),
+            f"{name} remove": outcome(lambda: os.unlink(place / "file")),
+            f"{name} pipe": outcome(lambda: os.mkfifo(place / "pipe")),
+            f"{name} truncate": outcome(lambda: os.truncate(place / "file", 0)),
+        }
+
+    return each("shut") | each("open") | each("work")
+
+
+EXPECTED = {
+    "shut read": "PermissionError",
+    "shut write": "PermissionError",
+    "shut make": "PermissionError",
+    "shut list": "PermissionError",
+    "shut remove": "PermissionError",
+    "shut pipe": "PermissionError",
+    "shut truncate": "PermissionError",
+    "open read": "done",
+    "open write": "PermissionError",
+    "open make": "PermissionError",
+    "open list": "done",
+    "open remove": "PermissionError",
+    "open pipe": "PermissionError",
+    "open truncate": "PermissionError",
+    "work read": "done",
+    "work write": "done",
+    "work make": "done",
+    "work list": "done",
+    "work remove": "done",
+    "work pipe": "PermissionError",
+    "work truncate": "FileNotFoundError",  # removed just before
+}
+
+
+def by_path(tree: Path) -> Rules:
+    return Rules([str(tree / "open")], [str(tree / "work")])
+
+
+def by_descriptor(tree: Path) -> Rules:
+    return Rules([landlock.open_path(str(tree / "open"))], [landlock.open_path(str(tree / "work"))])
+
+
+def prepared(tree: Path) -> Rules:
+    return Rules(landlock.prepare([landlock.open_path(str(tree / "open"))]), [str(tree / "work")])
+
+
+@pytest.mark.skipif(ABI < landlock.TRUNCATION_SINCE, reason="truncation is not covered")
+@pytest.mark.parametrize("rules", [by_path, by_descriptor, prepared])
+def test_only_what_the_rules_name(tree: Path, rules: Callable[[Path], Rules]) -> None:
+    def inside() -> dict[str, str]:
+        made = rules(tree)
+        assert landlock.restrict(made) == ABI
+        return look(tree)
+
+    assert in_fork(inside) == EXPECTED
+    assert (tree / "shut" / "file").read_text() == (tree / "open" / "file").read_text() == "text"
+
+
+def test_a_rule_for_one_file_opens_that_file(tree: Path) -> None:
+    def inside() -> list[str]:
+        landlock.restrict(Rules([str(tree / "open" / "file")], [str(tree / "work" / "file")]))
+        names = ("open/file", "work/file")
+        return [tried(tree / name, flags) for name in names for flags in (os.O_RDONLY, os.O_RDWR)]
+
+    assert in_fork(inside) == ["done", "PermissionError", "done", "done"]
+
+
+def test_programs_run_only_when_told() -> None:
+    program = "/bin/true"
+
+    def inside(execute: bool, ready: bool) -> str:
+        read_only: Any = ["/usr", "/lib", "/lib64", "/bin", "/etc"]
+        read_only = [path for path in read_only if os.path.exists(path)]
+        if ready:
+            read_only = landlock.prepare([landlock.open_path(path) for path in read_only], execute=execute)
+        landlock.restrict(Rules(read_only, execute=execute))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.execv(program, [program])
+            finally:
+                os._exit(99)
+        return str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    for ready in (False, True):
+        assert in_fork(lambda ready=ready: inside(True, ready)) == "0"
+        assert in_fork(lambda ready=ready: inside(False, ready)) == "99"
+
+
+@pytest.mark.skipif(ABI < landlock.SIGNALS_SINCE, reason="signals are not covered")
+def test_signals_and_sockets_stay_inside() -> None:
+    parent = os.getpid()
+    with socket.socket() as listening, socket.socket(socket.AF_UNIX) as abstract:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        abstract.bind(b"\0ropewalk-test-%d" % parent)
+        abstract.listen()
+
+        def inside() -> list[str]:
+            landlock.restrict(Rules())
+            outside = socket.socket()
+            return [
+                outcome(lambda: os.kill(parent, 0)),
+                outcome(lambda: os.kill(os.getpid(), signal.SIGCONT)),
+                outcome(lambda: outside.connect(listening.getsockname())),
+                outcome(lambda: socket.socket().bind(("127.0.0.1", 0))),
+                outcome(lambda: socket.socket(socket.AF_UNIX).connect(abstract.getsockname())),
+            ]
+
+        refused = "PermissionError"
+        assert in_fork(inside) == [refused, "done", refused, refused, refused]
+
+
+def test_a_missing_path_is_named() -> None:
+    assert "/not/there" in in_fork(lambda: landlock.restrict(Rules(["/not/there"])))
+
+
+def test_rights_grow_with_the_version() -> None:
+    rights = [landlock.handled_rights(version) for version in range(1, 8)]
+    assert rights == [0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF, 0xFFFF, 0xFFFF]
+
+
+@pytest.mark.parametrize("version", range(1, 8))
+def test_every_version_up_to_this_kernel_s_works(
+    tree: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version > ABI:
+        pytest.skip(f"this kernel has version {ABI}")
+    monkeypatch.setattr(landlock, "abi", lambda: version)
+
+    def inside() -> list[str]:
+        landlock.restrict(by_path(tree))
+        return [tried(tree / name / "file", os.O_WRONLY) for name in ("shut", "open", "work")]
+
+    assert in_fork(inside) == ["PermissionError", "PermissionError", "done"]

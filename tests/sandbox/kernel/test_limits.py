@@ -1,0 +1,138 @@
+"""Resource limits, against what they are to stop."""
+
+import mmap
+import os
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+from forked import in_fork, outcome
+
+from openenv_core.sandbox.kernel import identity, limits
+
+MEMORY = 64 << 20
+
+
+def apply(**changes: int) -> None:
+    wanted = {"memory_bytes": MEMORY, "file_bytes": 1 << 16, "open_files": 64, "processes": 4} | changes
+    limits.apply_rlimits(**wanted)  # type: ignore[arg-type]
+
+
+def test_memory_beyond_what_is_there() -> None:
+    def inside() -> list[str]:
+        apply()
+        return [
+            outcome(lambda: bytearray(MEMORY // 2)),
+            outcome(lambda: bytearray(MEMORY * 2)),
+            outcome(lambda: mmap.mmap(-1, MEMORY * 2)),  # shared: no limit on data counts it
+            outcome(lambda: mmap.mmap(-1, MEMORY * 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)),
+        ]
+
+    assert in_fork(inside) == ["done", "MemoryError", "OSError", "OSError"]
+
+
+def test_files_and_descriptors(tmp_path: Path) -> None:
+    def inside() -> list[object]:
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        apply()
+        path = tmp_path / "file"
+        return [
+            outcome(lambda: path.write_bytes(bytes(1 << 17))),
+            path.stat().st_size,
+            outcome(lambda: [os.dup(0) for _ in range(64)]),
+        ]
+
+    assert in_fork(inside) == ["OSError", 1 << 16, "OSError"]
+
+
+def test_limits_cannot_be_raised_again() -> None:
+    def inside() -> list[object]:
+        identity.drop_capabilities()
+        apply()
+        names = (
+            "RLIMIT_AS",
+            "RLIMIT_DATA",
+            "RLIMIT_FSIZE",
+            "RLIMIT_NOFILE",
+            "RLIMIT_NPROC",
+            "RLIMIT_CORE",
+            "RLIMIT_MEMLOCK",
+            "RLIMIT_MSGQUEUE",
+            "RLIMIT_SIGPENDING",
+            "RLIMIT_RTPRIO",
+            "RLIMIT_NICE",
+        )
+        equal = [
+            soft == hard for soft, hard in (resource.getrlimit(getattr(resource, name)) for name in names)
+        ]
+        free = resource.RLIM_INFINITY
+        raised = [
+            outcome(lambda name=name: resource.setrlimit(getattr(resource, name), (free, free)))
+            for name in names
+        ]
+        return [all(equal), set(raised) == {"ValueError"}, resource.getrlimit(resource.RLIMIT_CORE)]
+
+    assert in_fork(inside) == [True, True, [0, 0]]
+
+
+@pytest.mark.skipif(not identity.can_change_uid(), reason="needs the right to change uids")
+def test_processes_and_threads() -> None:
+    uid = identity.session_uid(77)
+    assert uid is not None
+
+    def inside() -> list[object]:
+        identity.drop_to(uid, uid)
+        apply(processes=4)
+        running = threading.Event()
+        started = 1
+        try:
+            for _ in range(10):
+                threading.Thread(target=running.wait, daemon=True).start()
+                started += 1
+        except RuntimeError:
+            pass
+        counted = limits.count_tasks(uid)
+        running.set()
+        return [started, counted, limits.count_tasks(uid + 1)]
+
+    assert in_fork(inside) == [4, 4, 0]
+
+
+def test_a_footprint_by_a_descriptor_of_proc() -> None:
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert in_fork(lambda: vars(limits.footprint(proc)) == vars(limits.footprint()))
+    finally:
+        os.close(proc)
+    found = limits.footprint()
+    assert found.address_space > found.data > 1 << 20
+
+
+def test_threads_share_one_arena() -> None:
+    def inside() -> int:
+        limits.one_arena()
+        before = limits.footprint().address_space
+        threading.stack_size(256 << 10)
+        barrier = threading.Barrier(9)
+
+        def work() -> None:
+            bytearray(100_000)
+            "x".join(str(number) for number in range(1000))
+            barrier.wait()
+            barrier.wait()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        barrier.wait()
+        grown = limits.footprint().address_space - before
+        barrier.wait()
+        for thread in threads:
+            thread.join()
+        return grown
+
+    # Each arena would have reserved 64 MiB.
+    assert in_fork(inside) < 64 << 20
