@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openenv_core import EnvClient, StepResult
-from openenv_core.errors import ExecutionFailed
+from openenv_core.errors import ExecutionFailed, ValidationFailed
 
 from .models import (
     CodeInterpreterAction,
@@ -25,6 +25,9 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
     `reset` takes, besides `seed` and `episode_id`, the options `packages`, `limits`, `files`, `snapshot` and `task`;
     see :class:`.server.environment.CodeInterpreterEnvironment`. The methods below are steps, spelled shorter; the
     client that `sync()` returns has them too.
+
+    Released coding servers are played as well: they know code alone, so the first that refuses an action for its type
+    is sent code alone from then on. What they do not say stays at its default.
     """
 
     action_type = CodeInterpreterAction
@@ -32,6 +35,7 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
     state_type = CodeInterpreterState
     # The folder goes by two names, envs.code_interpreter_env here and code_interpreter_env once installed by itself.
     default_app = f"{__package__}.server.app:app"
+    _code_alone = False
 
     async def execute(
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
@@ -67,9 +71,34 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         """Hand in a solution of the task."""
         return await self.step(Submit(code=code))
 
+    async def step(self, action: CodeInterpreterAction) -> StepResult[CodeInterpreterObservation]:
+        """Apply an action and return what follows; see `EnvClient.step`."""
+        try:
+            return await super().step(action)
+        except ValidationFailed as refusal:
+            if self._code_alone or not _refuses_types(refusal):
+                raise
+            self._code_alone = True
+            return await super().step(action)
+
     def _step_payload(self, action: CodeInterpreterAction) -> Any:
         payload = super()._step_payload(action)
+        if self._code_alone and isinstance(payload, Execute):
+            # A time-out or an input that it does not know is for the server to refuse, not to be dropped here.
+            return payload.model_dump(exclude={"type"}, exclude_defaults=True)
         # Code without a type would be answered in the released shape.
-        if isinstance(payload, Mapping) and "code" in payload and "type" not in payload:
+        if (
+            not self._code_alone
+            and isinstance(payload, Mapping)
+            and "code" in payload
+            and "type" not in payload
+        ):
             return {"type": "execute", **payload}
         return payload
+
+
+def _refuses_types(refusal: ValidationFailed) -> bool:
+    return any(
+        error.get("type") == "extra_forbidden" and tuple(error.get("loc", ())) == ("type",)
+        for error in refusal.errors
+    )

@@ -197,7 +197,8 @@ class CodeObservation(Observation):
 
     Attributes:
         stdout: What the code printed.
-        stderr: What it printed there; the traceback of an exception that it did not catch too.
+        stderr: What it printed there; in the released shape also the traceback of an exception that it did not catch,
+            and why it did not end by itself.
         exit_code: 0 where it came to its end.
     """
 
@@ -257,11 +258,15 @@ class CodeInterpreterObservation(CodeObservation):
     @classmethod
     def _lifted(cls, value: Any) -> Any:
         """Read the released shape too."""
-        if isinstance(value, dict) and isinstance(metadata := value.get("metadata"), dict):
+        if not isinstance(value, dict):
+            return value
+        if isinstance(metadata := value.get("metadata"), dict):
             execution = metadata.get(EXECUTION)
             if isinstance(execution, dict):
                 rest = {name: entry for name, entry in metadata.items() if name != EXECUTION}
-                return {**execution, **value, "metadata": rest}
+                return {**value, **execution, "metadata": rest}
+        if "status" not in value and value.get("exit_code"):
+            return {**value, "status": "error"}  # released servers say no more than that
         return value
 
 

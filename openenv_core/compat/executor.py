@@ -19,9 +19,7 @@ from openenv_core.client.loop_thread import LoopThread
 from openenv_core.compat.code import CodeExecResult
 from openenv_core.errors import ClientClosed, ConfigurationError
 from openenv_core.outcomes import SANDBOX_ERROR
-from openenv_core.sandbox import Execution, Limits, SandboxClosed, SandboxUnavailable
-from openenv_core.sandbox.sandbox import Sandbox
-from openenv_core.sandbox.session import Session
+from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxClosed, SandboxUnavailable, Session
 
 T = TypeVar("T")
 P = ParamSpec("P")

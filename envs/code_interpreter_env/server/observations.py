@@ -32,14 +32,18 @@ def full(execution: Execution, **fields: Any) -> CodeInterpreterObservation:
 def released(execution: Execution, code: str | None) -> CodeObservation:
     """Return an execution as released clients read it, which refuse any key of ours.
 
+    They have no other place to look than stderr: the traceback, and why code did not end by itself, are there too.
+
     Args:
         execution: What happened; what has no field there goes below `metadata["execution"]`.
         code: What was run; None after a reset.
     """
     rest = {name: _plain(getattr(execution, name)) for name in _BESIDE}
+    if (stderr := _in_words(execution)) != execution.stderr:
+        rest["stderr"] = execution.stderr
     metadata = {EXECUTION: rest} if code is None else {LAST_CODE: code, EXECUTION: rest}
     return CodeObservation.model_construct(
-        stdout=execution.stdout, stderr=execution.stderr, exit_code=execution.exit_code, metadata=metadata
+        stdout=execution.stdout, stderr=stderr, exit_code=execution.exit_code, metadata=metadata
     )
 
 
@@ -69,6 +73,18 @@ def without_task() -> Execution:
 def failed(reason: str, **known: Any) -> Execution:
     """Return what is seen of a failure of the infrastructure, which is nobody's code's."""
     return Execution(status="sandbox_error", exit_code=EXIT_SANDBOX, reason=reason, **known)
+
+
+def _in_words(execution: Execution) -> str:
+    error, told = execution.error, []
+    if error is not None:
+        told += [line.removesuffix("\n") for line in error.traceback] or [f"{error.ename}: {error.evalue}"]
+    if execution.reason is not None:
+        told.append(execution.reason)
+    if not told:
+        return execution.stderr
+    printed = [execution.stderr.removesuffix("\n")] if execution.stderr else []
+    return "\n".join([*printed, *told, ""])
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """What crosses the wire: which actions there are, what the schema says of them, and the two shapes of observations."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,7 +126,12 @@ def test_the_released_shape_has_no_other_key() -> None:
     observation = envelope["observation"]
     assert list(observation) == ["metadata", "stdout", "stderr", "exit_code"]
     seen = ReleasedObservation.model_validate(observation)
-    assert (seen.stdout, seen.stderr, seen.exit_code) == ("out\n", "err\n", 1)
+    # Whoever has three fields finds everything there that is in words.
+    assert (seen.stdout, seen.stderr, seen.exit_code) == ("out\n", "err\na\nb\nwhy\n", 1)
+    assert released(replace(EXECUTION, stderr="half", reason=None), "code").stderr == "half\na\nb\n"
+    assert released(replace(EXECUTION, error=None, reason=None, stderr="half"), "code").stderr == "half"
+    bare = replace(EXECUTION, error=CodeError(ename="E", evalue="v"), reason=None, stderr="")
+    assert released(bare, "code").stderr == "E: v\n"
     assert seen.metadata["last_code"] == "code"
     assert seen.metadata == envelope["metadata"]
     # And with the fields of the full shape the same model refuses it, which is why there are two.
