@@ -5,6 +5,7 @@ import asyncio
 import builtins
 import inspect
 import linecache
+import os
 import sys
 import traceback
 from collections.abc import Coroutine
@@ -18,8 +19,8 @@ FLAGS: Final = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 TRACEBACK_CHARS: Final = 20_000
 EVALUE_CHARS: Final = 10_000
 
-# Frames of these files are ours and not shown.
-_OURS: Final = frozenset({__file__})
+# Frames of files in here are ours and not shown.
+_OURS: Final = os.path.dirname(__file__) + os.sep
 
 
 class Cells:
@@ -113,7 +114,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 def _lines(error: BaseException) -> list[str]:
     told = traceback.TracebackException(type(error), error, _users(error), compact=True)
     for each in _chain(told):
-        each.stack[:] = [frame for frame in each.stack if frame.filename not in _OURS]
+        each.stack[:] = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
     text = "".join(told.format())
     if len(text) > TRACEBACK_CHARS:
         text = f"{text[: TRACEBACK_CHARS // 2]}\n[...]\n{text[-TRACEBACK_CHARS // 2 :]}"
@@ -122,7 +123,7 @@ def _lines(error: BaseException) -> list[str]:
 
 def _users(error: BaseException) -> Any:
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     return trace
 

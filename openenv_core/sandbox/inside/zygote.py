@@ -39,6 +39,7 @@ def main(descriptor: int) -> None:
     told = Told(**json.loads(channel.recv(MESSAGE_BYTES))["tell"])
     try:
         standing = stand(told)
+        narrow_imports([*told.shown])
         with somewhere_to_write(told.scratch):
             for name in (*LIBRARY.split(), *told.preload):
                 importlib.import_module(name)
@@ -51,6 +52,19 @@ def main(descriptor: int) -> None:
     gc.freeze()
     say(channel, {"ready": {"python": sys.version.split()[0], **standing.facts}})
     Forks(channel, standing).serve()
+
+
+def narrow_imports(shown: list[str]) -> None:
+    """Import from what code may read alone, not from wherever this project and its neighbours happen to lie."""
+    below = tuple(os.path.realpath(path) + os.sep for path in shown)
+    sys.path[:] = [path for path in sys.path if (os.path.realpath(path) + os.sep).startswith(below)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if _is_pythons_own(finder)]
+    sys.path_importer_cache.clear()
+
+
+def _is_pythons_own(finder: Any) -> bool:
+    kind = finder if isinstance(finder, type) else type(finder)
+    return kind.__module__.startswith("_frozen_importlib")
 
 
 def say(channel: socket.socket, message: dict[str, Any]) -> None:

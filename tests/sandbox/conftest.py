@@ -1,0 +1,24 @@
+"""One sandbox a level for a whole module: what tests do to their own sessions must not matter to others."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+
+LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    level = request.param
+    sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(f"the level {level} cannot be had here: {error}")
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()

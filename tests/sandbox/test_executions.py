@@ -1,0 +1,283 @@
+"""What an execution returns, on every level that can be had here."""
+
+import base64
+
+import pytest
+
+from openenv_core.sandbox import Limits, Sandbox, SandboxClosed
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+async def test_state_is_kept_and_the_last_expression_is_the_result(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    first = await session.execute("x = [1, 2]\nprint('hé')")
+    second = await session.execute("import sys\nprint('two', file=sys.stderr)\nx + [3]")
+    await session.close()
+    assert (first.status, first.stdout, first.result, first.execution_count) == ("ok", "hé\n", None, 1)
+    assert (second.stderr, second.result, second.exit_code) == ("two\n", "[1, 2, 3]", 0)
+    assert second.outputs[0].output_type == "execute_result"
+    assert second.outputs[0].data == {"text/plain": "[1, 2, 3]"}
+    assert second.isolation == sandbox.isolation
+    assert second.session_id == first.session_id == session.session_id
+    assert second.max_rss_bytes is not None
+    assert second.max_rss_bytes > MIB
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("1/0", "ZeroDivisionError", "division by zero"),
+        ("def f(:", "SyntaxError", "invalid syntax (<cell 1>, line 1)"),
+        ("x = '\0'", "SyntaxError", "source code string cannot contain null bytes"),
+        ("raise KeyboardInterrupt('own')", "KeyboardInterrupt", "own"),
+        (
+            "class E(Exception):\n  __str__ = lambda s: 1/0\nraise E",
+            "E",
+            "<no message: str() raised ZeroDivisionError>",
+        ),
+    ],
+)
+async def test_an_exception_is_an_error_and_the_state_lives(
+    sandbox: Sandbox, code: str, name: str, message: str
+) -> None:
+    session = await sandbox.open()
+    done = await session.execute(code)
+    after = await session.execute("'alive'")
+    await session.close()
+    assert (done.status, done.exit_code, done.state_lost) == ("error", 1, False)
+    assert done.error is not None
+    assert (done.error.ename, done.error.evalue) == (name, message)
+    assert after.result == "'alive'"
+
+
+async def test_a_traceback_shows_the_code_and_nothing_of_what_runs_it(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    await session.execute("def f(n):\n    return 1 / n")
+    done = await session.execute(
+        "try:\n    f(0)\nexcept ZeroDivisionError as e:\n    raise ValueError('v') from e"
+    )
+    await session.close()
+    assert done.error is not None
+    text = "".join(done.error.traceback)
+    assert "return 1 / n" in text
+    assert "<cell 1>" in text
+    assert "direct cause" in text
+    assert "openenv_core" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code"),
+    [
+        ("import sys; sys.exit()", "ok", 0),
+        ("import sys; sys.exit(3)", "error", 3),
+        ("raise SystemExit('bye')", "error", 1),
+    ],
+)
+async def test_exiting_is_no_end_of_the_interpreter(
+    sandbox: Sandbox, code: str, status: str, exit_code: int
+) -> None:
+    session = await sandbox.open()
+    done = await session.execute(code)
+    await session.close()
+    assert (done.status, done.exit_code, done.state_lost) == (status, exit_code, False)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "import time; time.sleep(60)",
+        "sum(range(10**12))",
+        "import threading; threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start()\nwhile True: pass",
+    ],
+)
+async def test_a_time_out_interrupts_and_keeps_what_can_be_kept(sandbox: Sandbox, code: str) -> None:
+    session = await sandbox.open(Limits(grace_s=0.5))
+    await session.execute("x = 7")
+    done = await session.execute(code, timeout_s=0.2)
+    after = await session.execute("x")
+    await session.close()
+    assert (done.status, done.exit_code) == ("timeout", 124)
+    assert done.reason == "it ran longer than 0.2 s"
+    assert after.result == ("7" if not done.state_lost else None)
+    if code == "while True: pass":
+        assert not done.state_lost
+
+
+async def test_whoever_swallows_the_interrupt_is_killed(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=0.1))
+    code = "x = 1\nwhile True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass"
+    done = await session.execute(code, timeout_s=0.2)
+    after = await session.execute("x")
+    await session.close()
+    assert (done.status, done.state_lost) == ("timeout", True)
+    assert after.error is not None
+    assert after.error.ename == "NameError"
+
+
+async def test_output_is_cut_and_counted_and_at_last_stopped(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(output_bytes=KIB, output_hard_bytes=256 * KIB))
+    cut = await session.execute("import sys\nprint('é' * 5000)\nprint('e', file=sys.stderr)")
+    stopped = await session.execute("while True: print('y' * 1000)")
+    await session.close()
+    assert cut.truncated.stdout
+    assert not cut.truncated.stderr
+    assert len(cut.stdout.encode()) <= KIB + 3
+    assert (stopped.status, stopped.exit_code) == ("output_limit", 137)
+
+
+async def test_bytes_that_are_no_text_do_not_matter(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    done = await session.execute("import os\nos.write(1, b'a\\xff\\x00b')\n'\\ud800'")
+    await session.close()
+    assert done.stdout == "a�\0b"
+    assert done.result == "'\\ud800'"
+
+
+async def test_results_and_bundles_have_a_bound(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(outputs_bytes=4 * KIB))
+    long = await session.execute("'x' * 10000")
+    many = await session.execute("for i in range(1000): display(i)")
+    await session.close()
+    assert long.truncated.outputs
+    assert long.result is not None
+    assert len(long.result) == 4 * KIB
+    assert many.truncated.outputs
+    assert 0 < len(many.outputs) <= 256
+
+
+async def test_what_is_displayed_comes_in_every_type_that_it_offers(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    done = await session.execute(
+        "class Shown:\n"
+        "    def _repr_html_(self): return '<b>x</b>'\n"
+        "    def _repr_png_(self): return b'\\x89PNG'\n"
+        "    def __repr__(self): return 'plain'\n"
+        "display(Shown())\nShown()"
+    )
+    await session.close()
+    png = base64.b64encode(b"\x89PNG").decode()
+    data = {"text/plain": "plain", "text/html": "<b>x</b>", "image/png": png}
+    assert [(o.output_type, dict(o.data)) for o in done.outputs] == [
+        ("display_data", data),
+        ("execute_result", data),
+    ]
+
+
+async def test_too_much_memory_is_told_as_that(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(memory_bytes=64 * MIB))
+    done = await session.execute("x = bytearray(200 * 2**20)")
+    after = await session.execute("1")
+    await session.close()
+    assert (done.status, done.exit_code, done.state_lost) == ("memory", 1, False)
+    assert after.result == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "signal"),
+    [("import os; os._exit(5)", None), ("import ctypes; ctypes.string_at(0)", 11)],
+)
+async def test_a_death_is_told_and_the_next_execution_begins_anew(
+    sandbox: Sandbox, code: str, signal: int | None
+) -> None:
+    session = await sandbox.open()
+    done = await session.execute(f"x = 1\nprint('before', flush=True)\n{code}")
+    after = await session.execute("'x' in dir()")
+    await session.close()
+    assert (done.status, done.state_lost, done.signal) == ("killed", True, signal)
+    assert done.exit_code == (128 + signal if signal else 5)
+    assert done.stdout == "before\n"
+    assert (after.result, after.state_lost, after.execution_count) == ("False", False, 1)
+
+
+async def test_threads_do_not_run_on_between_executions(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    await session.execute(
+        "import threading, time\nn = 0\n"
+        "def count():\n    global n\n    while True:\n        n += 1; time.sleep(0.001)\n"
+        "threading.Thread(target=count, daemon=True).start()"
+    )
+    before = await session.execute("n")
+    import asyncio
+
+    await asyncio.sleep(0.3)
+    after = await session.execute("n")
+    await session.close()
+    assert before.result is not None
+    assert after.result is not None
+    assert int(after.result) - int(before.result) < 100  # 300 had it run
+
+
+async def test_code_reads_what_it_is_given(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    given = await session.execute("import sys\na = input()\n(a, sys.stdin.read())", stdin="one\ntwo\n")
+    nothing = await session.execute("input()")
+    await session.close()
+    assert given.result == "('one', 'two\\n')"
+    assert nothing.error is not None
+    assert nothing.error.ename == "EOFError"
+
+
+async def test_await_may_stand_outside_of_functions(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    done = await session.execute("import asyncio\nawait asyncio.sleep(0, 'slept')")
+    await session.close()
+    assert done.result == "'slept'"
+
+
+async def test_functions_are_called_with_values_and_answer_them(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    await session.execute("def f(a, *, b=0): return (a, {b}, float('nan'))\nasync def g(): return 1")
+    call = await session.call("f", [[1, 2]], {"b": 3})
+    coroutine = await session.call("g")
+    missing = await session.call("h")
+    odd = await session.call("print", [object.__name__])
+    await session.close()
+    assert call.value[:2] == ([1, 2], {3})
+    assert call.value[2] != call.value[2]
+    assert coroutine.value == 1
+    assert missing.execution.error is not None
+    assert missing.execution.error.ename == "NameError"
+    assert odd.execution.status == "error"  # a builtin is no variable of the code
+
+
+async def test_executions_of_one_session_wait_for_each_other(sandbox: Sandbox) -> None:
+    import asyncio
+
+    session = await sandbox.open()
+    await session.execute("n = 0")
+    done = await asyncio.gather(*(session.execute("n += 1; n") for _ in range(20)))
+    await session.close()
+    assert [each.result for each in done] == [str(number) for number in range(1, 21)]
+
+
+async def test_a_closed_session_says_so(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    await session.close()
+    await session.close()
+    with pytest.raises(SandboxClosed, match="expected an open session"):
+        await session.execute("1")
+
+
+async def test_nothing_of_ours_is_there_to_be_imported(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    done = await session.execute(
+        "import sys\n[n for n in sys.modules if 'openenv' in n], __import__('importlib').util.find_spec('openenv_core')"
+    )
+    environment = await session.execute("import os\nsorted(os.environ)")
+    await session.close()
+    assert done.result == "([], None)"
+    assert environment.result is not None
+    assert "PYTEST_CURRENT_TEST" not in environment.result
+
+
+async def test_random_numbers_differ_between_sessions(sandbox: Sandbox) -> None:
+    drawn = set()
+    for _ in range(3):
+        session = await sandbox.open()
+        drawn.add((await session.execute("import random\nrandom.random()")).result)
+        await session.close()
+    assert len(drawn) == 3

@@ -1,0 +1,178 @@
+"""When the infrastructure fails, that is what is told; and nothing stays behind."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from openenv_core.sandbox import (
+    Isolation,
+    Limits,
+    Sandbox,
+    SandboxConfig,
+    SandboxUnavailable,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DEADLINE_S = 20.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - nobody tells of what is looked for
+            await asyncio.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        below = children(left.pop())
+        found.update(below)
+        left += below
+    return found
+
+
+async def test_a_killed_zygote_is_the_infrastructures_fault_and_is_replaced(sandbox: Sandbox) -> None:
+    busy, idle = await sandbox.open(), await sandbox.open()
+    await idle.execute("x = 1")
+    running = asyncio.create_task(busy.execute("import time; time.sleep(60)"))
+    await asyncio.sleep(0.2)
+    old = sandbox.zygote_pid
+    assert old is not None
+    os.kill(old, signal.SIGKILL)
+    interrupted = await running
+    told = await idle.execute("x")
+    after = await idle.execute("'x' in dir()")
+    assert (interrupted.status, interrupted.exit_code, interrupted.state_lost) == ("sandbox_error", -1, True)
+    # The state has gone without the code's doing: that is told once, before anything runs without it.
+    assert (told.status, told.state_lost, told.result) == ("sandbox_error", True, None)
+    assert (after.status, after.result) == ("ok", "False")
+    assert sandbox.zygote_pid not in (None, old)
+    await busy.close()
+    await idle.close()
+
+
+async def test_an_interpreter_that_was_killed_while_idle_is_told(sandbox: Sandbox) -> None:
+    zygote = sandbox.zygote_pid
+    if zygote is None:  # the test before may have left none
+        await (await sandbox.open()).close()
+        zygote = sandbox.zygote_pid
+    assert zygote is not None
+    before = descendants(zygote)
+    session = await sandbox.open()
+    await session.execute("x = 1")
+    for pid in descendants(zygote) - before:
+        os.kill(pid, signal.SIGKILL)
+    await until(lambda: not session.alive)
+    told, after = await session.execute("x"), await session.execute("2")
+    await session.close()
+    assert (told.status, told.state_lost) == ("sandbox_error", True)
+    assert after.result == "2"
+
+
+async def test_whoever_gives_up_an_execution_ends_its_interpreter(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    running = asyncio.create_task(session.execute("x = 1\nwhile True: pass"))
+    await asyncio.sleep(0.2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    after = await session.execute("'x' in dir()")
+    await session.close()
+    assert after.result == "False"
+
+
+async def test_closing_ends_what_runs(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    running = asyncio.create_task(session.execute("while True: pass"))
+    await asyncio.sleep(0.1)
+    await session.close()
+    done = await asyncio.wait_for(running, DEADLINE_S)
+    assert done.state_lost
+
+
+async def test_nothing_stays_behind(sandbox: Sandbox) -> None:
+    await (await sandbox.open()).close()
+    zygote = sandbox.zygote_pid
+    assert zygote is not None
+    processes, descriptors = descendants(zygote), len(os.listdir("/proc/self/fd"))
+    sessions = await asyncio.gather(*(sandbox.open() for _ in range(8)))
+    await asyncio.gather(*(session.execute("open('f', 'w').write('x')") for session in sessions))
+    assert len(descendants(zygote) - processes) >= 8
+    await asyncio.gather(*(session.close() for session in sessions))
+    await until(lambda: descendants(zygote) == processes)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert sandbox.sessions == 0
+
+
+async def test_the_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(
+        "import asyncio, os\n"
+        "from openenv_core.sandbox import Sandbox, SandboxConfig, Isolation\n"
+        "async def main():\n"
+        "    sandbox = Sandbox(SandboxConfig(minimum=Isolation.PROCESS)); await sandbox.start()\n"
+        "    sessions = [await sandbox.open() for _ in range(3)]\n"
+        "    print('ready', flush=True)\n"
+        "    await sessions[0].execute('while True: pass', timeout_s=600)\n"
+        "asyncio.run(main())\n"
+    )
+    import sys
+
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(script),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert owner.stdout is not None
+    assert await asyncio.wait_for(owner.stdout.readline(), DEADLINE_S) == b"ready\n"
+    below = descendants(owner.pid)
+    assert len(below) >= 4
+    owner.kill()
+    await owner.wait()
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
+
+
+async def test_no_level_that_holds_is_a_refusal_that_says_why() -> None:
+    sandbox = Sandbox(SandboxConfig(preload=("no_such_module_anywhere",)))
+    with pytest.raises(SandboxUnavailable, match="No module named 'no_such_module_anywhere'"):
+        await sandbox.start()
+
+
+async def test_code_that_may_start_processes_leaves_none() -> None:
+    async with Sandbox(SandboxConfig(minimum=Isolation.PROCESS)) as sandbox:
+        session = await sandbox.open(Limits(allow_subprocess=True))
+        said = await session.execute(
+            "import subprocess\nsubprocess.run(['/bin/echo', 'hi'], capture_output=True).stdout"
+        )
+        await session.execute("p = subprocess.Popen(['/bin/sleep', '1000'])")
+        zygote = sandbox.zygote_pid
+        assert zygote is not None
+        await session.close()
+        await until(lambda: not any("sleep" in _command(pid) for pid in descendants(zygote)))
+    assert said.result == "b'hi\\n'"
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
