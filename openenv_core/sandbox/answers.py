@@ -113,7 +113,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             count=_number(said["count"], 1 << 53),
             max_rss=_number(said["max_rss"], 1 << 53),
         )
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
         raise Forged(f"an answer of another shape ({type(error).__name__})") from None
 
 

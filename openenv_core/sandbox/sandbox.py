@@ -97,6 +97,7 @@ class Sandbox:
 
         Raises:
             SandboxUnavailable: None does, at or above the minimum.
+            ConfigurationError: A module that is to be imported cannot be.
         """
         _raise_descriptor_limit()
         self._cgroups = await asyncio.to_thread(cgroups.find)

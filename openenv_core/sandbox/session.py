@@ -25,7 +25,7 @@ from openenv_core.sandbox.results import (
 from openenv_core.sandbox.snapshots import BranchingWorker
 from openenv_core.sandbox.values import NotPlain, encode, loads
 from openenv_core.sandbox.worker import Exit, Reply, Worker
-from openenv_core.sandbox.workspace import Workspace
+from openenv_core.sandbox.workspace import MAX_DEPTH, Workspace
 
 Life: TypeAlias = tuple[Worker, Workspace]
 """A process, and its files."""
@@ -33,7 +33,11 @@ Life: TypeAlias = tuple[Worker, Workspace]
 _STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
     "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
     "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
-    "disk": ("killed", EXIT_KILLED, "its files grew beyond {disk} bytes or {files} files"),
+    "disk": (
+        "killed",
+        EXIT_KILLED,
+        "its files grew beyond {disk} bytes, {files} files, or {depth} folders deep",
+    ),
 }
 """Status, exit code and words, by why the supervisor stopped an execution."""
 
@@ -269,6 +273,9 @@ class Session:
                 # Nobody waits for the rest: the server's own deadline, or a client that went away.
                 await asyncio.shield(self._end_life())
                 raise
+            if reply.exit is None and await workspace.overfull():
+                # It was over before the first look, or an interrupt was enough to end it.
+                reply = replace(reply, stopped="disk", exit=Exit(signal=signal.SIGKILL))
             files: tuple[FileInfo, ...] = ()
             if reply.exit is None:
                 files = await workspace.changes()
@@ -307,7 +314,11 @@ class Session:
             status, code, words = _STOPPED[reply.stopped]
             limits = self._limits
             reason = words.format(
-                timeout=timeout, output=limits.output_hard_bytes, disk=limits.disk_bytes, files=limits.files
+                timeout=timeout,
+                output=limits.output_hard_bytes,
+                disk=limits.disk_bytes,
+                files=limits.files,
+                depth=MAX_DEPTH,
             )
         elif reply.exit is not None:
             status, code, reason = _of_exit(reply.exit, reply.stopped)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -31,6 +32,10 @@ _QUICK_BYTES: Final = 256 << 10
 
 class _Slow(Exception):  # noqa: N818 - no failure
     """There is more to look at than may be looked at on the event loop."""
+
+
+class _Unseen(Exception):  # noqa: N818 - no failure
+    """There is a folder whose content cannot be counted: too deep, or made unreadable."""
 
 
 class Workspace:
@@ -75,7 +80,7 @@ class Workspace:
         parts = _parts(path)
         if len(data) > min(self._limits.file_bytes, self._limits.disk_bytes):
             raise FileRefused(path, f"{len(data)} bytes are more than a file may have")
-        if not self.bounded and self._used() + len(data) > self._limits.disk_bytes:
+        if not self.bounded and self._used() > self._limits.disk_bytes - len(data):
             raise FileRefused(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
         with contextlib.ExitStack() as stack, _told(path):
             folder = self._descend(parts[:-1], stack, make=True)
@@ -149,14 +154,32 @@ class Workspace:
         self._branches += 1
         return copy
 
-    def exceeded(self) -> bool:
-        """Return whether the files are more, or larger together, than the limits allow. Blocks."""
+    def exceeded(self, quick: int | None = None) -> bool:
+        """Return whether the files are more, larger together, or deeper than allowed. Blocks.
+
+        Raises:
+            _Slow: There are more than `quick`.
+        """
         size = 0
-        for count, (_, told) in enumerate(self._walk(everything=True), 1):
-            size += told.st_blocks * 512
-            if count > self._limits.files or size > self._limits.disk_bytes:
-                return True
+        try:
+            for count, (_, told) in enumerate(self._walk(everything=True), 1):
+                size += told.st_blocks * 512
+                if count > self._limits.files or size > self._limits.disk_bytes:
+                    return True
+                if quick is not None and count > quick:
+                    raise _Slow
+        except _Unseen:
+            return True
         return False
+
+    async def overfull(self) -> bool:
+        """Return whether there is more than a file system with bounds of its own would hold."""
+        if self.bounded:
+            return False
+        try:
+            return self.exceeded(_QUICK_ENTRIES)
+        except _Slow:
+            return await asyncio.to_thread(self.exceeded)
 
     async def close(self) -> None:
         """Remove the files, as soon as no branch of them is in use any more. Idempotent."""
@@ -178,8 +201,11 @@ class Workspace:
                 self._above._branches -= 1
                 await self._above._leave()
 
-    def _used(self) -> int:
-        return sum(told.st_size for _, told in self._walk(everything=True))
+    def _used(self) -> float:
+        try:
+            return sum(told.st_size for _, told in self._walk(everything=True))
+        except _Unseen:
+            return math.inf
 
     def _scan(self, quick: int | None) -> dict[str, FileInfo]:
         found: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
@@ -196,6 +222,8 @@ class Workspace:
             hashed += told.st_size
             if quick is not None and hashed > _QUICK_BYTES:
                 raise _Slow
+            if hashed > self._limits.disk_bytes:
+                continue  # holes: it says to be larger than all files together may be
             with contextlib.suppress(OSError, FileRefused):
                 data = self.get(path)
                 digest = hashlib.sha256(data).hexdigest()
@@ -213,6 +241,10 @@ class Workspace:
                 try:
                     folder = self._descend(parts, stack, make=False)
                     entries = stack.enter_context(os.scandir(folder))
+                except PermissionError:
+                    if everything:
+                        raise _Unseen from None
+                    continue
                 except OSError:
                     continue
                 for entry in entries:
@@ -226,8 +258,11 @@ class Workspace:
                     except OSError:
                         continue
                     here = (*parts, os.fsencode(entry.name).decode("utf-8", "surrogateescape"))
-                    if stat.S_ISDIR(told.st_mode) and len(here) <= MAX_DEPTH:
-                        left.append(here)
+                    if stat.S_ISDIR(told.st_mode):
+                        if len(here) <= MAX_DEPTH:
+                            left.append(here)
+                        elif everything:
+                            raise _Unseen
                     path = "/".join(here)
                     if everything or path.isprintable():
                         yield path, told

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.errors import SandboxUnavailable
 from openenv_core.sandbox.worker import Exit
 
@@ -67,6 +68,7 @@ class Zygote:
 
         Raises:
             SandboxUnavailable: It ended, or was not ready in time.
+            ConfigurationError: A module cannot be imported.
         """
         try:
             # Short enough for the loop: the child is made without copying this process.
@@ -181,7 +183,7 @@ class Zygote:
             elif "ready" in message:
                 self._ready.set_result(message["ready"])
             elif not self._ready.done():
-                self._ready.set_exception(SandboxUnavailable(message["refused"]))
+                self._ready.set_exception(_refusal(message))
 
     def _gone(self) -> None:
         if self.gone:
@@ -208,3 +210,12 @@ class Zygote:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _refusal(message: dict[str, str]) -> Exception:
+    if "unimportable" in message:
+        return ConfigurationError(
+            f"expected modules that can be imported before interpreters are forked, got {message['unimportable']}; "
+            "install it beside this Python, or leave it out"
+        )
+    return SandboxUnavailable(message["refused"])

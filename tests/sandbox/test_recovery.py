@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
     Isolation,
     Limits,
     Sandbox,
     SandboxConfig,
-    SandboxUnavailable,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -151,9 +151,9 @@ async def test_the_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
 
 
-async def test_no_level_that_holds_is_a_refusal_that_says_why() -> None:
+async def test_a_module_that_cannot_be_imported_is_named() -> None:
     sandbox = Sandbox(SandboxConfig(preload=("no_such_module_anywhere",)))
-    with pytest.raises(SandboxUnavailable, match="No module named 'no_such_module_anywhere'"):
+    with pytest.raises(ConfigurationError, match="No module named 'no_such_module_anywhere'"):
         await sandbox.start()
 
 

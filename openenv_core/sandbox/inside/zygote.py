@@ -39,13 +39,17 @@ def main(descriptor: int) -> None:
     told = Told(**json.loads(channel.recv(MESSAGE_BYTES))["tell"])
     try:
         standing = stand(told)
-        narrow_imports([*told.shown])
-        with somewhere_to_write(told.scratch):
-            for name in (*LIBRARY.split(), *told.preload):
-                importlib.import_module(name)
     except Exception as error:
         say(channel, {"refused": f"{type(error).__name__}: {error}"})
         sys.exit(1)
+    narrow_imports([*told.shown])
+    with somewhere_to_write(told.scratch):
+        for name in (*LIBRARY.split(), *told.preload):
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                say(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
+                sys.exit(1)
     standing.settle()
     # The collector would write to every object's header, and so copy what is shared with the interpreters.
     gc.collect()

@@ -66,18 +66,24 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Only:
-    """A 64-bit argument has no bits but these."""
+    """An argument has no bits but these; the upper word, where it is wide, has none at all."""
 
     argument: int
     bits: int
+    wide: bool = False
 
     def code(self) -> Code:
         """See `OneOf.code`."""
-        return [
+        code: Code = [
             (LOAD, 0, 0, _low(self.argument)),
             (JUMP_ANY_BIT, _MISS, 0, ~self.bits & 0xFFFF_FFFF),
+        ]
+        if not self.wide:
+            return code
+        return [
+            *code,
             (LOAD, 0, 0, _low(self.argument) + 4),
-            (JUMP_ANY_BIT, _MISS, 0, ~(self.bits >> 32) & 0xFFFF_FFFF),
+            (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF),
         ]
 
 

@@ -41,12 +41,12 @@ PLAIN = _names(
     read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat creat close
     close_range lseek stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat
     getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2
-    link linkat symlink symlinkat truncate ftruncate fallocate fsync fdatasync copy_file_range sendfile
+    link linkat symlink symlinkat truncate ftruncate fsync fdatasync copy_file_range sendfile
     flock umask dup dup2 dup3 pipe pipe2 statfs fstatfs
 
     mmap munmap mprotect mremap brk msync
 
-    futex set_robust_list set_tid_address rseq sched_yield sched_getaffinity sched_getparam
+    set_robust_list set_tid_address rseq sched_yield sched_getaffinity sched_getparam
     sched_getscheduler sched_get_priority_max sched_get_priority_min arch_prctl exit exit_group
     restart_syscall wait4 waitid
 
@@ -59,7 +59,7 @@ PLAIN = _names(
     poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
     eventfd eventfd2
 
-    sendto recvfrom recvmsg shutdown getsockname getpeername getsockopt
+    shutdown getsockname getpeername
     """
 )
 """Allowed whatever the arguments are, in every policy."""
@@ -67,9 +67,11 @@ PLAIN = _names(
 ATTRIBUTES = _names("chmod fchmod fchmodat chown fchown lchown fchownat utime utimes futimesat utimensat")
 """A file's mode, owner and times: by name they reach past Landlock, and through a read-only descriptor too."""
 
-# Extended attributes are outside every quota; "not supported" is what shutil takes as an answer.
+# Extended attributes are outside every quota, and reserved space fills a disk before anybody has looked; "not
+# supported" is what shutil takes as an answer, and the C library, which then writes instead.
 UNSUPPORTED = _names(
     """
+    fallocate
     setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr
     lremovexattr fremovexattr
     """
@@ -92,6 +94,14 @@ _SOCKET_TYPES = (1, 5)  # stream and seqpacket; a datagram socket could be sent 
 _SOCKET_TYPE_FLAGS = 0x80800  # non-blocking, close-on-exec
 _SOL_SOCKET = 1
 _SOCKET_OPTIONS = (2, 7, 8, 9, 13, 20, 21)  # REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, LINGER, RCVTIMEO, SNDTIMEO
+# Without the peer's pidfd or credentials: TYPE and ERROR, REUSEADDR to RCVTIMEO as above, ACCEPTCONN, PROTOCOL, DOMAIN
+_SOCKET_FACTS = (*_SOCKET_OPTIONS, 3, 4, 30, 38, 39)
+# PEEK, TRUNC, DONTWAIT, EOR, WAITALL, NOSIGNAL, CMSG_CLOEXEC. Sending descriptors (sendmsg) and out-of-band bytes
+# is what attacks on the kernel's sockets are made of, and what nothing here needs.
+_MESSAGE_FLAGS = 0x4000_41E2
+# WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, and the two of bit sets: none with priority inheritance
+_FUTEX_OPERATIONS = (0, 1, 3, 4, 5, 9, 10)
+_FUTEX_FLAGS = 0x180  # private, by the real-time clock
 
 # TCGETS, TIOCGWINSZ, FIONREAD, FIOCLEX, FIONCLEX, FIONBIO
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)
@@ -109,8 +119,8 @@ def _rules(policy: Policy) -> Iterator[tuple[str, Verdict]]:
     own = (0,) if policy.pid is None else (0, policy.pid)
     forks = policy.allow_subprocess or policy.allow_fork
 
-    thread = (Only(0, _THREAD | _THREAD_EXTRAS), AllOf(0, _THREAD))
-    fork = (Only(0, _FORK | _SIGNAL_BITS), OneOf(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
+    thread = (Only(0, _THREAD | _THREAD_EXTRAS, wide=True), AllOf(0, _THREAD))
+    fork = (Only(0, _FORK | _SIGNAL_BITS, wide=True), OneOf(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
     yield "clone", Rule((thread, fork)) if forks else when(*thread)
     if forks:
         yield from ((name, ALLOW) for name in ("fork", "vfork"))
@@ -137,10 +147,16 @@ def _rules(policy: Policy) -> Iterator[tuple[str, Verdict]]:
     )
     yield "setsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_OPTIONS))
 
+    yield "getsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_FACTS))
+    yield "sendto", when(Only(3, _MESSAGE_FLAGS))
+    yield "recvfrom", when(Only(3, _MESSAGE_FLAGS))
+    yield "recvmsg", when(Only(2, _MESSAGE_FLAGS))
+    # Probing for an operation that is not there, libc expects ENOSYS.
+    futex = OneOf(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
+    yield "futex", Rule(((futex,),), otherwise=errno.ENOSYS)
+
     if not policy.shared_uid:
         yield from ((name, ALLOW) for name in ATTRIBUTES)
-        # Descriptors in flight are counted by uid: at a shared one they could be used up for the server.
-        yield "sendmsg", ALLOW
 
 
 def verdicts(policy: Policy, architecture: Architecture) -> dict[int, Verdict]:

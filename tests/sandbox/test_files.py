@@ -1,0 +1,119 @@
+"""The workspace from outside, with whatever code may have put in there."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from openenv_core.sandbox import FileRefused, Limits, Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    put = await session.put_file("data/in.bin", b"\0\xff")
+    done = await session.execute(
+        "import os\nb = open('data/in.bin', 'rb').read()\nopen('out.txt', 'w').write('x')\n"
+        "os.rename('data/in.bin', 'data/b')"
+    )
+    assert (put.path, put.size, put.sha256) == ("data/in.bin", 2, hashlib.sha256(b"\0\xff").hexdigest())
+    assert done.status == "ok"
+    assert [file.path for file in done.files] == ["data/b", "out.txt"]
+    assert await session.get_file("data/b") == b"\0\xff"
+    assert [file.path for file in await session.list_files()] == ["data/b", "out.txt"]
+    unchanged = await session.execute("1")
+    same_size = await session.execute(
+        "os.utime('out.txt', (0, 0)); s = os.stat('out.txt'); open('out.txt', 'w').write('y')"
+    )
+    assert unchanged.files == ()
+    assert [file.path for file in same_size.files] == ["out.txt"]
+    await session.restart()
+    assert await session.list_files() == []
+    await session.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../x",
+        "/etc/passwd",
+        "a/../../x",
+        "",
+        ".",
+        "a\0b",
+        "x" * 300,
+        "/".join("a" * 40),
+        "a\nb",
+        "..",
+        "./..",
+    ],
+)
+async def test_paths_that_lead_out_are_refused(sandbox: Sandbox, path: str) -> None:
+    session = await sandbox.open()
+    with pytest.raises(FileRefused):
+        await session.put_file(path, b"x")
+    with pytest.raises(FileRefused):
+        await session.get_file(path)
+    await session.close()
+
+
+async def test_links_pipes_and_folders_are_no_files(sandbox: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    session = await sandbox.open()
+    done = await session.execute(
+        f"import os\nos.symlink({str(secret)!r}, 'link')\nos.symlink({str(tmp_path)!r}, 'folder')\n"
+        "os.mkdir('d')\nos.symlink('d', 'inner')"
+    )
+    assert done.status == "ok"
+    for path in ("link", "folder/secret", "d", "inner/x", "none"):
+        with pytest.raises(FileRefused):
+            await session.get_file(path)
+    for path in ("link", "folder/new", "inner/x", "d"):
+        with pytest.raises(FileRefused):
+            await session.put_file(path, b"overwritten")
+    assert secret.read_text() == "secret"
+    assert not (tmp_path / "new").exists()
+    assert await session.list_files() == []
+    await session.close()
+
+
+async def test_what_does_not_fit_is_refused(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(file_bytes=64 << 10, disk_bytes=128 << 10))
+    with pytest.raises(FileRefused, match="more than a file may have"):
+        await session.put_file("a", bytes(65 << 10))
+    for name in ("a", "b"):
+        await session.put_file(name, bytes(48 << 10))
+    with pytest.raises(FileRefused, match=r"full|may hold"):
+        await session.put_file("c", bytes(60 << 10))
+    await session.close()
+
+
+async def test_a_disk_that_runs_full_is_stopped(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=5.0))
+    done = await session.execute(
+        "import time\nfor i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
+    )
+    if sandbox.isolation == "namespaces":
+        assert done.error is not None
+        assert "No space left" in done.error.evalue
+    else:
+        assert (done.status, done.reason) == ("killed", "its files grew beyond 1048576 bytes or 4096 files")
+    await session.close()
+
+
+async def test_what_is_nested_protected_and_nameless_is_removed(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    done = await session.execute(
+        "import os\n"
+        "for _ in range(300):\n    os.mkdir('d'); os.chdir('d')\n"
+        "os.mkdir('x'); open('x/f', 'w').close(); fd = os.open('x', os.O_RDONLY); os.fchmod(fd, 0)\n"
+        "open(b'\\xff\\xfe', 'w').close()"
+    )
+    listed = await session.list_files()
+    await session.close()
+    assert done.status == "ok"
+    assert listed == []  # beyond the depth that is looked at
+    scratch = sandbox._scratch
+    assert scratch is None or [path.name for path in scratch.path.glob("[0-9]*")] == []

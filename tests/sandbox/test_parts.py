@@ -1,0 +1,193 @@
+"""The parts that need no interpreter."""
+
+import asyncio
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox import Isolation, Limits, LimitsError, SandboxConfig, SyncSandbox
+from openenv_core.sandbox.answers import AnswerReader, Forged
+from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
+from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
+from openenv_core.sandbox.selftest import prove
+from openenv_core.sandbox.view import View, view_of
+
+HEADER: dict[str, Any] = {
+    "id": 1,
+    "status": "ok",
+    "exit_code": 0,
+    "text": True,
+    "outputs": [["display_data", ["text/plain", "image/png"]]],
+    "truncated": False,
+    "count": 3,
+    "max_rss": 4,
+}
+TEXTS = ["result", "plain", "cG5n"]
+
+
+def test_the_ladder_is_ordered() -> None:
+    ladder = [Isolation.PROCESS, Isolation.SECCOMP, Isolation.LSM, Isolation.NAMESPACES]
+    assert [level.strength for level in ladder] == [0, 1, 2, 3]
+    assert Isolation.LSM.at_least(Isolation.LSM)
+    assert not Isolation.SECCOMP.at_least(Isolation.LSM)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"timeout_s": 0}, "at least 0.001 for the limit timeout_s, got 0"),
+        ({"timeout_s": float("inf")}, "seconds for the limit timeout_s, got inf"),
+        ({"memory_bytes": 1.5}, "a whole number for the limit memory_bytes, got 1.5"),
+        ({"memory_bytes": True}, "a whole number for the limit memory_bytes, got True"),
+        ({"allow_subprocess": 1}, "true or false for the limit allow_subprocess, got 1"),
+        ({"speed": 1}, "got speed; leave it out"),
+    ],
+)
+def test_limits_that_make_no_sense(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(LimitsError, match=said):
+        Limits().changed(values)
+
+
+def test_limits_stay_below_their_ceilings() -> None:
+    ceilings = Limits(timeout_s=20.0)
+    assert Limits().changed({"timeout_s": 20}).within(ceilings).timeout_s == 20
+    with pytest.raises(LimitsError, match=r"at most 20\.0 for the limit timeout_s, got 21"):
+        Limits(timeout_s=21).within(ceilings)
+    with pytest.raises(LimitsError, match="allow_subprocess"):
+        Limits(allow_subprocess=True).within(ceilings)
+
+
+def test_a_minimum_above_the_strongest_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at or above the minimum"):
+        SandboxConfig(strongest=Isolation.SECCOMP, minimum=Isolation.LSM)
+    with pytest.raises(ConfigurationError, match="names of modules"):
+        SandboxConfig(preload=("os; print()",))
+
+
+def test_an_answer_is_read_however_it_is_cut() -> None:
+    data = pack_answer(HEADER, TEXTS)
+    for size in (1, 7, len(data)):
+        reader = AnswerReader(1000)
+        answers = [reader.feed(data[at : at + size], 1) for at in range(0, len(data), size)]
+        assert answers[:-1] == [None] * (len(answers) - 1)
+        assert answers[-1] is not None
+        assert answers[-1].text == b"result"
+        assert answers[-1].outputs[0].data == {"text/plain": "plain", "image/png": "cG5n"}
+
+
+def _changed(**values: Any) -> bytes:
+    return pack_answer({**HEADER, **values}, TEXTS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _changed(id=2),
+        _changed(id="1"),
+        _changed(status="timeout"),
+        _changed(status=["ok"]),
+        _changed(exit_code=-1),
+        _changed(exit_code=10**30),
+        _changed(count="3"),
+        _changed(outputs=[["display_data", ["text/plain"]]]),
+        _changed(outputs=[["display_data", ["a", "b", "c"]]]),
+        _changed(outputs=[["stream", ["a", "b"]]]),
+        _changed(outputs={}),
+        _changed(error={"ename": 1, "evalue": "", "traceback": []}),
+        _changed(error="error"),
+        pack_answer(HEADER, [*TEXTS, "one more"]),
+        ANSWER.pack(5, 0) + b"[1,2]",
+        ANSWER.pack(2, 0) + b"\xff\xff",
+        ANSWER.pack(0xFFFFFFFF, 0),
+        ANSWER.pack(1, 0xFFFFFFFF),
+        ANSWER.pack(100_000, 0) + b"[" * 100_000,
+        _changed() + b"x",
+    ],
+)
+def test_forged_answers_are_told_from_real_ones(data: bytes) -> None:
+    with pytest.raises(Forged):
+        AnswerReader(1000).feed(data, 1)
+
+
+def test_nobody_is_answered_unasked() -> None:
+    with pytest.raises(Forged, match="without a request"):
+        AnswerReader(1000).feed(b"x", None)
+
+
+def test_lengths_that_lie_are_told() -> None:
+    head = json.dumps({**HEADER, "lengths": [3, -1, 1]}).encode()
+    with pytest.raises(Forged):
+        AnswerReader(1000).feed(ANSWER.pack(len(head), 3) + head + b"abc", 1)
+
+
+def test_what_is_hidden_is_in_no_readable_folder(tmp_path: Path) -> None:
+    for name in ("lib/python/site/secret/tests", "lib/python/site/numpy", "lib/other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lib/link").symlink_to(tmp_path / "lib/python/site/secret")
+    site = tmp_path / "lib/python/site"
+    view = View((str(tmp_path / "lib"),), (str(site / "secret"),))
+    assert sorted(view.without_hidden()) == [str(tmp_path / "lib/other"), str(site / "numpy")]
+
+
+def test_this_project_is_hidden_and_python_is_not() -> None:
+    view = view_of()
+    readable = view.without_hidden()
+    assert not [path for path in readable if Path(path).name in ("openenv_core", "servers", "envs")]
+    assert any(os.__file__.startswith(path + os.sep) for path in view.shown)
+
+
+def test_folders_of_killed_owners_are_swept_and_those_of_living_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living = Scratch()
+    dead = tmp_path / f"{PREFIX}dead"
+    (dead / "1" / "deep").mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    sweep()
+    assert not dead.exists()
+    assert living.path.exists()
+    assert (elsewhere / "kept").exists()
+    living.close()
+    living.close()
+    assert not living.path.exists()
+
+
+def test_the_lock_of_a_living_owner_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    scratch = Scratch()
+    with (scratch.path / ".lock").open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    scratch.close()
+
+
+async def test_a_level_that_does_not_hold_is_not_proved() -> None:
+    from openenv_core.sandbox import Sandbox, SandboxUnavailable
+
+    config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
+    async with Sandbox(config) as sandbox:
+        with pytest.raises(
+            SandboxUnavailable, match="was not stopped where it had to be: opens_a_socket, .*, reads_outside"
+        ):
+            await prove(Isolation.LSM, sandbox.open)
+
+
+def test_callers_without_a_loop_have_the_same() -> None:
+    with SyncSandbox(SandboxConfig(minimum=Isolation.PROCESS)) as sandbox, sandbox.open() as session:
+        assert session.execute("def f(x): return x + 1").status == "ok"
+        assert session.call("f", [1]).value == 2
+        session.put_file("a", b"b")
+        assert session.get_file("a") == b"b"
+        assert [file.path for file in session.list_files()] == ["a"]
+        session.restart()
+        assert session.execute("1").isolation == sandbox.isolation
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()
