@@ -76,11 +76,11 @@ class Server:
 
     def cpu_ns(self) -> int:
         """Return the CPU time that it and its children have used so far, every thread included."""
-        return sum(_cpu_ns(pid) for pid in _tree(self.pid))
+        return sum(_cpu_ns(pid) for pid in tree(self.pid))
 
     def memory_kb(self) -> float:
         """Return its memory and its children's: proportional where that can be read, resident otherwise."""
-        return sum(_memory_kb(pid) for pid in _tree(self.pid))
+        return sum(memory_kb(pid) for pid in tree(self.pid))
 
     def _wait_until_healthy(self, deadline: float) -> None:
         while not _healthy(self.port, self._health):
@@ -161,7 +161,7 @@ def _healthy(port: int, health: bool) -> bool:
     return b" 200 " in answer[:16] and b"healthy" in answer
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     """Return a process and its descendants."""
     found = [pid]
     for parent in found:
@@ -179,7 +179,7 @@ def _cpu_ns(pid: int) -> int:
         return 0  # it has ended
 
 
-def _memory_kb(pid: int) -> float:
+def memory_kb(pid: int) -> float:
     for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():

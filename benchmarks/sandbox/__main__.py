@@ -1,0 +1,189 @@
+"""The command `python -m benchmarks.sandbox`."""
+
+import argparse
+import json
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.sandbox import measures, peers
+from benchmarks.sandbox.plan import PRELOADS, SECTIONS, Plan
+from benchmarks.sandbox.report import bars, report
+from benchmarks.wire.figures import Figures
+from benchmarks.wire.processes import StartError
+from openenv_core.sandbox.levels import LADDER
+
+INTERRUPTED = 130
+FAILED = 2
+
+_DESCRIPTION = """\
+What an interpreter for code that nobody has read costs, at every level of isolation that holds here, and beside it
+what a Jupyter kernel and a container engine take for the same. Prints medians of alternating rounds, and the bars
+that they are held against."""
+
+_EXAMPLES = """\
+examples:
+  python -m benchmarks.sandbox                                 everything: about ten minutes
+  python -m benchmarks.sandbox --quick                         does it run? about half a minute
+  python -m benchmarks.sandbox --only start,execute --rounds 3
+  python -m benchmarks.sandbox --only memory --live 100 --levels lsm
+  python -m benchmarks.sandbox --only abandon --abandoned 1000
+  python -m benchmarks.sandbox --preload none,numpy+matplotlib.pyplot
+  python -m benchmarks.sandbox --json out.json                 every round's figures into a file
+
+sections:
+  start       of a session, a Jupyter kernel, a container
+  execute     in a session that is there: directly, through the WebSocket, in a kernel, in a container
+  throughput  of many sessions of one server at once
+  memory      of many sessions at once
+  loops       in pure Python, inside and outside
+  abandon     sessions whose client is killed: is everything reclaimed?
+
+A level that does not hold here is left out and said to be. Containers need an engine: scripts/docker-engine start."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
+    arguments = _parser().parse_args(words)
+    figures = Figures()
+    signal.signal(signal.SIGTERM, _interrupt)
+    status = 0
+    plan = _plan(arguments, figures)
+    try:
+        plan = measures.holding(plan, figures, _progress)
+        for section in plan.sections:
+            try:
+                getattr(measures, section)(plan, figures, _progress)
+            except StartError as error:
+                status = FAILED
+                figures.notes.append(f"the rest of {section}: {error}")
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        figures.notes.append("the rest: interrupted; everything that was started is stopped")
+    _progress("")
+    held = list(bars(figures))
+    about = f"Python {platform.python_version()}, {platform.release()}, {plan.rounds} rounds"
+    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {about}\n")
+    print(report(figures, held))
+    if arguments.json is not None:
+        found = {
+            **figures.as_json(),
+            "bars": [{"what": b.what, "value": b.value, "met": b.met} for b in held],
+        }
+        arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return status
+
+
+def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
+    """Return what to measure here, and note what cannot be."""
+    plan = Plan(sections=arguments.only or SECTIONS)
+    if arguments.quick:
+        plan = plan.quick()
+    chosen = {
+        name: value
+        for name in ("rounds", "levels", "preloads", "live", "abandoned")
+        if (value := getattr(arguments, name)) is not None
+    }
+    plan = replace(plan, **chosen)
+    if arguments.no_peers or not {"start", "execute"} & set(plan.sections):
+        return plan
+    python = peers.jupyter_python(arguments.jupyter_python)
+    for why in (no_jupyter := peers.no_jupyter(python), no_engine := peers.no_engine(arguments.image)):
+        if why is not None:
+            figures.notes.append(why)
+            print(f"benchmarks.sandbox: going on without {why}", file=sys.stderr)
+    return replace(
+        plan,
+        jupyter=None if no_jupyter else python,
+        image=None if no_engine else arguments.image,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sandbox",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--only", type=_some("sections", SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
+    levels = tuple(map(str, LADDER))
+    add("--levels", type=_some("levels", levels), metavar="LEVEL,...", help=f"of {', '.join(levels)}")
+    add(
+        "--preload",
+        dest="preloads",
+        type=_words,
+        metavar="MODULE+...,...",
+        help=f"sets of modules that interpreters have imported ({','.join(PRELOADS)})",
+    )
+    add("--rounds", type=_count, metavar="N", help="5 by default")
+    add("--live", type=_count, metavar="N", help="sessions whose memory is measured; 500 by default")
+    add("--abandoned", type=_count, metavar="N", help="sessions that are abandoned; 1000 by default")
+    add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
+    add("--no-peers", action="store_true", help="go without the Jupyter kernel and the container engine")
+    add(
+        "--jupyter-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter of an installation with ipykernel and jupyter_client "
+        f"({peers.JUPYTER_VARIABLE}, or .venvs/jupyter/bin/python)",
+    )
+    add("--image", default=peers.IMAGE, metavar="NAME", help="what containers are made of (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    names = tuple(text.replace(",", " ").split())
+    if not names or not all(
+        part.replace(".", "a").isidentifier() for name in names for part in name.split("+")
+    ):
+        raise argparse.ArgumentTypeError(f"expected names of modules, got {text!r}")
+    return names
+
+
+class _some:  # noqa: N801 - what argparse calls
+    """Takes some of a few names.
+
+    Args:
+        what: They are.
+        known: All of them.
+    """
+
+    def __init__(self, what: str, known: Sequence[str]) -> None:
+        self._what = what
+        self._known = known
+
+    def __call__(self, text: str) -> tuple[str, ...]:
+        names = tuple(text.replace(",", " ").split())
+        if not names or not set(names) <= set(self._known):
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(self._known)}, got {text!r}")
+        return names
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _progress(text: str) -> None:
+    """Say what is measured: on one line that is written over, or a line each where that is no terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

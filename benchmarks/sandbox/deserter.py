@@ -1,0 +1,56 @@
+"""A client that opens sessions, uses them, and waits to be killed: `python -m benchmarks.sandbox.deserter PORT N`."""
+
+import asyncio
+import sys
+from typing import Final
+
+from benchmarks.sandbox.abandon import READY
+from envs.code_interpreter_env import CodeInterpreterEnv
+from openenv_core.errors import OpenEnvError
+
+USE: Final = """
+import threading, time
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+kept = list(range(10_000))
+with open("kept.txt", "w") as file:
+    file.write("kept" * 1000)
+"""
+FOREVER: Final = "while True: pass"
+AT_ONCE: Final = 8
+ATTEMPTS: Final = 600
+PAUSE_S: Final = 0.05
+
+
+async def use(port: int, number: int, slots: asyncio.Semaphore) -> "asyncio.Task[object] | None":
+    """Open a session and use it; every twentieth is left in the middle of an execution."""
+    async with slots:
+        env = CodeInterpreterEnv(base_url=f"http://127.0.0.1:{port}")
+        for attempt in range(ATTEMPTS):
+            try:
+                await env.connect()
+                await env.reset()
+                break
+            except OpenEnvError:  # the slots of those before are not all back yet
+                if attempt + 1 == ATTEMPTS:
+                    raise
+                await env.close()
+                env = CodeInterpreterEnv(base_url=f"http://127.0.0.1:{port}")
+                await asyncio.sleep(PAUSE_S)
+        seen = await env.execute(USE)
+        assert seen.observation.status == "ok", seen
+        return asyncio.create_task(env.execute(FOREVER)) if number % 20 == 7 else None
+
+
+async def main() -> None:
+    """Open as many as asked for, say so, and wait for the end."""
+    port, count = map(int, sys.argv[1:])
+    slots = asyncio.Semaphore(AT_ONCE)
+    kept = await asyncio.gather(*(use(port, number, slots) for number in range(count)))
+    await asyncio.sleep(0.05)
+    print(READY, flush=True)
+    await asyncio.Event().wait()
+    del kept
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

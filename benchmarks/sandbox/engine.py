@@ -1,0 +1,146 @@
+"""The sandbox without a server, in a process of its own: `python -m benchmarks.sandbox.engine WHAT LEVEL PRELOAD N`.
+
+Prints one JSON object; {"refused": why} where the level does not hold here.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from benchmarks.sandbox.processes import cpu_s, memory_mb
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+
+WARM_UP: Final = 20
+
+CODE: Final = "1 + 1"
+"""What is executed wherever an execution is timed."""
+
+USE: Final = "import math\nnumbers = [math.sqrt(n) for n in range(1000)]\nsum(numbers)"
+"""What is executed once in every session whose memory is measured."""
+
+LOOP: Final = """
+import time
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+    def moved(self, by):
+        return Point(self.x + by)
+
+def work(until):
+    turns, point, seen = 0, Point(0), {}
+    while time.process_time() < until:
+        for n in range(2000):
+            point = point.moved(n & 3)
+            seen[n] = point.x % 7
+        turns += 1
+    return turns
+
+began = time.process_time()
+turns = work(began + SECONDS)
+per_turn = (time.process_time() - began) / turns
+"""
+"""Calls, attributes, numbers and a dictionary, for so many seconds of CPU time; `per_turn` is what one turn took."""
+
+
+async def start(sandbox: Sandbox, count: int) -> dict[str, Any]:
+    """Start sessions one after the other: milliseconds of each, and the CPU time of starting and ending one."""
+    took = []
+    for _ in range(3):
+        await (await sandbox.open()).close()
+    before = _cpu(sandbox)
+    for _ in range(count):
+        began = time.perf_counter()
+        session = await sandbox.open()
+        took.append((time.perf_counter() - began) * 1e3)
+        await session.close()
+    return {"ms": took, "cpu": (_cpu(sandbox) - before) * 1e3 / count}
+
+
+async def execute(sandbox: Sandbox, count: int) -> dict[str, Any]:
+    """Execute in one session: milliseconds of each, and the CPU time of one."""
+    session = await sandbox.open()
+    for _ in range(WARM_UP):
+        await session.execute(CODE)
+    before, took = _cpu(sandbox), []
+    for _ in range(count):
+        began = time.perf_counter()
+        done = await session.execute(CODE)
+        took.append((time.perf_counter() - began) * 1e3)
+        assert done.result == "2", done
+    return {"ms": took, "cpu": (_cpu(sandbox) - before) * 1e6 / count}
+
+
+async def memory(sandbox: Sandbox, count: int) -> dict[str, Any]:
+    """Have so many sessions at once: what they take together over their number, and what this process grew by."""
+    await (await sandbox.open()).close()
+    own = memory_mb([os.getpid()]) - memory_mb(_roots(sandbox))
+    sessions = []
+    for _ in range(count):
+        session = await sandbox.open()
+        done = await session.execute(USE)
+        assert done.status == "ok", done
+        sessions.append(session)
+    whole, inside = memory_mb([os.getpid()]), memory_mb(_roots(sandbox))
+    return {"mb": inside / count, "server_kb": (whole - inside - own) * 1024 / count}
+
+
+async def loops(sandbox: Sandbox, milliseconds: int) -> dict[str, Any]:
+    """Run the loop in a session and in a plain interpreter, by turns: CPU time of a turn, the least of each."""
+    code = LOOP.replace("SECONDS", str(milliseconds / 1e3))
+    session = await sandbox.open()
+    inside, plain = [], []
+    for _ in range(5):
+        inside.append(float((await session.execute(f"{code}\nper_turn")).result or "nan"))
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", f"{code}\nprint(per_turn)"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        plain.append(float(done.stdout))
+    return {"inside_us": min(inside) * 1e6, "plain_us": min(plain) * 1e6}
+
+
+def _roots(sandbox: Sandbox) -> list[int]:
+    return [] if sandbox.zygote_pid is None else [sandbox.zygote_pid]
+
+
+def _cpu(sandbox: Sandbox) -> float:
+    return time.process_time() + cpu_s(_roots(sandbox))
+
+
+WHAT: Final[dict[str, Callable[[Sandbox, int], Awaitable[dict[str, Any]]]]] = {
+    "start": start,
+    "execute": execute,
+    "memory": memory,
+    "loops": loops,
+}
+
+
+async def measure(what: str, level: Isolation, preload: tuple[str, ...], count: int) -> dict[str, Any]:
+    """Start a sandbox at one level, and measure one thing."""
+    config = SandboxConfig(preload=preload, strongest=level, minimum=level)
+    try:
+        async with Sandbox(config) as sandbox:
+            return await WHAT[what](sandbox, count)
+    except SandboxUnavailable as error:
+        return {"refused": str(error)}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    what, level, preload, count = sys.argv[1:]
+    modules = () if preload == "none" else tuple(preload.split("+"))
+    print(json.dumps(asyncio.run(measure(what, Isolation(level), modules, int(count)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A Jupyter kernel, measured by its own client. Runs in whichever installation has both, by its path.
+
+    python kernel.py STARTS EXECUTIONS
+
+Prints one JSON object; imports nothing of this package.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CODE = "1 + 1"
+WARM_UP = 10
+
+
+async def run(client: Any) -> None:
+    """Execute once, and wait for the reply."""
+    reply = await client.execute_interactive(CODE, allow_stdin=False, output_hook=lambda _: None, timeout=60)
+    assert reply["content"]["status"] == "ok", reply
+
+
+async def measure(starts: int, executions: int) -> dict[str, Any]:
+    """Start kernels one after the other, and execute in the last."""
+    from jupyter_client.manager import start_new_async_kernel  # type: ignore[import-not-found]
+
+    started: list[float] = []
+    took: list[float] = []
+    memory = cpu = 0.0
+    for turn in range(starts):
+        began = time.perf_counter()
+        manager, client = await start_new_async_kernel(kernel_name="python3", startup_timeout=60)
+        started.append((time.perf_counter() - began) * 1e3)
+        if turn == starts - 1:
+            pid = manager.provisioner.process.pid
+            for _ in range(WARM_UP):
+                await run(client)
+            before = time.clock_gettime((~pid << 3) | 2)
+            for _ in range(executions):
+                began = time.perf_counter()
+                await run(client)
+                took.append((time.perf_counter() - began) * 1e3)
+            cpu = (time.clock_gettime((~pid << 3) | 2) - before) * 1e6 / max(1, executions)
+            memory = _memory_mb(pid)
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+    return {"start_ms": started, "ms": took, "cpu": cpu, "mb": memory}
+
+
+def _memory_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return float(line.split()[1]) / 1024
+    return 0.0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    print(json.dumps(asyncio.run(measure(*map(int, sys.argv[1:])))))

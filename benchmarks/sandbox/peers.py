@@ -1,0 +1,103 @@
+"""Others that run code, in the same run: a Jupyter kernel, and a container engine."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from benchmarks.sandbox.engine import CODE
+from benchmarks.wire.processes import ROOT, StartError, run
+
+JUPYTER: Final = ROOT / ".venvs" / "jupyter" / "bin" / "python"
+JUPYTER_VARIABLE: Final = "ROPEWALK_BENCH_JUPYTER"
+KERNEL: Final = "benchmarks/sandbox/kernel.py"
+IMAGE: Final = "python:3.11-slim"
+
+_PRINT: Final = f"print({CODE})"
+_DEADLINE_S: Final = 60.0
+
+
+def jupyter_python(named: Path | None) -> Path:
+    """Return the interpreter that is to have a kernel: the one named, by option or variable, or the usual one."""
+    return named or Path(os.environ.get(JUPYTER_VARIABLE, "") or JUPYTER)
+
+
+def no_jupyter(python: Path) -> str | None:
+    """Return why an interpreter has no kernel, and how to get one; None where it has."""
+    try:
+        code = "import ipykernel, jupyter_client"
+        done = subprocess.run(
+            [python, "-c", code], capture_output=True, timeout=_DEADLINE_S, cwd="/", check=False
+        )
+        if done.returncode == 0:
+            return None
+    except OSError:
+        pass
+    return (
+        f"the Jupyter kernel: expected ipykernel and jupyter_client at {python}, got none; make an environment with "
+        f"`pip install ipykernel jupyter_client` and name its interpreter with --jupyter-python or {JUPYTER_VARIABLE}"
+    )
+
+
+def no_engine(image: str) -> str | None:
+    """Return why nothing can run in a container, and what helps; None where it can."""
+    try:
+        done = subprocess.run(
+            ["docker", "image", "inspect", image], capture_output=True, timeout=_DEADLINE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        done = None
+    if done is not None and done.returncode == 0:
+        return None
+    return (
+        f"docker: expected an engine with the image {image}, got none; scripts/docker-engine start gets both"
+    )
+
+
+def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
+    """Start Jupyter kernels, and execute in one.
+
+    Raises:
+        StartError: It did not work.
+    """
+    said = run([str(python), KERNEL, str(starts), str(executions)], {"PYTHONPATH": ""}, None, 180.0)
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def docker_run(image: str) -> float:
+    """Return the milliseconds of one execution in a container of its own."""
+    began = time.perf_counter()
+    _said("run", "--rm", "--network", "none", image, "python", "-c", _PRINT)
+    return (time.perf_counter() - began) * 1e3
+
+
+@contextmanager
+def container(image: str) -> Iterator[str]:
+    """Have a container that waits; give its name."""
+    name = f"ropewalk-bench-{uuid4().hex[:8]}"
+    try:
+        _said("run", "-d", "--name", name, "--network", "none", image, "sleep", "600")
+        yield name
+    finally:
+        subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=_DEADLINE_S, check=False)
+
+
+def docker_exec(name: str) -> float:
+    """Return the milliseconds of one execution in a container that is there."""
+    began = time.perf_counter()
+    _said("exec", name, "python", "-c", _PRINT)
+    return (time.perf_counter() - began) * 1e3
+
+
+def _said(*words: str) -> None:
+    done = subprocess.run(
+        ["docker", *words], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+    )
+    if done.returncode != 0:
+        raise StartError(f"expected `docker {words[0]}` to succeed, got: {done.stderr.strip()[-500:]}")

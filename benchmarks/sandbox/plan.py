@@ -1,0 +1,70 @@
+"""How much is measured: the settings of a run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from openenv_core.sandbox.levels import LADDER
+
+SECTIONS: Final = ("start", "execute", "throughput", "memory", "loops", "abandon")
+
+PRELOADS: Final = ("none", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The settings of a run.
+
+    Attributes:
+        sections: Which of SECTIONS are measured.
+        levels: Which rungs of the ladder.
+        preloads: What interpreters have imported: names of modules joined by "+", or "none".
+        rounds: How often each figure is measured; each round goes through all contestants.
+        starts: Sessions started one after the other.
+        peer_starts: The same of a Jupyter kernel, and of `docker run`.
+        executions: Executions one after the other.
+        peer_executions: The same through an engine.
+        concurrent: Sessions that execute at once.
+        seconds: For how long.
+        live: Sessions alive at once, whose memory is measured.
+        loop_s: Seconds of one pure-Python loop.
+        abandoned: Sessions that are opened, used and left behind.
+        wave: How many of them at once.
+        jupyter: The interpreter of an installation with a Jupyter kernel; None without.
+        image: The image of the engine's containers; None without an engine.
+    """
+
+    sections: tuple[str, ...] = SECTIONS
+    levels: tuple[str, ...] = tuple(map(str, LADDER))
+    preloads: tuple[str, ...] = PRELOADS
+    rounds: int = 5
+    starts: int = 40
+    peer_starts: int = 2
+    executions: int = 500
+    peer_executions: int = 5
+    concurrent: int = 32
+    seconds: float = 2.0
+    live: int = 500
+    loop_s: float = 0.25
+    abandoned: int = 1000
+    wave: int = 100
+    jupyter: Path | None = None
+    image: str | None = None
+
+    def quick(self) -> "Plan":
+        """Return the same with numbers that show whether it works, and nothing else."""
+        return replace(
+            self,
+            preloads=("none",),
+            rounds=1,
+            starts=2,
+            peer_starts=1,
+            executions=5,
+            peer_executions=1,
+            concurrent=2,
+            seconds=0.2,
+            live=4,
+            loop_s=0.02,
+            abandoned=6,
+            wave=3,
+        )

@@ -1,0 +1,89 @@
+"""The code interpreter behind its real server, and our client in front of it."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from benchmarks.sandbox.engine import CODE, WARM_UP
+from benchmarks.sandbox.processes import cpu_s
+from benchmarks.wire.processes import Server, free_port, serving
+from envs.code_interpreter_env import CodeInterpreterEnv
+
+APP: Final = "envs.code_interpreter_env.server.app:app"
+
+
+@contextmanager
+def server(
+    level: str, preload: str = "none", max_sessions: int | None = None
+) -> Iterator[tuple[Server, str]]:
+    """Run a server at one level; give it, and the folder where it keeps what is temporary.
+
+    Raises:
+        StartError: It did not come up.
+    """
+    port = free_port()
+    with TemporaryDirectory(prefix="ropewalk-bench-") as temporary:
+        # Sessions with a user of their own have their folders in there.
+        Path(temporary).chmod(0o711)
+        modules = preload if preload == "none" else preload.replace("+", ",")
+        env = {
+            "CODE_INTERPRETER_STRONGEST_ISOLATION": level,
+            "CODE_INTERPRETER_MINIMUM_ISOLATION": level,
+            "CODE_INTERPRETER_PRELOAD": modules,
+            "CODE_INTERPRETER_PACKAGES": modules,
+            "TMPDIR": temporary,
+        }
+        if max_sessions is not None:
+            env["ROPEWALK_MAX_SESSIONS"] = str(max_sessions)
+        command = [sys.executable, "-m", "openenv_core.cli", "serve", APP, "--port", str(port)]
+        with serving(Server([*command, "--log-level", "warning"], port, env, None)) as running:
+            yield running, temporary
+
+
+async def executions(running: Server, count: int) -> tuple[list[float], float]:
+    """Execute in one session: milliseconds of each, and the CPU µs that server and interpreter take for one."""
+    async with CodeInterpreterEnv(base_url=f"http://127.0.0.1:{running.port}") as env:
+        await env.reset()
+        for _ in range(WARM_UP):
+            await env.execute(CODE)
+        before, took = cpu_s([running.pid]), []
+        for _ in range(count):
+            began = time.perf_counter()
+            seen = await env.execute(CODE)
+            took.append((time.perf_counter() - began) * 1e3)
+            assert seen.observation.result == "2", seen
+        return took, (cpu_s([running.pid]) - before) * 1e6 / count
+
+
+async def throughput(running: Server, sessions: int, seconds: float) -> tuple[float, float]:
+    """Execute in several sessions at once: how many a second, and the CPU µs of one on the server's side."""
+    environments = [CodeInterpreterEnv(base_url=f"http://127.0.0.1:{running.port}") for _ in range(sessions)]
+    end = 0.0
+
+    async def work(env: CodeInterpreterEnv) -> int:
+        count = 0
+        while time.perf_counter() < end:
+            seen = await env.execute(CODE)
+            assert seen.observation.result == "2", seen
+            count += 1
+        return count
+
+    try:
+        for env in environments:
+            await env.connect()
+            await env.reset()
+        for length in (min(0.3, seconds), seconds):
+            before, began = cpu_s([running.pid]), time.perf_counter()
+            end = began + length
+            count = sum(await asyncio.gather(*map(work, environments)))
+            took = time.perf_counter() - began
+            cpu = cpu_s([running.pid]) - before
+    finally:
+        for env in environments:
+            await env.close()
+    return count / took, cpu * 1e6 / count
