@@ -25,7 +25,7 @@ from openenv_core.sandbox.results import (
 from openenv_core.sandbox.snapshots import BranchingWorker
 from openenv_core.sandbox.values import NotPlain, encode, loads
 from openenv_core.sandbox.worker import Exit, Reply, Worker
-from openenv_core.sandbox.workspace import MAX_DEPTH, Workspace
+from openenv_core.sandbox.workspace import Workspace
 
 Life: TypeAlias = tuple[Worker, Workspace]
 """A process, and its files."""
@@ -36,7 +36,7 @@ _STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
     "disk": (
         "killed",
         EXIT_KILLED,
-        "its files grew beyond {disk} bytes, {files} files, or {depth} folders deep",
+        "its files grew beyond {disk} bytes or {files} files",
     ),
 }
 """Status, exit code and words, by why the supervisor stopped an execution."""

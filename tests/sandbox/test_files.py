@@ -103,6 +103,16 @@ async def test_a_disk_that_runs_full_is_stopped(sandbox: Sandbox) -> None:
     await session.close()
 
 
+async def test_no_depth_hides_files_from_the_limit(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=5.0))
+    done = await session.execute(
+        "import os, time\nfor _ in range(100):\n    os.mkdir('d'); os.chdir('d')\n"
+        "for i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
+    )
+    await session.close()
+    assert done.status in ("error", "killed"), done
+
+
 async def test_what_is_nested_protected_and_nameless_is_removed(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     done = await session.execute(
