@@ -33,7 +33,7 @@ class Grader:
         timeout_reward: the reward of a verdict with the reason "timeout". None keeps it out of a trainer's baseline;
             a number is for those who would rather teach a policy to be quick.
         fresh_per_case: begins every case with a fresh interpreter, so that nothing can be kept from one to the next.
-            Programs ("stdio") always do.
+            Programs ("stdio") and suites always do.
         shuffle: the cases of each grading in an order of their own.
         stop_early: ends at the first case that fails where the scoring is "all_or_nothing"; the rest is "not_run".
         limits: of the interpreters, where a task says nothing.

@@ -55,6 +55,11 @@ class JsonlTasks:
         rank = {name: at for at, name in enumerate(_TYPES)}
         return tuple(sorted(self._files, key=lambda name: (rank.get(name, len(rank)), name)))
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, which hold what no submission may read: to be hidden from sandboxes that could."""
+        return tuple(lines.path.resolve() for lines in self._files.values())
+
     def list_splits(self) -> list[dict[str, str]]:
         """Return the splits with their types: one of another name counts as validation."""
         return [{"name": name, "type": name if name in _TYPES else "validation"} for name in self.splits]

@@ -1,11 +1,12 @@
 """Tasks whose tests import the submission: test code and submission share a process, so the guarantee is weaker.
 
-What is done all the same: the submission is imported before any test code or secret is in the process; what it
-changed of builtins and of the modules that tests use is put back, and tells; each test is a call of its own, whose
-answer must carry a token that is drawn for that call, so that ending the process, with whatever status, passes
-nothing. What cannot be prevented: code that looks through the process while a test calls it can find the test, its
-values and its token. Tests that compare answers should wrap them in `plain(...)`, which refuses objects whose `==`
-lies; it is there in every test module.
+What is done all the same: each test has an interpreter of its own. The submission is imported before any test code or
+secret is in the process, and what it changed of builtins and of the modules that tests use is put back. The test's
+answer must carry a token that is drawn for it, so that ending the process, with whatever status, passes nothing.
+
+What cannot be prevented: code that looks through the process while a test calls it can find the test, its values and
+its token. Tests that compare answers should wrap them in `plain(...)`, which refuses objects whose `==` lies; it is
+there in every test module.
 """
 
 import ast
@@ -28,12 +29,13 @@ _import_submission({module!r}, {needed!r})
 
 
 class SuiteTrial(LoadedTrial):
-    """Imports the submission in a fresh interpreter and calls the tests one by one."""
+    """Imports the submission and calls one test, in a fresh interpreter for each."""
 
     guarantee = "shared"
 
     def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: SuiteTask) -> None:
-        super().__init__(bench, code, fresh_per_case)
+        # Always: what a submission does to the process while one test runs is gone before the next.
+        super().__init__(bench, code, fresh_per_case=True)
         self._task = task
         self._all = [
             *((task.public, name) for name in tests_in(task.public)),

@@ -1,6 +1,6 @@
 """A task with its hidden half. What a client may see of it is `public_view`; nothing else here is ever served.
 
-One line of JSON is one task; docs in the README of this environment. Arguments and expected values are tagged JSON
+One line of JSON is one task; the README beside this file shows each kind. Arguments and expected values are tagged JSON
 (`openenv_core.sandbox.values`): `{"$tuple": [1, 2]}` is the tuple `(1, 2)`.
 """
 

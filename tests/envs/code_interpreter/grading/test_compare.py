@@ -171,7 +171,7 @@ def test_a_checker_takes_what_is_right_and_no_other_value(name: str) -> None:
     args, expected, right, wrong = EXAMPLES[name]
     for answer in right:
         assert CHECKERS[name](answer, expected, args)
-    odd = [
+    others: list[Any] = [
         None,
         True,
         0,
@@ -189,7 +189,7 @@ def test_a_checker_takes_what_is_right_and_no_other_value(name: str) -> None:
         [1, "a"],
         10**400,
     ]
-    for answer in [*wrong, *odd]:
+    for answer in [*wrong, *others]:
         assert not CHECKERS[name](answer, expected, args)
 
 
@@ -210,12 +210,13 @@ def test_a_checker_knows_when_there_is_no_answer(name: str, args: list[Any], not
 
 def test_an_unknown_comparison_or_checker_is_refused() -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(Compare)
-    for odd in (
+    refused = (
         '{"type": "exactly"}',
         '{"type": "checker", "name": "eval"}',
         '{"type": "numeric", "rel_tol": "1"}',
-    ):
+    )
+    for text in refused:
         with pytest.raises(ValidationError):
-            adapter.validate_json(odd)
+            adapter.validate_json(text)
     with pytest.raises(ValidationError, match="queens"):
         adapter.validate_json('{"type": "checker", "name": "knights"}')

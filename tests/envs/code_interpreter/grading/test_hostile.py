@@ -11,11 +11,13 @@ import pytest
 from envs.code_interpreter_env.grading import (
     FunctionTask,
     Grader,
+    JsonlTasks,
     NumericTask,
     StdioTask,
     Verdict,
     parse_task,
 )
+from envs.code_interpreter_env.tasks import SHIPPED
 from openenv_core.sandbox import Execution, Interpreter, Limits, Sandbox, SandboxUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -153,6 +155,23 @@ hidden = "secret-" + "f" * 16
     code = code.replace('hidden = "secret-" + "f" * 16', "").replace('"secret-" + "0" * 16', '"no"')
     verdict = await Grader(sandbox).grade(task([([1], secret)]), code)
     assert (verdict.reward, categories(verdict)) == (0.0, ["wrong_answer"])
+
+
+async def test_the_files_of_tasks_cannot_be_read(sandbox: Sandbox) -> None:
+    paths = [str(path) for path in JsonlTasks(SHIPPED).paths]
+    code = """
+def f(paths):
+    found = []
+    for path in paths:
+        try:
+            found.append(open(path).read(1))
+        except OSError:
+            found.append(None)
+    return found
+"""
+    assert len(paths) == 3
+    verdict = await Grader(sandbox).grade(task([([paths], [None] * 3), ([["/dev/null"]], [""])]), code)
+    assert verdict.reward == 1.0
 
 
 async def test_a_case_that_takes_too_long_is_worth_none(sandbox: Sandbox) -> None:
@@ -330,8 +349,6 @@ async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: 
     assert (right.reward, right.isolation) == (1.0, "remote")
     for code, category in (
         ("def f(x): return x", "wrong_answer"),
-        ("def f(x): return object()", "bad_value"),
-        ("def f(x): raise KeyError(x)", "error"),
         ("def g(x): return x", "missing"),
         ("def f(x): return 'y' * 200_000", "bad_value"),
         ("print = lambda *a: None\nimport builtins\nbuiltins.print = print\ndef f(x): return x", "bad_value"),

@@ -18,6 +18,9 @@ ALL = {
     for task in (TASKS.task(split, index) for index in range(TASKS.num_tasks(split)))
 }
 
+# Those of the smaller splits, which have some of every kind; the others take their time with the slow tests.
+QUICK = {TASKS.task(split, index).id for split in TASKS.splits[1:] for index in range(TASKS.num_tasks(split))}
+
 
 def solutions(task: Task) -> Iterator[tuple[str, str]]:
     """Sections of a file, each begun by a line "#: reference" or "#: wrong, WHY"."""
@@ -50,7 +53,9 @@ def test_every_task_has_a_reference_and_two_wrong_solutions_outside_the_package(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
+)
 async def test_the_reference_is_worth_one(sandbox: Sandbox, name: str) -> None:
     _, code = next(solutions(ALL[name]))
     verdict = await Grader(sandbox).grade(ALL[name], code)

@@ -105,6 +105,41 @@ async def test_no_trick_passes(sandbox: Sandbox, name: str) -> None:
         assert category is None or case.category == category, verdict
 
 
+FORGES = """
+import gc, sys, time
+from openenv_core.sandbox.inside import frames
+
+def add(a, b):
+    frame = sys._getframe()
+    while "request" not in frame.f_locals:
+        frame = frame.f_back
+    answer = {"id": frame.f_locals["request"]["id"], "status": "ok", "exit_code": 0, "text": True, "outputs": [],
+              "truncated": False, "count": 1, "max_rss": 1}
+    runner = next(item for item in gc.get_objects() if type(item).__name__ == "Runner")
+    runner._control.sendall(frames.pack_answer(answer, [TEXT]))
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("text", ["null", "true", '"passed"'])
+async def test_a_forged_answer_without_the_token_is_worth_nothing(sandbox: Sandbox, text: str) -> None:
+    verdict = await Grader(sandbox).grade(task(), FORGES.replace("TEXT", repr(text)))
+    assert [(case.passed, case.category) for case in verdict.cases] == [(False, "error")] * 4
+    assert verdict.reward == 0.0
+
+
+async def test_what_one_test_does_is_gone_before_the_next(sandbox: Sandbox) -> None:
+    code = (
+        "import __main__, builtins\n"
+        "def add(a, b):\n"
+        "    __main__._run_one_test = lambda source, name, token: token[::-1]\n"
+        "    builtins.exec = lambda *a: None\n"
+        "    return 0"
+    )
+    verdict = await Grader(sandbox).grade(task(), code)
+    assert [case.passed for case in verdict.cases[:3]] == [False] * 3
+
+
 async def test_what_is_right_passes_test_by_test(sandbox: Sandbox) -> None:
     right = await Grader(sandbox).grade(task(), "def add(a, b): return a + b")
     assert (right.reward, right.passed, right.total) == (1.0, 4, 4)
@@ -136,7 +171,7 @@ async def test_an_episode_takes_as_many_submissions_as_its_task(sandbox: Sandbox
     assert not session.done
     reads = "def add(a, b): return a + b if open('data.txt').read() == '7' else None"
     assert (await session.submit(reads)).reward == 1.0
-    assert session.done
+    assert session.attempts_left == 0
     with pytest.raises(NoAttemptsLeft):
         await session.submit(reads)
 
