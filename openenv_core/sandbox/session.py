@@ -318,7 +318,6 @@ class Session:
                 output=limits.output_hard_bytes,
                 disk=limits.disk_bytes,
                 files=limits.files,
-                depth=MAX_DEPTH,
             )
         elif reply.exit is not None:
             status, code, reason = _of_exit(reply.exit, reply.stopped)

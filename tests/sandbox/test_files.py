@@ -123,7 +123,8 @@ async def test_what_is_nested_protected_and_nameless_is_removed(sandbox: Sandbox
     )
     listed = await session.list_files()
     await session.close()
-    assert done.status == "ok"
+    # Where the file system holds no limits, what is too deep to be counted ends the session.
+    assert done.status == ("ok" if sandbox.isolation == "namespaces" else "killed")
     assert listed == []  # beyond the depth that is looked at
     scratch = sandbox._scratch
     assert scratch is None or [path.name for path in scratch.path.glob("[0-9]*")] == []
