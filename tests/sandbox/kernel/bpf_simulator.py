@@ -1,5 +1,6 @@
 """Runs a seccomp filter as the kernel's interpreter of classic BPF does, on a call of any architecture."""
 
+import functools
 import struct
 from dataclasses import dataclass
 
@@ -12,10 +13,15 @@ class Ran:
     loads: frozenset[int]  # the offsets in struct seccomp_data that were looked at
 
 
+@functools.lru_cache(maxsize=16)
+def instructions(program: bytes) -> list[tuple[int, int, int, int]]:
+    return list(struct.iter_unpack("=HBBI", program))
+
+
 def run(program: bytes, audit: int, number: int, *arguments: int) -> Ran:
     padded = [*arguments, *([0] * (6 - len(arguments)))]
     data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, audit, 0, *(value % (1 << 64) for value in padded))
-    code = list(struct.iter_unpack("=HBBI", program))
+    code = instructions(program)
     assert 0 < len(code) <= MOST_INSTRUCTIONS
     accumulator, at, loads = 0, 0, set()
     while True:
@@ -42,7 +48,3 @@ def run(program: bytes, audit: int, number: int, *arguments: int) -> Ran:
         else:
             raise AssertionError(f"an instruction that the kernel refuses: {op:#x}")
         assert at < len(code), "ran off the end"
-
-
-def instructions(program: bytes) -> list[tuple[int, int, int, int]]:
-    return list(struct.iter_unpack("=HBBI", program))
