@@ -18,6 +18,7 @@ from openenv_core.sandbox.inside.figures import Figures
 FLAGS: Final = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 TRACEBACK_CHARS: Final = 20_000
 EVALUE_CHARS: Final = 10_000
+NAME_CHARS: Final = 200
 
 # Frames of files in here are ours and not shown.
 _OURS: Final = os.path.dirname(__file__) + os.sep
@@ -99,16 +100,21 @@ class Cells:
 
 def describe(error: BaseException) -> dict[str, Any]:
     """Return an exception's name, message and traceback, bounded, whatever its class does to hinder that."""
-    kind = type(error)
+    name = _name(type(error))
     try:
         message = str(error)[:EVALUE_CHARS]
     except BaseException as failure:
-        message = f"<no message: str() raised {type(failure).__name__}>"
+        message = f"<no message: str() raised {_name(type(failure))}>"
     try:
         lines = _lines(error)
     except BaseException:
-        lines = [f"{kind.__name__}: {message}\n"]
-    return {"ename": kind.__name__, "evalue": message, "traceback": lines}
+        lines = [f"{name}: {message}\n"]
+    return {"ename": name, "evalue": message, "traceback": lines}
+
+
+def _name(kind: type) -> str:
+    # As the interpreter knows it: a metaclass may answer for it with anything.
+    return str(type.__dict__["__name__"].__get__(kind))[:NAME_CHARS]
 
 
 def _lines(error: BaseException) -> list[str]:
