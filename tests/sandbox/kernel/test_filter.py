@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import bpf_simulator as bpf
 import pytest
 
+from openenv_core.sandbox.kernel.bpf import OneOf, Verdict, decide, program, when
 from openenv_core.sandbox.kernel.policy import ABSENT, ATTRIBUTES, PLAIN, UNSUPPORTED, Policy
 from openenv_core.sandbox.kernel.seccomp import assemble
 from openenv_core.sandbox.kernel.syscalls import AARCH64, X86_64, Architecture
@@ -291,6 +292,26 @@ def test_calls_that_libc_has_a_fallback_for_are_absent_and_not_refused(
         assert run(name) == 0x50000 | errno.EOPNOTSUPP
 
 
-def test_programs_of_one_policy_are_made_once() -> None:
-    assert assemble(Policy(PID), X86_64) is assemble(Policy(PID), X86_64)
-    assert assemble(Policy(PID), X86_64) != assemble(Policy(PID + 1), X86_64)
+def test_filters_of_two_sessions_differ_in_the_pid_alone(architecture: Architecture) -> None:
+    mine, other = (bpf.instructions(assemble(Policy(pid), architecture)) for pid in (PID, PID + 1))
+    differences = [(one, two) for one, two in zip(mine, other, strict=True) if one != two]
+    # kill, tkill, tgkill, prlimit64, sched_setaffinity, setpriority
+    assert len(differences) == 6
+    assert {(one[:3] == two[:3], one[3], two[3]) for one, two in differences} == {(True, PID, PID + 1)}
+
+
+def test_a_tree_that_is_too_long_for_short_jumps() -> None:
+    rule = when(OneOf(0, tuple(range(40))))
+    verdicts: dict[int, Verdict] = {number: rule if number % 2 else ALLOW for number in range(60)}
+    code = program(X86_64.audit, None, decide(verdicts, lambda _number: ENOSYS, 60))
+    for number in range(64):
+        arguments = [(39, ALLOW), (40, EPERM)] if number % 2 else [(0, ALLOW), (40, ALLOW)]
+        for argument, expected in arguments:
+            verdict = bpf.run(code, X86_64.audit, number, argument).verdict
+            assert verdict == (expected if number < 60 else ENOSYS)
+
+
+def test_a_filter_that_is_too_long_for_the_kernel_is_refused_here() -> None:
+    verdicts: dict[int, Verdict] = {number: when(OneOf(0, tuple(range(200)))) for number in range(40)}
+    with pytest.raises(ValueError, match="4096"):
+        program(X86_64.audit, None, decide(verdicts, lambda _number: ENOSYS, 40))
