@@ -36,6 +36,7 @@ def fake(server: FakeTogether, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake
     yield server
     server.expire()
     server.seen.clear()
+    server.hanging.clear()
     server.fails.clear()
     server.fails_of_sessions.clear()
 

@@ -89,9 +89,10 @@ class Collector:
         if output_type == "execute_result":
             self._result = data.get(PLAIN)
 
-    def lost(self) -> None:
+    def lost(self, *, stdout: bool = True, stderr: bool = True, outputs: bool = True) -> None:
         """Note that whoever runs the code has dropped some of what it wrote or showed."""
-        self._cut.update(stdout=True, stderr=True, outputs=True)
+        for name, cut in (("stdout", stdout), ("stderr", stderr), ("outputs", outputs)):
+            self._cut[name] = self._cut[name] or cut
 
     def _wrote(self, size: int) -> None:
         self._written += size

@@ -1,5 +1,6 @@
 """Our own code in a session's interpreter: what is sent, and how its answer is read."""
 
+import ast
 import base64
 import json
 import secrets
@@ -25,10 +26,12 @@ class Errand:
         asked: Its argument, as JSON.
 
     Attributes:
+        verb: As given.
         expression: A Python expression whose value is the answer, as a text.
     """
 
     def __init__(self, verb: str, **asked: Any) -> None:
+        self.verb = verb
         self._marker = f"<{secrets.token_hex(16)}>"
         packed = base64.b64encode(json.dumps(asked).encode()).decode()
         # No name is left in the code's namespace.
@@ -61,6 +64,15 @@ class Errand:
             "expected the interpreter to answer about its files, and it did not: the code in it may have replaced "
             "what that needs; restart it"
         )
+
+
+def text_of(shown: object) -> str:
+    """Return the text whose `repr` this is; empty where it is none."""
+    try:
+        value = ast.literal_eval(shown) if isinstance(shown, str) else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ""
+    return value if isinstance(value, str) else ""
 
 
 @cache

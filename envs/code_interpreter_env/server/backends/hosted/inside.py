@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-
 PREFIX = "code-interpreter-"
 
 
@@ -125,8 +124,8 @@ def stdin(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _within(asked: dict[str, Any]) -> str:
-    root = asked["root"]
-    path = os.path.realpath(os.path.join(root, asked["path"]))
+    root: str = asked["root"]
+    path = os.path.realpath(os.path.join(root, str(asked["path"])))
     if not path.startswith(root.rstrip(os.sep) + os.sep):
         raise PermissionError("it leads out of the workspace")
     return path

@@ -143,7 +143,9 @@ class HostedInterpreter(ABC):
                 raise
             took_s = time.monotonic() - begin
             self._untold = False
-            files = () if self._lost else await self._changed_files()
+            files = verdict.files
+            if files is None:
+                files = () if self._lost else await self._changed_files()
             return Execution(
                 status=verdict.status,
                 stdout=collector.stdout,
@@ -156,6 +158,8 @@ class HostedInterpreter(ABC):
                 session_id=self._session_id,
                 state_lost=verdict.state_lost,
                 truncated=collector.truncated,
+                signal=verdict.signal,
+                max_rss_bytes=verdict.max_rss_bytes,
                 execution_time_s=took_s,
                 files=files,
                 isolation=self._isolation,

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from openenv_core.sandbox import CodeError, Status
+from openenv_core.sandbox import CodeError, FileInfo, Status
 from openenv_core.sandbox.results import EXIT_ERROR, EXIT_KILLED, EXIT_OK, EXIT_SANDBOX, EXIT_TIMEOUT
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -16,13 +16,20 @@ MOST_TRACEBACK_CHARS: Final = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The end of an execution; fields as in `Execution`."""
+    """The end of an execution; fields as in `Execution`.
+
+    Attributes:
+        files: None where whoever ran the code does not say, and the interpreter is to be asked.
+    """
 
     status: Status = "ok"
     exit_code: int = EXIT_OK
     error: CodeError | None = None
     state_lost: bool = False
     reason: str | None = None
+    signal: int | None = None
+    max_rss_bytes: int | None = None
+    files: tuple[FileInfo, ...] | None = None
 
 
 def raised(error: CodeError) -> Verdict:

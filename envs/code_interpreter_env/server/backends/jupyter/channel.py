@@ -105,7 +105,7 @@ class Channel:
                 additional_headers=settings.headers,
                 compression=None,
                 proxy=proxy_for(url),
-                open_timeout=settings.request_s,
+                open_timeout=settings.start_s,  # a gateway answers once the kernel does
                 close_timeout=1.0,
                 max_size=most_bytes,
                 max_queue=MOST_QUEUED,

@@ -1,6 +1,5 @@
 """A kernel as a session's interpreter."""
 
-import ast
 import asyncio
 import logging
 from contextlib import suppress
@@ -9,7 +8,7 @@ from typing import Any, Final
 from openenv_core.sandbox import CodeError, Limits
 
 from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
-from ..hosted.errand import MOST_BYTES, Errand
+from ..hosted.errand import MOST_BYTES, Errand, text_of
 from ..hosted.verdict import failed, flooded, killed, overdue, plain, raised
 from .channel import Asked, Channel, Message
 from .gateway import Gateway, NoRoom
@@ -261,7 +260,6 @@ def _error(content: Message) -> CodeError:
 def _value(reply: Message) -> str:
     """Return the text that an expression of an errand came to; empty where it came to nothing."""
     try:
-        value = ast.literal_eval(reply["user_expressions"]["answer"]["data"]["text/plain"])
-    except (KeyError, TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+        return text_of(reply["user_expressions"]["answer"]["data"]["text/plain"])
+    except (KeyError, TypeError):
         return ""
-    return value if isinstance(value, str) else ""

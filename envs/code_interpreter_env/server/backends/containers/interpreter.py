@@ -1,0 +1,215 @@
+"""A container as a session's interpreter."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Final
+
+from openenv_core.errors import (
+    ClientError,
+    ConfigurationError,
+    ConnectionLost,
+    ProviderError,
+    RequestTimeout,
+    ServerError,
+)
+from openenv_core.providers.docker.container import Container
+from openenv_core.providers.pool import DockerPool, Lease
+from openenv_core.sandbox import FileRefused, Limits
+from openenv_core.sandbox.results import EXIT_KILLED
+
+from ....client import CodeInterpreterEnv
+from ....models import CodeInterpreterObservation
+from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
+from ..hosted.errand import MOST_BYTES, Errand, text_of
+from ..hosted.errors import Unanswered
+from ..hosted.paths import checked_path
+from ..hosted.verdict import overdue
+from .settings import ContainerSettings
+
+MIB: Final = 1 << 20
+
+CLOSE_S: Final = 2.0
+"""How long a container gets to end its session before it is ended itself."""
+
+
+class ContainerInterpreter(HostedInterpreter):
+    """One container, one session of the server in it.
+
+    Where the image serves this environment, limits, files, standard input and results are the server's there. Any
+    other that takes code and answers with what it printed is spoken to with code alone: a time-out is kept from here,
+    by giving the container up, and there are files as far as its Python can be asked for them.
+
+    Args:
+        pool: Where containers come from.
+        settings: What a session waits for.
+        limits: Of the session.
+        packages: Imported at the start.
+    """
+
+    def __init__(
+        self, pool: DockerPool, settings: ContainerSettings, limits: Limits, packages: tuple[str, ...]
+    ) -> None:
+        super().__init__(limits, packages, isolation="container", report_files=False)
+        self._pool = pool
+        self._settings = settings
+        self._lease: Lease[Container] | None = None
+        self._client: CodeInterpreterEnv | None = None
+        self._ours = False
+
+    async def _begin(self) -> None:
+        await self._end()
+        try:
+            self._lease = await asyncio.to_thread(self._pool.lease, self._settings.lease_s)
+            self._client = client = self._made_client(self._lease)
+            first = (await client.reset()).observation
+            self._ours = first.isolation != ""
+            if self._ours:
+                await client.reset(packages=list(self._packages), limits=asdict(self._limits))
+        except ServerError as error:
+            # It is what the image allows: fewer packages, lower ceilings.
+            raise ConfigurationError(
+                f"expected {self._settings.image} to begin a session, got: {error}"
+            ) from error
+        except (ClientError, ProviderError) as error:
+            raise HostFailure(f"expected a container of {self._settings.image}, got: {error}") from error
+        try:
+            await self._enter(own_folder=False)
+        except Unanswered:
+            if self._ours or self._packages:
+                raise
+            self._root = ""  # code is all that it takes
+
+    async def _end(self) -> None:
+        client, self._client = self._client, None
+        lease, self._lease = self._lease, None
+        try:
+            if client is not None:
+                with suppress(ClientError, ProviderError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_S):
+                        await client.close()
+        finally:
+            if lease is not None:
+                lease.close()
+
+    async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+        if stdin is not None and not self._ours:
+            raise HostFailure(f"{self._settings.image} knows code alone, and no standard input for it")
+        try:
+            seen = await self._executed(code, timeout_s, stdin)
+        except (RequestTimeout, TimeoutError):
+            if self._ours:  # its own time-out should have come first
+                raise HostFailure("the server in the container does not answer", state_lost=True) from None
+            reason = f"it took longer than {timeout_s:g} s, and its container was given up"
+            return overdue(reason, state_lost=True)
+        except ConnectionLost as error:
+            return await self._after_the_end(error)
+        except ServerError as error:
+            raise HostFailure(f"the server in the container failed: {error}") from error
+        except ClientError as error:
+            raise HostFailure(str(error), state_lost=True) from error
+        return _verdict(seen, collector)
+
+    async def _ask(self, errand: Errand, timeout_s: float) -> str:
+        if not self._root and errand.verb != "begin":
+            raise Unanswered(f"{self._settings.image} knows code alone, and no files")
+        try:
+            code = errand.expression if self._ours else errand.statement
+            seen = await self._executed(code, timeout_s, None)
+        except (ClientError, TimeoutError) as error:
+            raise HostFailure(f"expected the container to see to its files, got: {error}") from error
+        return text_of(seen.result) if self._ours else seen.stdout
+
+    async def _put(self, path: str, data: bytes) -> None:
+        if not self._ours:
+            await super()._put(path, data)
+            return
+        client = self._require_client()
+        try:
+            seen = (await client.put_file(path, data)).observation
+        except ClientError as error:
+            raise HostFailure(f"expected the container to take a file, got: {error}") from error
+        _require_taken(path, seen)
+
+    async def get_file(self, path: str) -> bytes:
+        """Return a file's content; see `Interpreter`."""
+        if not self._ours:
+            return await super().get_file(path)
+        place = checked_path(path)
+        async with self._turn:
+            await self._ready()
+            client = self._require_client()
+            try:
+                return await client.get_file(place)
+            except FileNotFoundError as error:
+                raise FileRefused(path, str(error)) from None
+            except ClientError as error:
+                raise HostFailure(f"expected the container to give a file, got: {error}") from error
+
+    async def _executed(self, code: str, timeout_s: float, stdin: str | None) -> CodeInterpreterObservation:
+        client = self._require_client()
+        # A server of ours keeps the time itself.
+        slack_s = self._settings.slack_s if self._ours else 0.0
+        async with asyncio.timeout(timeout_s + slack_s):
+            result = await client.execute(code, timeout_s=timeout_s if self._ours else None, stdin=stdin)
+        return result.observation
+
+    async def _after_the_end(self, error: ConnectionLost) -> Verdict:
+        """Return the verdict on code under which the container ended: its memory is the code's, all else is not."""
+        lease = self._lease
+        with suppress(ProviderError):
+            state = None if lease is None else await asyncio.to_thread(lease.container.state)
+            if state is not None and state.out_of_memory:
+                reason = f"the container {state}"
+                return Verdict(status="memory", exit_code=EXIT_KILLED, state_lost=True, reason=reason)
+            if state is not None and not state.running:
+                raise HostFailure(f"the container {state} while the code ran", state_lost=True) from error
+        raise HostFailure(str(error), state_lost=True) from error
+
+    def _made_client(self, lease: Lease[Container]) -> CodeInterpreterEnv:
+        limits = self._limits
+        # Every byte of a text may be spelled with six, and images are text already.
+        most = 6 * 2 * limits.output_bytes + 2 * limits.outputs_bytes + 2 * limits.file_bytes + MOST_BYTES
+        return CodeInterpreterEnv(
+            base_url=lease.url,
+            message_timeout_s=limits.timeout_s + limits.grace_s + self._settings.slack_s,
+            max_message_size_mb=most / MIB,
+            token=self._settings.options.token,
+        )
+
+    def _require_client(self) -> CodeInterpreterEnv:
+        if self._client is None:
+            raise HostFailure("there is no container", state_lost=True)
+        return self._client
+
+
+def _verdict(seen: CodeInterpreterObservation, collector: Collector) -> Verdict:
+    collector.write("stdout", seen.stdout)
+    collector.write("stderr", seen.stderr)
+    for output in seen.outputs:
+        collector.show(output.output_type, output.data, output.metadata)
+    collector.lost(**asdict(seen.truncated))
+    fields: dict[str, Any] = {
+        name: getattr(seen, name)
+        for name in (
+            "status",
+            "exit_code",
+            "error",
+            "state_lost",
+            "reason",
+            "signal",
+            "max_rss_bytes",
+            "files",
+        )
+    }
+    return Verdict(**fields)
+
+
+def _require_taken(path: str, seen: CodeInterpreterObservation) -> None:
+    if seen.status == "ok":
+        return
+    if seen.status == "sandbox_error" or seen.error is None:
+        raise HostFailure(
+            f"expected the container to take a file, got: {seen.reason}", state_lost=seen.state_lost
+        )
+    raise FileRefused(path, seen.error.evalue)

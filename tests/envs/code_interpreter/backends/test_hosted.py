@@ -1,0 +1,158 @@
+"""What hosted interpreters share: bounds on what comes, files by code, the words for how it ended."""
+
+import random
+from typing import Any
+
+import pytest
+
+from envs.code_interpreter_env.server.backends.hosted import Collector
+from envs.code_interpreter_env.server.backends.hosted.errand import Errand, text_of
+from envs.code_interpreter_env.server.backends.hosted.errors import Unanswered
+from envs.code_interpreter_env.server.backends.hosted.listing import Listing
+from envs.code_interpreter_env.server.backends.hosted.paths import checked_path
+from envs.code_interpreter_env.server.backends.hosted.verdict import error_of, plain, raised
+from openenv_core.sandbox import CodeError, FileRefused, Limits
+
+LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)
+
+
+async def test_streams_are_cut_at_their_limit_each() -> None:
+    collector = Collector(LIMITS)
+    for _ in range(3):
+        collector.write("stdout", "héé")
+    collector.write("stderr", "\ud800x")
+    assert collector.stdout == "hééhéé"[:10] == "hééhéé"
+    assert (collector.stderr, collector.truncated.stdout, collector.truncated.stderr) == ("?x", True, False)
+    collector.write("stderr", "x" * 990)
+    assert not collector.flood.done()
+    collector.write("stdout", "x" * 100)
+    assert collector.flood.done()
+
+
+async def test_a_character_is_not_cut_in_two() -> None:
+    collector = Collector(LIMITS)
+    collector.write("stdout", "123456789é")
+    assert (collector.stdout, collector.truncated.stdout) == ("123456789", True)
+
+
+async def test_bundles_come_whole_or_not_at_all() -> None:
+    collector = Collector(LIMITS)
+    collector.show(
+        "execute_result", {"text/plain": ["a\n", "b"], "application/json": ["a"], "text/x": None}, {}
+    )
+    collector.show("display_data", {"image/png": "x" * 2000}, {})
+    collector.show("display_data", {"text/plain": "small"}, {"width": 7})
+    assert [dict(each.data) for each in collector.outputs] == [
+        {"text/plain": "a\nb", "application/json": '["a"]'},
+        {"text/plain": "small"},
+    ]
+    assert (collector.result, collector.truncated.outputs) == ("a\nb", True)
+    for _ in range(20):
+        collector.show("display_data", {}, {})
+    assert len(collector.outputs) == LIMITS.files
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("Traceback (most recent call last):\n  File 'x'\nValueError: no\n", "ValueError", "no"),
+        (
+            "Traceback (most recent call last):\n  x\na.b.Own: two\nlines\n  indented",
+            "a.b.Own",
+            "two\nlines\n  indented",
+        ),
+        ("KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("\x1b[0;31mZeroDivisionError\x1b[0m: by zero", "ZeroDivisionError", "by zero"),
+        ("it has failed, somehow", "Exception", "it has failed, somehow"),
+        ("", "Exception", ""),
+    ],
+)
+def test_exceptions_are_read_from_their_traceback(text: str, name: str, value: str) -> None:
+    error = error_of(text)
+    assert (error.ename, error.evalue) == (name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status", "exit_code"),
+    [
+        ("ValueError", "", "error", 1),
+        ("MemoryError", "", "memory", 1),
+        ("SystemExit", "", "ok", 0),
+        ("SystemExit", "None", "ok", 0),
+        ("SystemExit", "7", "error", 7),
+        ("SystemExit", "-1", "error", 255),
+        ("SystemExit", "512", "error", 1),
+        ("SystemExit", "words", "error", 1),
+    ],
+)
+def test_how_an_exception_ends_code(name: str, value: str, status: str, exit_code: int) -> None:
+    verdict = raised(CodeError(ename=name, evalue=value))
+    assert (verdict.status, verdict.exit_code) == (status, exit_code)
+    assert (verdict.error is None) == (status == "ok")
+
+
+def test_texts_are_ones_that_can_be_written() -> None:
+    assert plain("\x1b[1;32mgreen\x1b[0m \ud800") == "green ?"
+    assert text_of(repr("a'\"\n")) == "a'\"\n"
+    for shown in ("7", "'open", None, "[" * 100_000, "__import__('os')"):
+        assert text_of(shown) == ""
+
+
+def test_paths_are_relative_and_stay() -> None:
+    assert checked_path("a/./b//c.txt") == "a/b/c.txt"
+    assert checked_path("ä ö/文") == "ä ö/文"
+    for path in ("", "/", "/a", "..", "a/../b", "a\0", "a\nb", "a\\b", ".", "x" * 1025):
+        with pytest.raises(FileRefused):
+            checked_path(path)
+
+
+def test_errands_answer_between_their_markers(tmp_path: Any) -> None:
+    errand = Errand("files", root=str(tmp_path), known={}, most_files=2, most=10)
+    for name in ("b", "a", "c"):
+        (tmp_path / name).write_bytes(b"x")
+    names: dict[str, object] = {"before": 1}
+    said = eval(errand.expression, names)  # as an interpreter elsewhere does
+    assert set(names) == {"before", "__builtins__"}
+    read = errand.read(f"printed before{said}and after")
+    assert ([row[0] for row in read["files"]], read["more"]) == (["a", "b"], True)
+    for lie in ("", said[:-1], said + said, said.replace(said[40:44], "\0\0\0\0"), "x".join([said[:34]] * 3)):
+        with pytest.raises(Unanswered):
+            errand.read(lie)
+    with pytest.raises(Unanswered):  # another's marker
+        Errand("files").read(said)
+
+
+def test_an_errand_that_fails_says_so() -> None:
+    errand = Errand("get", root="/nowhere", path="x", offset=0, piece=1, most=1)
+    assert "no plain file" in errand.read(eval(errand.expression, {}))["refused"]
+    errand = Errand("get")
+    assert errand.read(eval(errand.expression, {}))["refused"].startswith("KeyError")
+
+
+def test_listings_take_no_nonsense() -> None:
+    listing = Listing(LIMITS)
+    assert [
+        each.path
+        for each in listing.read({"files": [["b", 1, 2, "d"], ["a/../x", 1, 1, ""], ["a", 1, 2, "d"]]})
+    ] == [
+        "b",
+        "a",
+    ]
+    assert [each.path for each in listing.files()] == ["a", "b"]
+    assert listing.asked()["known"] == {"a": [1, 2], "b": [1, 2]}
+    assert [each.path for each in listing.read({"files": [["a", 1, 2, ""], ["b", 1, 3, "e"]]})] == ["b"]
+    assert (
+        listing.read({"files": [["a", 1, 9, "d"], ["b", 1, 3, ""]]}) == ()
+    )  # the same content at another time
+    many = [[f"f{index}", 1, 1, "d"] for index in range(50)]
+    random.Random(7).shuffle(many)
+    assert len(listing.read({"files": many})) == LIMITS.files
+    for nonsense in (
+        {},
+        {"files": 7},
+        {"files": [7]},
+        {"files": [["a", "x", 1, ""]]},
+        {"files": [[7, 1, 1, ""]]},
+    ):
+        with pytest.raises(FileRefused):
+            listing.read(nonsense)
