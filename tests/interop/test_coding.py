@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from released import OVER_SOCKETS, drive, our_server, released_server
 
+from envs.code_interpreter_env import CodeInterpreterEnv
+from openenv_core import ValidationFailed, is_infrastructure_failure
+
 FOLDER = Path(__file__).parent / "folders" / "coding_env"
 APP = "coding_env.server.app:app"
 FACES = ("async", "sync")
@@ -17,6 +20,8 @@ EVERY_CLIENT = [
     *itertools.product([None], ["ours"], FACES),
 ]
 """Release whose Python runs the client, whose package the client stands on, and how it is called."""
+
+RELEASED_FIELDS = {"stdout", "stderr", "exit_code", "done", "reward", "metadata"}
 
 EPISODE: list[dict[str, Any]] = [
     {"reset": {}},
@@ -113,3 +118,75 @@ def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> N
     assert ended["observation"]["exit_code"] == 3
     assert "NameError: name 'os'" in lost["observation"]["stderr"]
     assert helped["observation"]["stdout"] == '{"a": "{1, 2}"}\n'
+
+
+@pytest.mark.parametrize(("version", "whose", "face"), EVERY_CLIENT)
+def test_released_coding_clients_play_our_code_interpreter(
+    version: str | None, whose: str, face: str, served: Callable[[str], str]
+) -> None:
+    """Their observation model refuses every key that the released environment does not send."""
+    outcomes = played(served("code_interpreter"), version, whose, face, EPISODE)
+    check_episode(outcomes)
+    seen = [outcome["observation"] for outcome in outcomes if "observation" in outcome]
+    assert all({"stdout", "stderr", "exit_code"} <= set(one) <= RELEASED_FIELDS for one in seen)
+    if version == "0.10.0" or whose == "ours":  # before 0.4 metadata was dropped on the way
+        run = outcomes[1]["observation"]["metadata"]
+        assert run["last_code"] == EPISODE[1]["code"]
+        assert run["execution"]["status"] == "ok"
+        failed = outcomes[3]["observation"]["metadata"]["execution"]
+        assert (failed["status"], failed["error"]["ename"]) == ("error", "ZeroDivisionError")
+
+
+def test_released_clients_of_any_environment_play_our_code_interpreter(
+    served: Callable[[str], str],
+) -> None:
+    """With dicts for models, and so with every action and every field of ours."""
+    plan = [
+        {"reset": {"files": {"a.txt": "3 4"}, "limits": {"timeout_s": 5}}},
+        {"step": {"type": "execute", "code": "sum(map(int, open('a.txt').read().split()))"}},
+        {"step": {"type": "put_file", "path": "b.txt", "content": "hi"}},
+        {"step": {"type": "get_file", "path": "b.txt"}},
+        {"step": {"type": "nothing that there is"}},
+        {"state": {}},
+    ]
+    (outcomes,) = drive("0.10.0", "episodes", served("code_interpreter"), "async", plan=[plan])
+    _, run, put, got, wrong, state = outcomes
+    assert (run["observation"]["result"], run["observation"]["status"]) == ("7", "ok")
+    assert [file["path"] for file in put["observation"]["files"]] == ["b.txt"]
+    assert got["observation"]["file"]["content_base64"] == "aGk="
+    assert "VALIDATION_ERROR" in wrong["text"]
+    assert (state["step_count"], state["last_exit_code"]) == (3, 0)
+
+
+@pytest.mark.parametrize("version", OVER_SOCKETS)
+async def test_our_typed_client_plays_released_coding_servers(
+    version: str, served: Callable[[str], str]
+) -> None:
+    async with CodeInterpreterEnv(served(version)) as env:
+        begun = (await env.reset()).observation
+        assert (begun.status, begun.stdout, begun.outputs, begun.isolation) == ("ok", "", (), "")
+        assert (await env.execute("x = 41")).observation.exit_code == 0
+        run = await env.execute("print(x + 1)")
+        assert (run.observation.stdout, run.reward, run.done) == ("42\n", pytest.approx(0.1), False)
+        failed = (await env.execute("1 / 0")).observation
+        assert (failed.exit_code, failed.status) == (1, "error")
+        assert "ZeroDivisionError" in failed.stderr
+        assert (failed.error, failed.state_lost, failed.files) == (None, False, ())
+        assert not is_infrastructure_failure(failed)
+        assert (await env.step({"code": "print(x)"})).observation.stdout == "41\n"
+        # What such a server cannot do is refused, and never left out.
+        with pytest.raises(ValidationFailed, match="timeout_s"):
+            await env.execute("x", timeout_s=1.0)
+        with pytest.raises(ValidationFailed):
+            await env.put_file("a.txt", "a")
+        state = await env.state()
+        assert (state.last_exit_code, state.step_count, state.execution_count) == (0, 4, 0)
+
+
+def test_our_typed_client_plays_released_coding_servers_without_asyncio(
+    served: Callable[[str], str],
+) -> None:
+    with CodeInterpreterEnv(served("folder")).sync() as env:
+        env.reset()
+        assert env.execute("print(6 * 7)").observation.stdout == "42\n"
+        assert env.execute("1 / 0").observation.status == "error"
