@@ -1,0 +1,83 @@
+"""docs/sandbox.md: its examples are run, and its tables held against the code."""
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from envs.code_interpreter_env.server import settings
+from envs.code_interpreter_env.server.backends import HOSTED
+from openenv_core.sandbox import Isolation, Limits, Status
+from openenv_core.sandbox.levels import LADDER
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "sandbox.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+EXAMPLES = [
+    r"ok 42 (namespaces|lsm)\ntimeout 124 False\n",
+    r"error ZeroDivisionError 1\n7\n.*link.*\n",
+    r"killed False 1\n\['11', '12'\]\n",
+]
+"""What the blocks of Python print, in order."""
+
+
+def rows(first: str) -> list[list[str]]:
+    """Return the rows below the line that begins with these cells, as cells without their marks."""
+    lines = TEXT[TEXT.index(f"\n| {first}") + 1 :].partition("\n\n")[0].splitlines()
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.mark.timeout(400)
+def test_every_example_prints_what_the_page_is_about() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
+
+    def run(code: str) -> str:
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert len(blocks) == len(EXAMPLES)
+    with ThreadPoolExecutor() as threads:
+        for expected, said in zip(EXAMPLES, threads.map(run, blocks), strict=True):
+            assert re.fullmatch(expected, said), said
+
+
+def test_limits_and_ceilings_are_those_of_the_code() -> None:
+    told = {name: (default, ceiling) for name, default, ceiling, _ in rows("Limit |")}
+    assert set(told) == {field.name for field in fields(Limits)}
+    for name, (default, ceiling) in told.items():
+        assert value(default) == getattr(Limits(), name), name
+        assert value(ceiling) == getattr(settings.CEILINGS, name), name
+
+
+def value(text: str) -> float | bool:
+    if text in ("false", "true"):
+        return text == "true"
+    number, _, unit = text.partition(" ")
+    return float(number) * UNITS.get(unit, 1)
+
+
+def test_levels_statuses_backends_and_variables_are_those_of_the_code() -> None:
+    for head in re.findall(r"^\|(?: Threat)? \| (namespaces.*) \|$", TEXT, flags=re.MULTILINE):
+        assert head.split(" | ") == list(LADDER) == list(Isolation)
+    assert {row[0] for row in rows("`status` |")} == set(get_args(Status))
+    assert {row[0] for row in rows("`CODE_INTERPRETER_BACKEND` | `isolation`")} == set(HOSTED)
+    variables = {row[0].partition("`")[0] for row in rows("Variable |")}
+    limits = {name for name in variables if name.endswith("TIMEOUT_S")}
+    assert limits == {f"{settings.PREFIX}TIMEOUT_S", f"{settings.PREFIX}MAX_TIMEOUT_S"}
+    assert variables - limits == {f"{settings.PREFIX}BACKEND", *settings._VARIABLES}
+
+
+def test_what_is_linked_or_named_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+        assert (PAGE.parent / target).resolve().exists(), target
+    for path in re.findall(r"\b((?:docs|envs|dockerfiles)/[\w./-]*\w)", TEXT):
+        assert (ROOT / path).exists(), path
