@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.diskwatch import DiskWatch
-from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.errors import FileRefused, SandboxClosed, SandboxUnavailable
 from openenv_core.sandbox.inside.frames import MAX_VALUE
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.results import (
@@ -171,7 +171,7 @@ class Session:
             SandboxUnavailable: No interpreter can be had.
         """
         async with self._turn:
-            workspace = await self._living()
+            workspace = await self._readable(path)
             return await asyncio.to_thread(workspace.put, path, data)
 
     async def get_file(self, path: str) -> bytes:
@@ -182,7 +182,7 @@ class Session:
             SandboxUnavailable: No interpreter can be had.
         """
         async with self._turn:
-            workspace = await self._living()
+            workspace = await self._readable(path)
             return await asyncio.to_thread(workspace.get, path)
 
     async def list_files(self) -> list[FileInfo]:
@@ -192,7 +192,7 @@ class Session:
             SandboxUnavailable: No interpreter can be had.
         """
         async with self._turn:
-            workspace = await self._living()
+            workspace = await self._readable("")
             return await asyncio.to_thread(workspace.list)
 
     async def fork(self, count: int) -> "list[Session]":
@@ -210,7 +210,7 @@ class Session:
         """
         branches: list[Session] = []
         async with self._turn:
-            workspace = await self._living()
+            workspace = await self._readable("")
             worker = self._worker
             if not isinstance(worker, BranchingWorker):
                 raise ConfigurationError(
@@ -264,6 +264,9 @@ class Session:
                 workspace = await self._living()
             except SandboxUnavailable as error:
                 return self._unavailable(str(error), began), None
+            except _EndedItself as error:
+                await self._end_life()
+                return self._told(_nothing(str(error)), timeout, ()), None
             worker = self._worker
             assert worker is not None
             try:
@@ -287,6 +290,8 @@ class Session:
         if self._closed:
             raise SandboxClosed("expected an open session, got one that was closed; open another")
         if self._worker is not None and not self._worker.alive:
+            if (own := self._worker.own_end()) is not None:
+                raise _EndedItself(f"{own}; variables and files are gone, and the next request begins anew")
             # Between executions the code stands still, so it was not the code.
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
@@ -295,6 +300,13 @@ class Session:
         if self._worker is None or self._workspace is None:
             self._worker, self._workspace = await self._start()
         return self._workspace
+
+    async def _readable(self, path: str) -> Workspace:
+        try:
+            return await self._living()
+        except _EndedItself as error:
+            # Told here as the code's doing, and once more with the next execution.
+            raise FileRefused(path, str(error)) from None
 
     async def _end_life(self) -> None:
         worker, self._worker = self._worker, None
@@ -357,6 +369,14 @@ class Session:
             isolation=self._isolation,
             reason=why,
         )
+
+
+class _EndedItself(Exception):  # noqa: N818 - it says what happened
+    """The code has ended its interpreter, and nobody was told yet."""
+
+
+def _nothing(why: str) -> Reply:
+    return Reply(answer=None, stopped=why, exit=Exit(), stdout=("", False), stderr=("", False), took_s=0.0)
 
 
 _ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"

@@ -21,6 +21,9 @@ RECEIVE_BYTES: Final = 1 << 20
 _REMOVALS: Final = 100
 _REMOVAL_S: Final = 0.02
 
+STILL_S: Final = 0.25
+"""Seconds after the last request until the interpreter stands still for certain, and its end has been heard of."""
+
 EXIT_S: Final = 5.0
 """Seconds that a killed process gets to be gone. It has no say in that, the kernel has."""
 
@@ -101,6 +104,8 @@ class Worker:
         self._process: int | None = None
         self.exited: asyncio.Future[Exit] = self._loop.create_future()
         self._closed = False
+        self._broken: str | None = None
+        self._still_at = self._over_at = 0.0
 
     def watch(self, process: int) -> None:
         """Take over the process once it is confined.
@@ -117,6 +122,19 @@ class Worker:
         """Whether it can be asked something."""
         return not self._closed and not self.exited.done()
 
+    def own_end(self) -> str | None:
+        """Return in words how the code has ended it although nothing ran any more; None: others did, or it lives.
+
+        A thread has a moment between the answer and the pause.
+        """
+        if not self.exited.done() or self.exited.result().zygote:
+            return None
+        if self._broken is not None:
+            return self._broken
+        if self._over_at - self._still_at > STILL_S:
+            return None
+        return "the code ended the interpreter after its last execution"
+
     async def request(self, message: dict[str, Any], timeout_s: float) -> Reply:
         """Ask something and wait for what becomes of it; never longer than the time, the grace, and a kill."""
         began = self._loop.time()
@@ -124,6 +142,8 @@ class Worker:
         self._expected, self._stopped, self._written = self._number, None, 0
         self._answered = answered = self._loop.create_future()
         self.exited.add_done_callback(self._ended)
+        self.exited.remove_done_callback(self._note_end)
+        self.exited.add_done_callback(self._note_end)
         timer = self._loop.call_later(timeout_s, self.stop, "timeout")
         try:
             self._signal(self._process, signal.SIGCONT)
@@ -235,7 +255,7 @@ class Worker:
         try:
             answer = self._reader.feed(data, self._expected)
         except Forged as error:
-            self._stopped = f"the code wrote to the interpreter's own channel: {error}"
+            self._stopped = self._broken = f"the code wrote to the interpreter's own channel: {error}"
             self.kill()
             self._loop.remove_reader(self.control.fileno())
             return
@@ -250,8 +270,12 @@ class Worker:
 
     def _orphaned(self) -> None:
         if not self.exited.done() and not self._closed:
-            self._stopped = self._stopped or "the code closed the interpreter's own channel"
+            self._broken = "the code closed the interpreter's own channel"
+            self._stopped = self._stopped or self._broken
             self.kill()
+
+    def _note_end(self, _: asyncio.Future[Exit]) -> None:
+        self._over_at = self._loop.time()
 
     def _ended(self, _: asyncio.Future[Exit]) -> None:
         if self._answered is not None and not self._answered.done():
@@ -263,6 +287,8 @@ class Worker:
             self.stop("output")
 
     def _signal(self, descriptor: int | None, number: signal.Signals) -> None:
+        if number == signal.SIGSTOP:
+            self._still_at = self._loop.time()
         if descriptor is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)

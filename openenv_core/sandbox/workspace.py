@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import logging
 import math
 import os
 import stat
@@ -20,6 +21,8 @@ from openenv_core.sandbox.kernel.root import WORKSPACE
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.removal import remove_below
 from openenv_core.sandbox.results import FileInfo
+
+logger = logging.getLogger("openenv_core.sandbox")
 
 TEMPORARY: Final = ".tmp"
 """The folder for temporary files; it is not listed."""
@@ -195,6 +198,9 @@ class Workspace:
         try:
             if self._name is not None or self._above is not None:
                 await asyncio.to_thread(remove_below, folder, self._name)
+        except OSError as error:
+            # Nobody's answer depends on it; what is left goes with the sandbox.
+            logger.warning("the files of a session were not removed: %s", error)
         finally:
             os.close(folder)
             if self._above is not None:

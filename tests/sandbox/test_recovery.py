@@ -10,11 +10,13 @@ import pytest
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
+    FileRefused,
     Isolation,
     Limits,
     Sandbox,
     SandboxConfig,
 )
+from openenv_core.sandbox.worker import STILL_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -78,6 +80,7 @@ async def test_an_interpreter_that_was_killed_while_idle_is_told(sandbox: Sandbo
     before = descendants(zygote)
     session = await sandbox.open()
     await session.execute("x = 1")
+    await asyncio.sleep(2 * STILL_S)  # in the moment before it may have been the code
     for pid in descendants(zygote) - before:
         os.kill(pid, signal.SIGKILL)
     await until(lambda: not session.alive)
@@ -85,6 +88,34 @@ async def test_an_interpreter_that_was_killed_while_idle_is_told(sandbox: Sandbo
     await session.close()
     assert (told.status, told.state_lost) == ("sandbox_error", True)
     assert after.result == "2"
+
+
+async def test_code_that_ends_its_interpreter_after_its_answer_is_told_so(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    # Whoever could pass for a failure of the infrastructure would be left out of every score.
+    told, refused = [], 0
+    for microseconds in range(0, 4000, 200):
+        late = f"(time.sleep({microseconds} / 1e6), os._exit(0))"
+        code = f"import os, threading, time\nthreading.Thread(target=lambda: {late}).start()"
+        told.append((await session.execute(code)).status)
+        try:
+            await session.list_files()
+        except FileRefused:
+            refused += 1
+    await session.close()
+    assert set(told) <= {"ok", "killed"}, told
+    assert refused <= told.count("killed") + 1
+
+
+async def test_bytes_after_the_answer_are_the_codes_doing(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    late = "(time.sleep(0.001), [os.write(3, b'x' * 64) for _ in range(1000)])"
+    code = f"import os, threading, time\nthreading.Thread(target=lambda: {late}).start()"
+    told = [await session.execute(code) for _ in range(10)]
+    await session.close()
+    assert {each.status for each in told} <= {"ok", "killed", "error"}, [
+        (each.status, each.reason) for each in told
+    ]
 
 
 async def test_whoever_gives_up_an_execution_ends_its_interpreter(sandbox: Sandbox) -> None:
