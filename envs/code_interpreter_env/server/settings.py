@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
@@ -13,6 +14,11 @@ MINIMUM: Final = f"{PREFIX}MINIMUM_ISOLATION"
 STRONGEST: Final = f"{PREFIX}STRONGEST_ISOLATION"
 
 LOCAL: Final = "local"
+
+SHIPPED: Final = "shipped"
+"""How `tasks` calls those that come with the environment."""
+
+NO_TASKS: Final = "none"
 
 PACKAGES: Final = ("matplotlib", "numpy", "pandas", "scipy", "sympy")
 """What a reset may ask for unless the server is told otherwise, as far as it is installed."""
@@ -60,7 +66,7 @@ class InterpreterSettings:
     minimum_isolation: Isolation | None = None
     strongest_isolation: Isolation = Isolation.NAMESPACES
     max_sandboxes: int = 4
-    tasks: str = "shipped"
+    tasks: str = SHIPPED
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself.
@@ -100,6 +106,11 @@ class InterpreterSettings:
         found.setdefault("packages", tuple(dict.fromkeys((*known, *found["preload"]))))
         limits, ceilings = _limits(given, "", Limits()), _limits(given, "MAX_", CEILINGS)
         return cls(limits=limits, ceilings=ceilings, **found)
+
+    @property
+    def task_files(self) -> tuple[Path, ...]:
+        """Where tasks of the server's own lie, with their tests; those of this package are hidden with it."""
+        return () if self.tasks in (SHIPPED, NO_TASKS) else (Path(self.tasks),)
 
     def least(self, exposed: bool | None) -> Isolation:
         """Return the weakest level to serve at.

@@ -4,18 +4,14 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from openenv_core.sandbox import Backend, Interpreter, Limits
 
 from ..errors import InvalidResetOption
 from ..grading import JsonlTasks, Task
-from ..tasks import SHIPPED
-
-SHIPPED_NAME: Final = "shipped"
-"""How the settings call the tasks that come with the environment."""
-
-NONE: Final = "none"
+from ..tasks import SHIPPED as SHIPPED_TASKS
+from .settings import NO_TASKS, SHIPPED
 
 
 def open_tasks(source: str) -> JsonlTasks | None:
@@ -24,9 +20,9 @@ def open_tasks(source: str) -> JsonlTasks | None:
     Raises:
         ConfigurationError: There is no such folder or file.
     """
-    if source == NONE:
+    if source == NO_TASKS:
         return None
-    return JsonlTasks(SHIPPED if source == SHIPPED_NAME else Path(source))
+    return JsonlTasks(SHIPPED_TASKS if source == SHIPPED else Path(source))
 
 
 async def chosen_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -> Task:

@@ -94,7 +94,11 @@ class LocalBackend:
 
     def _keep(self, packages: Packages) -> _Kept:
         config = SandboxConfig(
-            preload=packages, strongest=self._settings.strongest_isolation, minimum=self._minimum
+            preload=packages,
+            strongest=self._settings.strongest_isolation,
+            minimum=self._minimum,
+            # Tests of tasks may lie where code may read: below Python's own folders, for one.
+            hidden=self._settings.task_files,
         )
         sandbox = Sandbox(config)
         kept = self._kept[packages] = _Kept(sandbox, asyncio.create_task(sandbox.start()))
