@@ -1,5 +1,6 @@
 """Fakes of what runs code, for what no real interpreter does on demand: dying in between, refusing to start."""
 
+import asyncio
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -9,7 +10,7 @@ from openenv_core.sandbox import Execution, FileInfo, FileRefused, Interpreter, 
 
 @dataclass
 class FakeInterpreter:
-    """Answers each code from a script, or with its own count. `lose` ends it, as a kill would."""
+    """Answers each code with its own count; `lose` ends it, as a kill would. A gate holds its closing up."""
 
     session_id: str
     limits: Limits
@@ -19,6 +20,8 @@ class FakeInterpreter:
     alive: bool = True
     closed: bool = False
     broken: bool = False
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    gate: asyncio.Event | None = None
     count: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
     asked: list[tuple[str, float | None, str | None]] = field(default_factory=list)
@@ -56,6 +59,9 @@ class FakeInterpreter:
         self.count, self.files = 0, {}
 
     async def close(self) -> None:
+        self.closing.set()
+        if self.gate is not None:
+            await self.gate.wait()
         self.closed = True
 
     def _check(self) -> None:

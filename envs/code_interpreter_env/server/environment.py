@@ -1,5 +1,6 @@
 """The code interpreter: one interpreter a session, and actions that run code in it."""
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import Any, Final
@@ -16,6 +17,7 @@ from openenv_core.sandbox import (
     SandboxFailure,
     SandboxUnavailable,
 )
+from servers.execution import keep
 
 from ..errors import InvalidResetOption
 from ..grading import Grader, JsonlTasks, TaskSession
@@ -164,10 +166,12 @@ class CodeInterpreterEnvironment(
 
     async def close(self) -> None:
         """End the interpreter."""
-        await self._end_interpreter()
-        if self._backend is not None:
-            self._backend = None
-            await self._house.release()
+        try:
+            await self._end_interpreter()
+        finally:
+            if self._backend is not None:
+                self._backend = None
+                await self._house.release()
 
     async def get_metadata(self) -> EnvironmentMetadata:
         """What the environment says of itself, and what its code runs behind."""
@@ -270,10 +274,8 @@ class CodeInterpreterEnvironment(
     async def _end_interpreter(self) -> None:
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
-            try:
-                await interpreter.close()
-            except TROUBLE:
-                logger.exception("an interpreter did not close")
+            # Whoever waits may be cancelled, as a caller that goes away is: the closing goes on.
+            await asyncio.shield(keep(asyncio.create_task(_close(interpreter))))
 
     def _told(self, execution: Execution) -> Execution:
         """Return an execution that came from no interpreter with what there is to know of the one that there is."""
@@ -290,3 +292,10 @@ class CodeInterpreterEnvironment(
         logger.warning("the sandbox failed: %s", error)
         self._state.last_exit_code = -1
         return self._told(failed(str(error), state_lost=True))
+
+
+async def _close(interpreter: Interpreter) -> None:
+    try:
+        await interpreter.close()
+    except TROUBLE:
+        logger.exception("an interpreter did not close")

@@ -1,10 +1,12 @@
 """What an episode is, over fakes of what runs the code: what is kept, what is lost, and whose fault it was."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fake_interpreter import FakeBackend
+from serving import eventually
 
 from envs.code_interpreter_env import (
     CodeInterpreterObservation,
@@ -162,8 +164,24 @@ async def test_a_backend_that_does_not_start_is_the_infrastructure_s_failure(
     backend.isolation = "process"  # and nothing is known of who can reach this
     seen = await run(env, "1")
     assert (seen.status, "MINIMUM_ISOLATION" in str(seen.reason)) == ("sandbox_error", True)
+    assert (await env.reset()).metadata["execution"]["status"] == "sandbox_error"
     backend.isolation, backend.started, backend.closed = "lsm", 0, 0
     assert (await run(env, "1")).status == "ok"
+
+
+async def test_a_caller_that_leaves_does_not_keep_an_interpreter_open(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset()
+    gate = backend.opened[0].gate = asyncio.Event()
+    reset = asyncio.create_task(env.reset())
+    await backend.opened[0].closing.wait()
+    reset.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reset
+    gate.set()
+    assert (await run(env, "1")).session_id == "1"
+    await eventually(lambda: backend.opened[0].closed)
 
 
 async def test_what_only_the_backend_knows_to_be_impossible_is_the_caller_s_mistake(

@@ -41,6 +41,8 @@ def test_options_are_read() -> None:
     assert choice.files == {"a/b.txt": "é".encode(), "c": b"\x00\x01\x02"}
     assert (choice.snapshot, choice.task) == (True, "sum")
     assert chosen({"packages": []}, SETTINGS).packages == ()
+    full = {"limits": {"files": 8, "file_bytes": 4096}, "files": {str(n): "x" * 4096 for n in range(8)}}
+    assert len(chosen(full, SETTINGS).files) == 8
 
 
 def test_a_task_can_be_named_as_the_task_routes_count_them() -> None:
