@@ -279,7 +279,7 @@ def test_forged_json_is_refused(text: str) -> None:
 
 def test_numbers_that_were_made_to_collide_are_refused() -> None:
     # All of them have the hash 0; a set of 20,000 such would take minutes to build.
-    multiples = [n * (2**61 - 1) for n in range(1, 20_001)]
+    multiples = [n * (2**61 - 1) for n in range(1, 2_001)]
     for forged in ({"$set": encode(multiples)}, {"$dict": [[encode(n), 1] for n in multiples]}):
         with pytest.raises(NotPlain, match="hash"):
             decode(forged)

@@ -22,7 +22,8 @@ from openenv_core.sandbox import Execution, Interpreter, Limits, Sandbox, Sandbo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-QUICK = {"timeout_s": 1.0, "total_s": 20.0}
+# Generous, because machines are busy; what is to take too long says so itself.
+AMPLE = {"timeout_s": 20.0, "total_s": 60.0}
 
 
 def task(cases: Sequence[tuple[list[Any], Any]], **more: Any) -> FunctionTask:
@@ -35,7 +36,7 @@ def task(cases: Sequence[tuple[list[Any], Any]], **more: Any) -> FunctionTask:
                 "prompt": "?",
                 "entry": "f",
                 "hidden": hidden,
-                "limits": QUICK,
+                "limits": AMPLE,
                 **more,
             }
         )
@@ -101,12 +102,13 @@ LIES = {
     "a flood": ("def f(x):\n    while True: print('y' * 100000)", "output_limit"),
     "all memory": ("def f(x): return len(bytearray(1 << 34))", "memory"),
     "an own serialiser": (
-        "import sys, json\n"
-        "values = sys.modules['openenv_core.sandbox.values']\n"
-        "values.encode = values.dumps = lambda *a, **k: b'true'\n"
-        "json.dumps = lambda *a, **k: '1'\n"
-        "def f(x): return x + 1",
-        None,
+        "import sys\n"
+        "def f(x):\n"
+        "    frame = sys._getframe()\n"
+        "    while 'request' not in frame.f_locals: frame = frame.f_back\n"
+        "    frame.f_globals['dumps'] = lambda *a, **k: b'true'\n"
+        "    return x",
+        "wrong_answer",
     ),
 }
 
@@ -118,8 +120,7 @@ async def test_no_lie_is_worth_anything(sandbox: Sandbox, name: str) -> None:
     assert verdict.reward == 0.0
     assert verdict.reason == "failed"
     assert "passed" not in categories(verdict)
-    if category is not None:
-        assert set(categories(verdict)) == {category}
+    assert set(categories(verdict)) == {category}
 
 
 async def test_expected_values_are_nowhere_in_the_process(sandbox: Sandbox) -> None:
@@ -175,7 +176,7 @@ def f(paths):
 
 
 async def test_a_case_that_takes_too_long_is_worth_none(sandbox: Sandbox) -> None:
-    slow = task([([1], 1), ([2], 2), ([3], 3)], limits={"timeout_s": 0.3, "total_s": 20.0})
+    slow = task([([1], 1), ([2], 2), ([3], 3)], limits={"timeout_s": 1.0, "total_s": 60.0})
     code = "def f(x):\n    while x == 2: pass\n    return x"
     verdict = await Grader(sandbox).grade(slow, code)
     assert (verdict.reward, verdict.reason, verdict.timeout_scope) == (None, "timeout", "case")
@@ -186,7 +187,7 @@ async def test_a_case_that_takes_too_long_is_worth_none(sandbox: Sandbox) -> Non
 
 
 async def test_the_whole_may_take_too_long(sandbox: Sandbox) -> None:
-    slow = task([([at], at) for at in range(40)], limits={"timeout_s": 5.0, "total_s": 1.0})
+    slow = task([([at], at) for at in range(40)], limits={"timeout_s": 5.0, "total_s": 2.0})
     verdict = await Grader(sandbox).grade(slow, "import time\ndef f(x):\n    time.sleep(0.2)\n    return x")
     assert (verdict.reward, verdict.reason, verdict.timeout_scope) == (None, "timeout", "total")
     assert categories(verdict)[-1] == "not_run"
@@ -255,7 +256,7 @@ async def test_programs_are_compared_by_what_they_print(sandbox: Sandbox) -> Non
                 "prompt": "?",
                 "hidden": [{"stdin": "3\n", "stdout": "1 0.5\n"}, {"stdin": "", "stdout": ""}],
                 "float_tol": 1e-6,
-                "limits": {**QUICK, "output_bytes": 1024},
+                "limits": {**AMPLE, "output_bytes": 1024},
             }
         )
     )

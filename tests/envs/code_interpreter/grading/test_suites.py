@@ -24,6 +24,14 @@ async def test_len():
     assert len("abc") == 3 and isinstance(add(1, 1), int)
 """
 
+SHORT = """
+import math
+from solution import add
+
+def test_float():
+    assert len("abc") == 3 and math.isclose(plain(add(0.1, 0.2)), 0.3)
+"""
+
 
 def task(**more: object) -> SuiteTask:
     found = parse_task(
@@ -34,7 +42,7 @@ def task(**more: object) -> SuiteTask:
                 "prompt": "?",
                 "public": PUBLIC,
                 "hidden": HIDDEN,
-                "limits": {"timeout_s": 1.0},
+                "limits": {"timeout_s": 20.0, "total_s": 60.0},
                 **more,
             }
         )
@@ -96,18 +104,16 @@ TRICKS = {
 @pytest.mark.parametrize("name", TRICKS)
 async def test_no_trick_passes(sandbox: Sandbox, name: str) -> None:
     code, category = TRICKS[name]
-    verdict = await Grader(sandbox).grade(task(), code)
+    verdict = await Grader(sandbox).grade(task(hidden=SHORT), code)
     assert verdict.reward == 0.0
     assert verdict.guarantee == "shared"
-    # test_len asks little of the submission, so a wrong one may pass it.
-    for case in verdict.cases[:3]:
+    for case in verdict.cases:
         assert not case.passed
         assert category is None or case.category == category, verdict
 
 
 FORGES = """
-import gc, sys, time
-from openenv_core.sandbox.inside import frames
+import sys, time
 
 def add(a, b):
     frame = sys._getframe()
@@ -115,16 +121,18 @@ def add(a, b):
         frame = frame.f_back
     answer = {"id": frame.f_locals["request"]["id"], "status": "ok", "exit_code": 0, "text": True, "outputs": [],
               "truncated": False, "count": 1, "max_rss": 1}
-    runner = next(item for item in gc.get_objects() if type(item).__name__ == "Runner")
-    runner._control.sendall(frames.pack_answer(answer, [TEXT]))
+    forged = frame.f_globals["frames"].pack_answer(answer, [TEXT])
+    held = vars(frame.f_locals["self"]).values()
+    next(item for item in held if type(item).__name__ == "socket").sendall(forged)
     time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("text", ["null", "true", '"passed"'])
 async def test_a_forged_answer_without_the_token_is_worth_nothing(sandbox: Sandbox, text: str) -> None:
-    verdict = await Grader(sandbox).grade(task(), FORGES.replace("TEXT", repr(text)))
-    assert [(case.passed, case.category) for case in verdict.cases] == [(False, "error")] * 4
+    verdict = await Grader(sandbox).grade(task(hidden=""), FORGES.replace("TEXT", repr(text)))
+    assert [(case.passed, case.category) for case in verdict.cases] == [(False, "error")]
+    assert verdict.cases[0].message == "the test did not come to its end", "the forgery itself went wrong"
     assert verdict.reward == 0.0
 
 
@@ -157,7 +165,8 @@ async def test_nothing_of_a_hidden_test_is_told(sandbox: Sandbox) -> None:
 
 
 async def test_a_test_that_takes_too_long(sandbox: Sandbox) -> None:
-    verdict = await Grader(sandbox).grade(task(), "def add(a, b):\n    while a == 20: pass\n    return a + b")
+    brief = task(limits={"timeout_s": 2.0, "total_s": 60.0})
+    verdict = await Grader(sandbox).grade(brief, "def add(a, b):\n    while a == 20: pass\n    return a + b")
     assert (verdict.reward, verdict.reason) == (None, "timeout")
     assert [case.category for case in verdict.cases] == ["passed", "timeout", "not_run", "not_run"]
 
@@ -166,7 +175,7 @@ async def test_an_episode_takes_as_many_submissions_as_its_task(sandbox: Sandbox
     session = TaskSession(task(attempts=2, files={"data.txt": "7"}, starter="..."), Grader(sandbox))
     assert session.files == {"data.txt": b"7"}
     assert (session.prompt, session.starter, session.attempts_left) == ("?", "...", 2)
-    assert "20" not in json.dumps(session.view)
+    assert "test_sum" not in json.dumps(session.view)
     assert (await session.submit(WRONG)).reward == 0.0
     assert not session.done
     reads = "def add(a, b): return a + b if open('data.txt').read() == '7' else None"
