@@ -37,7 +37,6 @@ def become(
     cgroups.join(list(doors))
     parent = os.getppid()
     os.setsid()
-    os.nice(NICENESS)
     arrange(control, stdout, stderr)
     connection = socket.socket(fileno=CONTROL)
     connection.setblocking(True)
@@ -58,9 +57,10 @@ def become(
     _confine(spec, standing, workdir)
     if not standing.has_init and not spec.snapshot:
         _die_with(parent)
+    os.nice(NICENESS)
     _filter(spec, standing)
     connection.send(b"I")
-    _forget()
+    _seed()
     runner = BranchingRunner if spec.snapshot else Runner
     runner(connection, spec.limits["outputs_bytes"]).serve()
 
@@ -107,9 +107,9 @@ def _confine(spec: Spec, standing: Standing, workdir: str) -> None:
     libc.set_dumpable(False)
     if standing.readable:
         writable = (workdir, *(path for path in DEVICES if os.path.exists(path)))
-        landlock.restrict(
-            landlock.Rules(read_only=standing.readable, writable=writable, execute=limits["allow_subprocess"])
-        )
+        execute = limits["allow_subprocess"]
+        readable = landlock.prepare(standing.readable, execute=True) if execute else standing.prepared
+        landlock.restrict(landlock.Rules(read_only=readable, writable=writable, execute=execute))
     # Not up to the limit, which is below the numbers of what the zygote holds: its descriptor of /proc among them.
     libc.close_from(CONTROL + 1)
     identity.drop_capabilities()
@@ -136,10 +136,8 @@ def _shares_user(spec: Spec, standing: Standing) -> bool:
     return spec.uid is None and not standing.has_init
 
 
-def _forget() -> None:
-    """Leave nothing of ours among what code can import, and nothing random that other interpreters have too."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]:
-        del sys.modules[name]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
-        numpy.random.seed()
+def _seed() -> None:
+    """Draw nothing random that other interpreters draw too. Python's own generator sees to itself in every fork."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()

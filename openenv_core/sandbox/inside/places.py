@@ -1,5 +1,6 @@
 """Where an interpreter finds its streams and its files."""
 
+import contextlib
 import fcntl
 import os
 import tempfile
@@ -26,6 +27,14 @@ def furnish(workdir: str) -> None:
     """Make a folder the place where code reads and writes."""
     os.chdir(workdir)
     temporary = os.path.join(workdir, ".tmp")
-    os.makedirs(temporary, 0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(temporary, 0o700)
     tempfile.tempdir = None
-    os.environ.update(HOME=workdir, TMPDIR=temporary, MPLCONFIGDIR=temporary, PWD=workdir)
+    # One by one: update() goes through much more of Python, and every page that it touches is copied for the session.
+    for name, value in (
+        ("HOME", workdir),
+        ("TMPDIR", temporary),
+        ("MPLCONFIGDIR", temporary),
+        ("PWD", workdir),
+    ):
+        os.environ[name] = value

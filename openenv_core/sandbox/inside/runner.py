@@ -32,6 +32,11 @@ class Runner:
         self._cells = Cells()
         self._running = False
 
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The variables of the code."""
+        return self._cells.namespace
+
     def serve(self) -> None:
         """Answer until the supervisor is gone."""
         self._open_streams()

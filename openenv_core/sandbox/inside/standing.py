@@ -6,12 +6,15 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.sandbox.inside.told import Told
-from openenv_core.sandbox.kernel import landlock, libc, namespaces
+from openenv_core.sandbox.kernel import identity, landlock, libc, namespaces
 from openenv_core.sandbox.kernel.limits import Footprint, count_tasks, footprint, one_arena
 from openenv_core.sandbox.kernel.uncover import uncover
+
+_FIRST_TO_GO: Final = 1000
 
 _SLACK: Final = 256
 """Threads and processes by which a server and what else its user runs may grow."""
@@ -27,6 +30,7 @@ class Standing:
         privileged: These are made with the machine's own privileges, not with those of a user name space.
         proc: A descriptor of /proc where that is out of sight; closed in every fork.
         readable: Descriptors of what may be read.
+        prepared: The same as rules, for interpreters that may not execute.
         tasks: How many processes and threads of this user there were at the start.
         forks: How many interpreters live.
         base: What a fork occupies.
@@ -38,6 +42,7 @@ class Standing:
     privileged: bool = False
     proc: int | None = None
     readable: list[int] = field(default_factory=list)
+    prepared: landlock.Prepared = field(default_factory=lambda: landlock.Prepared(()))
     tasks: int = 0
     forks: int = 0
     base: Footprint | None = None
@@ -74,6 +79,7 @@ def stand(told: Told) -> Standing:
         OSError: The kernel does not have, or does not allow, what it needs.
     """
     standing = Standing(told.isolation)
+    _go_first()
     one_arena()
     libc.set_dumpable(False)
     libc.become_subreaper()
@@ -86,6 +92,8 @@ def stand(told: Told) -> Standing:
     elif told.privileged:
         # Sessions have users of their own, who may not enter root's home, where Python may be.
         uncover(told.shown)
+    # Once here rather than in every fork: what is in the set is of use to programs alone, and none is executed.
+    identity.drop_bounding()
     if told.isolation in ("namespaces", "lsm"):
         version = landlock.abi()
         if version < landlock.SIGNALS_SINCE and not standing.has_init:
@@ -96,7 +104,15 @@ def stand(told: Told) -> Standing:
         if version:
             paths = [*told.readable, "/proc/cpuinfo", "/proc/meminfo"]
             standing.readable = [_high(landlock.open_path(path)) for path in paths if os.path.exists(path)]
+            standing.prepared = landlock.prepare(standing.readable)
     return standing
+
+
+def _go_first() -> None:
+    """Where memory runs out, have the kernel end an interpreter, however small, and not the server."""
+    # Forks inherit it. A process that is not dumpable could not open this.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_GO))
 
 
 def _fork_first() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from openenv_core.sandbox.inside.child import become
 from openenv_core.sandbox.inside.first import BY_SIGNAL, MOVED
+from openenv_core.sandbox.inside.rehearsal import forget, import_late, rehearse
 from openenv_core.sandbox.inside.standing import Standing, stand
 from openenv_core.sandbox.inside.told import Spec, Told
 from openenv_core.sandbox.inside.writing import somewhere_to_write
@@ -50,6 +51,9 @@ def main(descriptor: int) -> None:
             except BaseException as error:
                 say(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
                 sys.exit(1)
+        import_late()
+        rehearse(filtered=standing.isolation != "process")
+    forget()
     standing.settle()
     # The collector would write to every object's header, and so copy what is shared with the interpreters.
     gc.collect()

@@ -68,8 +68,11 @@ def drop_bounding() -> bool:
         Whether it is empty now. An ordinary user cannot empty it; no_new_privs makes what is left harmless.
     """
     if has_capability(_CAP_SETPCAP):
-        for number in list(_bounding()):
+        held = list(_bounding())
+        for number in held:
             libc.prctl(_PR_CAPBSET_DROP, number, step=f"dropping capability {number}")
+        if not held:
+            return True
     return next(_bounding(), None) is None
 
 
