@@ -14,7 +14,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_six_lines_of_python_play_a_hand() -> None:
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
@@ -26,6 +26,17 @@ def test_six_lines_of_python_play_a_hand() -> None:
         check=False,
     )
     assert loaded.returncode == 0
+
+
+def test_code_that_nobody_has_read_runs_as_shown() -> None:
+    _, code = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(
+        r"21 (namespaces|lsm)\n(PermissionError|FileNotFoundError)\ntimeout\n", done.stdout
+    ), done.stdout
 
 
 def test_every_file_that_is_named_exists() -> None:
