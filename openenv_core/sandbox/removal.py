@@ -23,6 +23,18 @@ def remove_below(folder: int, name: str | None) -> None:
     Raises:
         OSError: Something in it cannot be removed.
     """
+    # Opened anew: another thread may still be listing it.
+    folder = os.open(".", _FOLDER, dir_fd=folder)
+    try:
+        _empty_all(folder)
+    finally:
+        os.close(folder)
+    if name is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(name)
+
+
+def _empty_all(folder: int) -> None:
     fresh = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
     while entries := os.listdir(folder):
         for entry in entries:
@@ -30,9 +42,6 @@ def remove_below(folder: int, name: str | None) -> None:
                 os.chmod(entry, 0o700, dir_fd=folder)
                 _empty(entry, folder, fresh)
                 os.rmdir(entry, dir_fd=folder)
-    if name is not None:
-        with contextlib.suppress(FileNotFoundError):
-            os.rmdir(name)
 
 
 def _empty(name: str, folder: int, fresh: Iterator[str]) -> None:

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
@@ -64,6 +65,7 @@ class Workspace:
         inside: str = WORKSPACE,
     ) -> None:
         self._folder = folder
+        self._closing = threading.Lock()
         self._limits = limits
         self._owner = owner
         self._name = name
@@ -202,7 +204,8 @@ class Workspace:
             # Nobody's answer depends on it; what is left goes with the sandbox.
             logger.warning("the files of a session were not removed: %s", error)
         finally:
-            os.close(folder)
+            with self._closing:
+                os.close(folder)
             if self._above is not None:
                 self._above._branches -= 1
                 await self._above._leave()
@@ -274,7 +277,7 @@ class Workspace:
                         yield path, told
 
     def _descend(self, parts: tuple[str, ...], stack: contextlib.ExitStack, *, make: bool) -> int:
-        folder = self._folder
+        folder = self._top(stack)
         for part in parts:
             if make:
                 with contextlib.suppress(FileExistsError):
@@ -282,6 +285,14 @@ class Workspace:
                     self._own_name(part, folder)
             folder = os.open(part, _FOLDER, dir_fd=folder)
             stack.callback(os.close, folder)
+        return folder
+
+    def _top(self, stack: contextlib.ExitStack) -> int:
+        # Opened anew: two threads that list the same open folder would each see a part of it. And never by a number
+        # that was closed meanwhile, and is another session's by now.
+        with self._closing:
+            folder = os.open(".", _FOLDER, dir_fd=self._folder)
+        stack.callback(os.close, folder)
         return folder
 
     def _open(self, name: str, folder: int) -> int:
