@@ -71,9 +71,9 @@ def hostile_image(engine: Engine) -> str:
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         _lay_out(context)
-        content = _digest(context)
-        if _content_of(engine, HOSTILE_TAG) != content:
-            _build(context, HOSTILE_TAG, content)
+        content = digest_of(context)
+        if content_of(engine, HOSTILE_TAG) != content:
+            run_build(context, HOSTILE_TAG, content)
     return HOSTILE_TAG
 
 
@@ -90,7 +90,7 @@ def _lay_out(context: Path) -> None:
         shutil.copytree(ROOT / package, ours / package, ignore=unneeded)
 
 
-def _digest(folder: Path) -> str:
+def digest_of(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -98,14 +98,14 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _content_of(engine: Engine, tag: str) -> str | None:
+def content_of(engine: Engine, tag: str) -> str | None:
     if not engine.has_image(tag):
         return None
     config = engine.call("GET", f"/images/{tag}/json")["Config"]
     return str((config.get("Labels") or {}).get(CONTENT))
 
 
-def _build(context: Path, tag: str, content: str) -> None:
+def run_build(context: Path, tag: str, content: str) -> None:
     command = ["docker", "build", "--force-rm", "-t", tag, "--label", f"{CONTENT}={content}", str(context)]
     # A distribution's command line asks for BuildKit, and may come without.
     buildx = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0

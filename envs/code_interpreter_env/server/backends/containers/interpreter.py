@@ -1,6 +1,7 @@
 """A container as a session's interpreter."""
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
@@ -13,7 +14,7 @@ from openenv_core.errors import (
     RequestTimeout,
     ServerError,
 )
-from openenv_core.providers.docker.container import Container
+from openenv_core.providers.docker.container import Container, ContainerState
 from openenv_core.providers.pool import DockerPool, Lease
 from openenv_core.sandbox import FileRefused, Limits
 from openenv_core.sandbox.results import EXIT_KILLED
@@ -28,6 +29,11 @@ from ..hosted.verdict import overdue
 from .settings import ContainerSettings
 
 MIB: Final = 1 << 20
+
+DEATH_S: Final = 5.0
+"""How long the end of a container may take to show after its connections broke."""
+
+LOOK_S: Final = 0.05
 
 CLOSE_S: Final = 2.0
 """How long a container gets to end its session before it is ended itself."""
@@ -142,7 +148,7 @@ class ContainerInterpreter(HostedInterpreter):
             try:
                 return await client.get_file(place)
             except FileNotFoundError as error:
-                raise FileRefused(path, str(error)) from None
+                raise FileRefused(path, _reason(str(error))) from None
             except ClientError as error:
                 raise HostFailure(f"expected the container to give a file, got: {error}") from error
 
@@ -156,15 +162,14 @@ class ContainerInterpreter(HostedInterpreter):
 
     async def _after_the_end(self, error: ConnectionLost) -> Verdict:
         """Return the verdict on code under which the container ended: its memory is the code's, all else is not."""
-        lease = self._lease
-        with suppress(ProviderError):
-            state = None if lease is None else await asyncio.to_thread(lease.container.state)
-            if state is not None and state.out_of_memory:
-                reason = f"the container {state}"
-                return Verdict(status="memory", exit_code=EXIT_KILLED, state_lost=True, reason=reason)
-            if state is not None and not state.running:
-                raise HostFailure(f"the container {state} while the code ran", state_lost=True) from error
-        raise HostFailure(str(error), state_lost=True) from error
+        state = None if self._lease is None else await asyncio.to_thread(_end_of, self._lease)
+        if state is None:
+            raise HostFailure(str(error), state_lost=True) from error
+        if not state.out_of_memory:
+            raise HostFailure(f"the container {state}", state_lost=True) from error
+        return Verdict(
+            status="memory", exit_code=EXIT_KILLED, state_lost=True, reason=f"the container {state}"
+        )
 
     def _made_client(self, lease: Lease[Container]) -> CodeInterpreterEnv:
         limits = self._limits
@@ -212,4 +217,21 @@ def _require_taken(path: str, seen: CodeInterpreterObservation) -> None:
         raise HostFailure(
             f"expected the container to take a file, got: {seen.reason}", state_lost=seen.state_lost
         )
-    raise FileRefused(path, seen.error.evalue)
+    raise FileRefused(path, _reason(seen.error.evalue))
+
+
+def _end_of(lease: Lease[Container]) -> ContainerState | None:
+    """Return how a container ended, which takes a moment to show; None where it did not, or nobody knows."""
+    deadline = time.monotonic() + DEATH_S
+    with suppress(ProviderError):
+        while time.monotonic() < deadline:
+            state = lease.container.state()
+            if not state.running:
+                return state
+            time.sleep(LOOK_S)
+    return None
+
+
+def _reason(refusal: str) -> str:
+    """Return why the server there refused a file, without what is said here once more."""
+    return refusal.rpartition(": ")[2]
