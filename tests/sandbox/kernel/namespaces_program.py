@@ -49,9 +49,9 @@ def write(path: str, content: bytes = b"x") -> None:
         os.close(descriptor)
 
 
-def in_child(function: Callable[[], Any]) -> Any:
+def in_child(function: Callable[[], Any], fork: Callable[[], int] = os.fork) -> Any:
     read, end = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             os.write(end, json.dumps(function()).encode())
@@ -68,8 +68,9 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 
 def many_files() -> None:
+    os.unlink("big")
     for number in range(1000):
-        write(f"many{number}")
+        write(f"many{number}", b"")
 
 
 def inside(uid: int) -> dict[str, Any]:
@@ -120,20 +121,23 @@ def interfaces() -> list[str]:
     return [name for _number, name in socket.if_nameindex()]
 
 
-def session(uid: int, proc: int) -> Any:
-    namespaces.enter_session(PRIVILEGED, uid, told["size_bytes"], told["inodes"], proc=proc)
-    seen = in_child(lambda: inside(uid))
-    assert isinstance(seen, dict), seen
+def session(uid: int, gid: int, proc: int) -> Any:
+    namespaces.settle_session(PRIVILEGED, uid, gid, told["size_bytes"], told["inodes"], proc=proc)
     return {
         "proc_closed": outcome(lambda: os.fstat(proc)),
         "interfaces": interfaces(),
-        **seen,
+        **inside(uid),
     }
+
+
+def fork_session() -> int:
+    return namespaces.fork_session(privileged=PRIVILEGED)
 
 
 def zygote() -> dict[str, Any]:
     proc = namespaces.open_proc()
-    uids = (identity.session_uid(7), identity.session_uid(8)) if PRIVILEGED else (os.getuid(), os.getuid())
+    own = (os.getuid(), os.getgid())
+    ids = [(identity.session_uid(slot),) * 2 for slot in (7, 8)] if PRIVILEGED else [own, own]
     namespaces.build_root(
         namespaces.View(
             paths=told["paths"],
@@ -142,7 +146,9 @@ def zygote() -> dict[str, Any]:
         )
     )
     base = limits.footprint(proc)
-    sessions = [in_child(lambda uid=uid: session(uid, proc)) for uid in uids]
+    sessions = [
+        in_child(lambda pair=pair: in_child(lambda: session(*pair, proc)), fork_session) for pair in ids
+    ]
     return {"pid": os.getpid(), "sessions": sessions, "footprint": base.address_space}
 
 

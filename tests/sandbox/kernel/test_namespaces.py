@@ -111,7 +111,7 @@ def expect(found: dict[str, Any], place: Path, uids: list[int]) -> None:
         )
         assert set(seen.pop("dev")) <= {"null", "zero", "full", "random", "urandom"}
         assert seen == {
-            "pid": 1,
+            "pid": 2,
             "uid": uid,
             "left_behind": [".tmp"],
             "proc_closed": "EBADF",
