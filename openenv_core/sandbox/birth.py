@@ -7,12 +7,13 @@ import socket
 from dataclasses import asdict
 
 from openenv_core.sandbox.errors import SandboxUnavailable
+from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
 from openenv_core.sandbox.kernel.cgroups import Cgroup, CgroupMaker
 from openenv_core.sandbox.kernel.identity import session_uid
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.scratch import Scratch
 from openenv_core.sandbox.snapshots import BranchingWorker
-from openenv_core.sandbox.wires import READY, ROOT, hear, make_ends
+from openenv_core.sandbox.wires import hear, make_ends
 from openenv_core.sandbox.worker import Worker
 from openenv_core.sandbox.workspace import Workspace
 from openenv_core.sandbox.zygote import Zygote
@@ -64,10 +65,10 @@ class Birth:
             undo.push_async_callback(worker.close)
             try:
                 async with asyncio.timeout(timeout_s):
-                    root, folders = await _hear(worker, ROOT)
-                    worker.root = os.pidfd_open(root)
+                    root, _ = await _hear(worker, ROOT)
+                    worker.root = await _opened(worker, root)
                     if path is None:
-                        (folder,) = folders
+                        _, (folder,) = await _hear(worker, PLACE)
                         place = Workspace(folder, self._limits, owner, bounded=True)
                         undo.push_async_callback(place.close)
                     elif snapshot or self._limits.allow_subprocess:
@@ -81,7 +82,7 @@ class Birth:
                 worker.watch_head(process)
             else:
                 worker.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-                worker.watch(os.pidfd_open(process))
+                worker.watch(await _opened(worker, process))
             undo.pop_all()
         return worker, place
 
@@ -132,7 +133,18 @@ async def _hear(worker: Worker, expected: bytes) -> tuple[int, list[int]]:
     heard = await hear(worker.control, worker.exited, expected)
     if heard is not None:
         return heard
+    raise await _stillborn(worker)
+
+
+async def _opened(worker: Worker, process: int) -> int:
+    try:
+        return os.pidfd_open(process)
+    except ProcessLookupError:
+        raise await _stillborn(worker) from None
+
+
+async def _stillborn(worker: Worker) -> SandboxUnavailable:
     await asyncio.wait([worker.exited], timeout=1.0)
     if worker.exited.done() and worker.exited.result().zygote:
-        raise SandboxUnavailable("the process that interpreters are forked from has ended")
-    raise SandboxUnavailable(f"expected an interpreter, got none: {worker.words() or 'it said nothing'}")
+        return SandboxUnavailable("the process that interpreters are forked from has ended")
+    return SandboxUnavailable(f"expected an interpreter, got none: {worker.words() or 'it said nothing'}")

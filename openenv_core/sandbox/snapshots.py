@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from openenv_core.sandbox.answers import AnswerReader
 from openenv_core.sandbox.errors import SandboxUnavailable
-from openenv_core.sandbox.inside.frames import MAX_VALUE, pack_request
+from openenv_core.sandbox.inside.frames import MAX_VALUE, READY, pack_request
 from openenv_core.sandbox.limits import Limits
-from openenv_core.sandbox.wires import READY, Ends, hear, make_ends, receive
+from openenv_core.sandbox.wires import Ends, hear, make_ends, receive
 from openenv_core.sandbox.worker import EXIT_S, RECEIVE_BYTES, Exit, Worker
 
 BRANCH_S: Final = 20.0

@@ -12,12 +12,6 @@ from typing import Any, Final
 _CREDENTIALS: Final = struct.Struct("3i")
 _ANCILLARY: Final = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4 * 4)
 
-ROOT: Final = b"R"
-"""Sent by the process whose end is the end of all, with a descriptor of the workspace where that is not ours."""
-
-READY: Final = b"I"
-"""Sent by the interpreter, once nothing is left to be taken from it."""
-
 
 @dataclass(slots=True)
 class Ends:

@@ -79,7 +79,7 @@ class BranchingRunner(Runner):
             self.control = socket.socket(fileno=CONTROL)
             furnish(request["folder"])
             sys.stdin = None
-            self.control.send(b"I")
+            self.control.send(frames.READY)
             return
         for descriptor in came:
             os.close(descriptor)

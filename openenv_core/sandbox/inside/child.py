@@ -6,7 +6,8 @@ import sys
 from typing import Final
 
 from openenv_core.sandbox.inside.branching import BranchingRunner
-from openenv_core.sandbox.inside.first import become_first, wait_for
+from openenv_core.sandbox.inside.first import wait_for
+from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
 from openenv_core.sandbox.inside.places import CONTROL, arrange, furnish
 from openenv_core.sandbox.inside.runner import Runner
 from openenv_core.sandbox.inside.standing import Standing
@@ -20,32 +21,53 @@ NICENESS: Final = 5
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
 
 
-def become(
-    spec: Spec, standing: Standing, moves: socket.socket, control: int, stdout: int, stderr: int, *doors: int
-) -> None:
+def become_first(spec: Spec, standing: Standing, control: int, stdout: int, stderr: int, *doors: int) -> None:
+    """In the first process of a session's name spaces: wait for the interpreter; return in that, a child.
+
+    It lives as long as the session, and every page that it writes to is one more: it does next to nothing.
+
+    Args:
+        spec: What for.
+        standing: What was prepared.
+        control: To the supervisor.
+        stdout: To be descriptor 1 of the interpreter.
+        stderr: Likewise, 2.
+        doors: Into the control group.
+    """
+    if doors:
+        cgroups.join(list(doors))
+    os.write(control, ROOT)
+    interpreter = os.fork()
+    if interpreter:
+        if spec.uid is not None:
+            identity.drop_to(spec.uid, spec.uid)
+        identity.drop_capabilities()
+        wait_for(interpreter, successors=spec.snapshot)
+
+
+def become(spec: Spec, standing: Standing, control: int, stdout: int, stderr: int, *doors: int) -> None:
     """Become an interpreter; return only when there is nothing left to do.
 
     Args:
         spec: What for.
         standing: What was prepared.
-        moves: Tells the zygote which process takes the place of this one.
         control: To the supervisor.
         stdout: To be descriptor 1.
         stderr: To be descriptor 2.
         doors: Into the control group.
     """
-    cgroups.join(list(doors))
     parent = os.getppid()
     os.setsid()
     arrange(control, stdout, stderr)
     connection = socket.socket(fileno=CONTROL)
     connection.setblocking(True)
     if standing.has_init:
-        _enter(spec, standing, moves, connection)
+        _settle(spec, standing, connection)
     else:
+        cgroups.join(list(doors))
         if spec.uid is not None:
             identity.drop_to(spec.uid, spec.uid)
-        connection.send(b"R")
+        connection.send(ROOT)
         if spec.snapshot:
             # Heads come and go; this one stays, and is what the zygote knows.
             libc.become_subreaper()
@@ -59,7 +81,7 @@ def become(
         _die_with(parent)
     os.nice(NICENESS)
     _filter(spec, standing)
-    connection.send(b"I")
+    connection.send(READY)
     _seed()
     runner = BranchingRunner if spec.snapshot else Runner
     runner(connection, spec.limits["outputs_bytes"]).serve()
@@ -71,27 +93,16 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _enter(spec: Spec, standing: Standing, moves: socket.socket, connection: socket.socket) -> None:
-    """Enter name spaces of the session's own; return in its second process, with the first one waiting for it."""
+def _settle(spec: Spec, standing: Standing, connection: socket.socket) -> None:
+    uid, gid = standing.ids if spec.uid is None else (spec.uid, spec.uid)
     limits = spec.limits
-    uid = os.getuid() if spec.uid is None else spec.uid
-    namespaces.enter_session(
-        standing.privileged,
-        uid,
-        limits["disk_bytes"],
-        limits["files"],
-        proc=None if standing.privileged else standing.proc,
-    )
+    proc = None if standing.privileged else standing.proc
+    namespaces.settle_session(standing.privileged, uid, gid, limits["disk_bytes"], limits["files"], proc=proc)
     if standing.privileged:
-        identity.drop_to(uid, uid)
-    identity.drop_capabilities()
-    become_first(spec.number, moves)
+        identity.drop_to(uid, gid)
     workspace = os.open(namespaces.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)
-    socket.send_fds(connection, [b"R"], [workspace])
+    socket.send_fds(connection, [PLACE], [workspace])
     os.close(workspace)
-    interpreter = os.fork()
-    if interpreter:
-        wait_for(interpreter, successors=spec.snapshot)
 
 
 def _confine(spec: Spec, standing: Standing, workdir: str) -> None:

@@ -1,25 +1,12 @@
 """The first process of a session's name space: it waits, and tells how the interpreter ended."""
 
 import os
-import socket
-import struct
 from typing import Final, NoReturn
 
 from openenv_core.sandbox.kernel import libc
 
-MOVED: Final = struct.Struct("qi")
-"""From a fork to the zygote: its number, and the process that takes its place."""
-
 BY_SIGNAL: Final = 128
 """Added to the signal that ended the interpreter."""
-
-
-def become_first(number: int, zygote: socket.socket) -> None:
-    """Fork the first process of the name space that was made for this one's children; return in it alone."""
-    process = os.fork()
-    if process:
-        zygote.send(MOVED.pack(number, process))
-        os._exit(0)
 
 
 def wait_for(interpreter: int, *, successors: bool) -> NoReturn:

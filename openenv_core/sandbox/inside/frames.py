@@ -40,6 +40,15 @@ def pack_answer(header: dict[str, Any], texts: Sequence[str]) -> bytes:
     return b"".join((ANSWER.pack(len(head), sum(map(len, blobs))), head, *blobs))
 
 
+ROOT: Final = b"R"
+"""Sent by the process whose end is the end of all."""
+
+PLACE: Final = b"W"
+"""Sent by the interpreter with a descriptor of its workspace, where that is not the supervisor's own."""
+
+READY: Final = b"I"
+"""Sent by the interpreter, once nothing is left to be taken from it."""
+
 HERE: Final = bytes(ANSWER.size)
 """An answer of nothing: whoever runs a request in a process of its own shows itself by it."""
 

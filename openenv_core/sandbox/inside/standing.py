@@ -31,6 +31,7 @@ class Standing:
         proc: A descriptor of /proc where that is out of sight; closed in every fork.
         readable: Descriptors of what may be read.
         prepared: The same as rules, for interpreters that may not execute.
+        ids: User and group of the zygote.
         tasks: How many processes and threads of this user there were at the start.
         forks: How many interpreters live.
         base: What a fork occupies.
@@ -43,6 +44,7 @@ class Standing:
     proc: int | None = None
     readable: list[int] = field(default_factory=list)
     prepared: landlock.Prepared = field(default_factory=lambda: landlock.Prepared(()))
+    ids: tuple[int, int] = (0, 0)
     tasks: int = 0
     forks: int = 0
     base: Footprint | None = None
@@ -51,6 +53,7 @@ class Standing:
     def settle(self) -> None:
         """Measure what forks start from, once everything is imported."""
         self.base = footprint(self.proc)
+        self.ids = os.getuid(), os.getgid()
         if not self.has_init:
             self.tasks = count_tasks(os.getuid())
 

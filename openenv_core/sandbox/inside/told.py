@@ -32,14 +32,12 @@ class Spec:
     """One interpreter.
 
     Attributes:
-        number: Names it.
         limits: By the names of `sandbox.limits.Limits`.
         uid: The user that it becomes; None leaves it as it is.
         workdir: Its folder; None: a file system of its own.
         snapshot: Each execution runs in a fork of the state before it.
     """
 
-    number: int
     limits: dict[str, Any]
     uid: int | None
     workdir: str | None

@@ -15,12 +15,13 @@ import socket
 import sys
 from typing import Any, Final
 
-from openenv_core.sandbox.inside.child import become
-from openenv_core.sandbox.inside.first import BY_SIGNAL, MOVED
+from openenv_core.sandbox.inside.child import become, become_first
+from openenv_core.sandbox.inside.first import BY_SIGNAL
 from openenv_core.sandbox.inside.rehearsal import forget, import_late, rehearse
 from openenv_core.sandbox.inside.standing import Standing, stand
 from openenv_core.sandbox.inside.told import Spec, Told
 from openenv_core.sandbox.inside.writing import somewhere_to_write
+from openenv_core.sandbox.kernel import namespaces
 
 MESSAGE_BYTES: Final = 1 << 16
 DESCRIPTORS: Final = 8
@@ -95,9 +96,6 @@ class Forks:
         self._numbers: dict[int, int] = {}
         self._firsts: set[int] = set()
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Forks that hand over to the first process of a name space say so here.
-        self._moved, self._moves = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._moved.setblocking(False)
 
     def serve(self) -> None:
         """Fork and bury until the supervisor is gone."""
@@ -124,12 +122,15 @@ class Forks:
             descriptors.frombytes(rights)
         told = json.loads(data)
         self._standing.forks = len(self._numbers)
+        standing = self._standing
         try:
-            process = os.fork()
+            process = (
+                namespaces.fork_session(privileged=standing.privileged) if standing.has_init else os.fork()
+            )
             if process == 0:
                 self._become(told, list(descriptors))
             self._numbers[process] = told["fork"]
-            if told["spec"]["snapshot"] and not self._standing.has_init:
+            if standing.has_init or told["spec"]["snapshot"]:
                 self._firsts.add(process)
         except OSError:
             say(self._channel, {"exit": told["fork"], "code": 1, "signal": None})
@@ -139,11 +140,13 @@ class Forks:
 
     def _become(self, told: dict[str, Any], descriptors: list[int]) -> None:
         try:
+            spec = Spec(**told["spec"])
+            if self._standing.has_init:
+                become_first(spec, self._standing, *descriptors)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
-            spec = Spec(number=told["fork"], **told["spec"])
-            become(spec, self._standing, self._moves, *descriptors)
+            become(spec, self._standing, *descriptors)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
@@ -157,21 +160,12 @@ class Forks:
                 return
             if process == 0:
                 return
-            # Whoever hands over says so before it ends, so this is known by now.
-            self._hear_moves()
             ended = os.waitstatus_to_exitcode(status)
             number = self._numbers.pop(process, None)
-            if number is None or (self._standing.has_init and process not in self._firsts and ended == 0):
-                continue  # an orphan of the name space that this is the first process of; or it has handed over
+            if number is None:
+                continue  # an orphan of the name space that this is the first process of
             code, by = (0, -ended) if ended < 0 else (ended, None)
             if process in self._firsts and code > BY_SIGNAL:
                 code, by = 0, code - BY_SIGNAL
             self._firsts.discard(process)
             say(self._channel, {"exit": number, "code": code, "signal": by})
-
-    def _hear_moves(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                number, process = MOVED.unpack(self._moved.recv(MOVED.size))
-                self._numbers[process] = number
-                self._firsts.add(process)
