@@ -16,6 +16,7 @@ from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
 from openenv_core.sandbox.selftest import prove
 from openenv_core.sandbox.view import View, view_of
+from openenv_core.sandbox.workspace import Workspace
 
 HEADER: dict[str, Any] = {
     "id": 1,
@@ -191,3 +192,16 @@ def test_callers_without_a_loop_have_the_same() -> None:
         assert session.execute("1").isolation == sandbox.isolation
     with pytest.raises(RuntimeError):
         asyncio.get_running_loop()
+
+
+async def test_files_are_all_seen_by_looks_at_the_same_time(tmp_path: Path) -> None:
+    for number in range(12):
+        place = tmp_path / str(number)
+        place.mkdir()
+        for name in range(600):
+            (place / str(name)).touch()
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        workspace = Workspace(folder, Limits(), None, bounded=False, name=str(place))
+        looks = [asyncio.to_thread(workspace.exceeded) for _ in range(2)]
+        await asyncio.gather(*looks, workspace.close())
+        assert not place.exists()
