@@ -20,6 +20,7 @@ from openenv_core.sandbox.levels import LADDER
 
 INTERRUPTED = 130
 FAILED = 2
+MISSED = 1
 
 _DESCRIPTION = """\
 What an interpreter for code that nobody has read costs, at every level of isolation that holds here, and beside it
@@ -32,7 +33,7 @@ examples:
   python -m benchmarks.sandbox --quick                         does it run? about half a minute
   python -m benchmarks.sandbox --only start,execute --rounds 3
   python -m benchmarks.sandbox --only memory --live 100 --levels lsm
-  python -m benchmarks.sandbox --only abandon --abandoned 1000
+  python -m benchmarks.sandbox --only abandon --check          1,000 sessions, every one reclaimed?
   python -m benchmarks.sandbox --preload none,numpy+matplotlib.pyplot
   python -m benchmarks.sandbox --json out.json                 every round's figures into a file
 
@@ -48,7 +49,7 @@ A level that does not hold here is left out and said to be. Containers need an e
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
+    """Measure, print what there is, and return the exit status: 0, 2 where something did not work, 1 as asked for."""
     arguments = _parser().parse_args(words)
     figures = Figures()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -76,6 +77,8 @@ def main(words: Sequence[str] | None = None) -> int:
             "bars": [{"what": b.what, "value": b.value, "met": b.met} for b in held],
         }
         arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    if arguments.check and not all(bar.met for bar in held):
+        status = status or MISSED
     return status
 
 
@@ -135,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         f"({peers.JUPYTER_VARIABLE}, or .venvs/jupyter/bin/python)",
     )
     add("--image", default=peers.IMAGE, metavar="NAME", help="what containers are made of (%(default)s)")
+    add("--check", action="store_true", help=f"exit with {MISSED} where a bar is not met")
     add("--json", type=Path, metavar="FILE", help="write every round's figures there")
     return parser
 
