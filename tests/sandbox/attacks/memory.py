@@ -2,7 +2,6 @@
 
 from .model import EVERYWHERE, FILTERED, LIMITS, Attack
 
-
 ATTACKS = (
     Attack(
         name="one-large",
@@ -21,7 +20,7 @@ ATTACKS = (
         """,
         ends=("memory", "killed"),
         survives=None,
-        timeout_s=5.0,
+        timeout_s=15.0,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -53,7 +52,7 @@ ATTACKS = (
         if total > 1 << 30:
             breach(total)
         """,
-        timeout_s=5.0,
+        timeout_s=15.0,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -73,7 +72,7 @@ ATTACKS = (
             breach(len(held), "MB")
         del held
         """,
-        timeout_s=5.0,
+        timeout_s=15.0,
         holds=EVERYWHERE,
         slow=True,
     ),
@@ -250,7 +249,7 @@ ATTACKS = (
         """,
         ends=("memory", "error", "killed"),
         survives=None,
-        timeout_s=5.0,
+        timeout_s=15.0,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -276,7 +275,7 @@ ATTACKS = (
         """,
         ends=("memory", "error", "killed", "ok"),
         survives=None,
-        timeout_s=5.0,
+        timeout_s=15.0,
         limits=LIMITS,
         holds=EVERYWHERE,
     ),

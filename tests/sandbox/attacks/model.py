@@ -18,7 +18,7 @@ EVERYWHERE: Final = FILTERED | {Isolation.PROCESS}
 """Where limits and time-outs are enough."""
 
 LIMITS: Final = Limits(
-    timeout_s=10.0,
+    timeout_s=20.0,
     grace_s=0.1,
     memory_bytes=96 << 20,
     output_hard_bytes=4 << 20,
@@ -55,7 +55,7 @@ class Stage:
         self.breaches: list[str] = []
         self.executions: list[Execution] = []
 
-    async def run(self, code: str, *, timeout_s: float = 6.0, session: Session | None = None) -> Execution:
+    async def run(self, code: str, *, timeout_s: float = 10.0, session: Session | None = None) -> Execution:
         """Run code, the attack's tools included, in the attacker's session or another."""
         done = await (session or self.session).execute(with_tools(code, self.host), timeout_s=timeout_s)
         self.executions.append(done)
@@ -90,7 +90,7 @@ class Attack:
     ends: Sequence[str] = ("ok",)
     survives: bool | None = True
     holds: frozenset[Isolation] = STRONG
-    timeout_s: float = 6.0
+    timeout_s: float = 10.0
     limits: Limits = LIMITS
     machine: str | None = None
     slow: bool = False

@@ -64,7 +64,12 @@ class Report:
 
 
 async def play(
-    sandbox: Sandbox, attacks: Sequence[Attack], *, together: int = 1, thorough: bool = False
+    sandbox: Sandbox,
+    attacks: Sequence[Attack],
+    *,
+    together: int = 1,
+    thorough: bool = False,
+    at_least_s: float = 0.0,
 ) -> Report:
     """Play attacks on a running sandbox.
 
@@ -73,6 +78,7 @@ async def play(
         attacks: Which.
         together: How many at a time. One at a time tells what each of them costs others.
         thorough: Gives those the time to go all the way that may also be ended by the clock.
+        at_least_s: Seconds that others are watched for, whatever is played.
     """
     report = Report(isolation=sandbox.isolation)
     async with Surroundings() as around:
@@ -93,7 +99,7 @@ async def play(
                     outcome.felt = Felt(loop=loop, neighbour=steps)
                     report.outcomes.append(outcome)
 
-            await asyncio.gather(*map(one, attacks))
+            await asyncio.gather(asyncio.sleep(at_least_s), *map(one, attacks))
         report.felt = watch.felt
         if sandbox.zygote_pid != zygote:
             report.left.append(f"the zygote was {zygote}, is {sandbox.zygote_pid}")

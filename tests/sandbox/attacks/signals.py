@@ -108,7 +108,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=False,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -121,7 +121,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=False,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
@@ -133,7 +133,7 @@ ATTACKS = (
         """,
         timeout_s=0.2,
         ends=("timeout",),
-        survives=False,
+        survives=None,
         holds=EVERYWHERE,
     ),
     Attack(
