@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import Isolation, Limits, LimitsError, SandboxConfig, SyncSandbox
 from openenv_core.sandbox.answers import AnswerReader, Forged
+from openenv_core.sandbox.inside.easing import ease_copying
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
 from openenv_core.sandbox.selftest import prove
@@ -205,3 +207,22 @@ async def test_files_are_all_seen_by_looks_at_the_same_time(tmp_path: Path) -> N
         looks = [asyncio.to_thread(workspace.exceeded) for _ in range(2)]
         await asyncio.gather(*looks, workspace.close())
         assert not place.exists()
+
+
+def test_copying_does_without_modes_that_may_not_be_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("shutil.copymode", refuse)
+    monkeypatch.setattr("shutil.copystat", refuse)
+    (tmp_path / "a").write_text("x")
+    with pytest.raises(PermissionError):
+        shutil.copy(tmp_path / "a", tmp_path / "b")
+    ease_copying()
+    shutil.copy(tmp_path / "a", tmp_path / "b")
+    shutil.copy2(tmp_path / "a", tmp_path / "c")
+    assert (tmp_path / "c").read_text() == "x"
+    with pytest.raises(FileNotFoundError):
+        shutil.copy(tmp_path / "none", tmp_path / "d")

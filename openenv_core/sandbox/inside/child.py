@@ -6,6 +6,7 @@ import sys
 from typing import Final
 
 from openenv_core.sandbox.inside.branching import BranchingRunner
+from openenv_core.sandbox.inside.easing import ease_copying
 from openenv_core.sandbox.inside.first import wait_for
 from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
 from openenv_core.sandbox.inside.places import CONTROL, arrange, furnish
@@ -83,6 +84,8 @@ def become(spec: Spec, standing: Standing, control: int, stdout: int, stderr: in
     _filter(spec, standing)
     connection.send(READY)
     _seed()
+    if _shares_user(spec, standing):
+        ease_copying()
     runner = BranchingRunner if spec.snapshot else Runner
     runner(connection, spec.limits["outputs_bytes"]).serve()
 

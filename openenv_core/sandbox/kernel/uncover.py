@@ -37,6 +37,14 @@ def uncover(paths: Iterable[str]) -> None:
         return
     libc.call("unshare", _NEW_MOUNTS, step=f"making {', '.join(hidden)} passable for other users")
     mounts.make_private()
+    umask = os.umask(0o022)  # the folders made here are for others to pass
+    try:
+        _show(hidden)
+    finally:
+        os.umask(umask)
+
+
+def _show(hidden: dict[str, list[str]]) -> None:
     for above, below in hidden.items():
         held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
         mounts.tmpfs(above, mounts.NO_SETUID | mounts.NO_DEVICES, mode="0755", size="1m")
