@@ -21,7 +21,7 @@ from openenv_core.sandbox.inside.rehearsal import forget, import_late, rehearse
 from openenv_core.sandbox.inside.standing import Standing, stand
 from openenv_core.sandbox.inside.told import Spec, Told
 from openenv_core.sandbox.inside.writing import somewhere_to_write
-from openenv_core.sandbox.kernel import namespaces
+from openenv_core.sandbox.kernel import libc, namespaces
 
 MESSAGE_BYTES: Final = 1 << 16
 DESCRIPTORS: Final = 8
@@ -101,6 +101,8 @@ class Forks:
         """Fork and bury until the supervisor is gone."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Interpreters are paused after every execution.
+        libc.hear_only_of_deaths()
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._woken, select.POLLIN)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import struct
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,11 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
+
+_SIGACTION_BYTES = 64
+_SIGNAL_SET_BYTES = 8
+_NO_CHILD_STOP = 1
+_FLAGS = struct.Struct("=Q")
 
 
 @lru_cache(maxsize=1)
@@ -96,6 +102,20 @@ def is_dumpable() -> bool:
 def become_subreaper() -> None:
     """Orphans among this process's descendants become its children, so that it can reap them."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1, step="child subreaper")
+
+
+def hear_only_of_deaths() -> None:
+    """Have SIGCHLD come when a child ends, not whenever one is paused or goes on.
+
+    Call it after Python's own handler is set: Python has no way to say so, and setting a handler takes it back.
+    """
+    # struct sigaction as the kernel has it: the handler, the flags, and what stays as it is.
+    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    step = "hearing of children's deaths alone"
+    call("rt_sigaction", signal.SIGCHLD, None, action, _SIGNAL_SET_BYTES, step=step)
+    (flags,) = _FLAGS.unpack_from(action, _FLAGS.size)
+    _FLAGS.pack_into(action, _FLAGS.size, flags | _NO_CHILD_STOP)
+    call("rt_sigaction", signal.SIGCHLD, action, None, _SIGNAL_SET_BYTES, step=step)
 
 
 def set_name(name: str) -> None:
