@@ -204,7 +204,16 @@ class Zygote:
             if not exit_.done():
                 exit_.set_result(Exit(zygote=True))
         self._exits.clear()
+        if self._process is not None:
+            self._loop.run_in_executor(None, _bury, self._process)
         self._died()
+
+
+def _bury(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(
+        subprocess.TimeoutExpired
+    ):  # its channel is closed, but it lives; close() kills it
+        process.wait(END_S)
 
 
 def _set(future: asyncio.Future[None]) -> None:

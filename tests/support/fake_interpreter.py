@@ -17,7 +17,6 @@ class FakeInterpreter:
     packages: tuple[str, ...] = ()
     snapshot: bool = False
     isolation: str = "lsm"
-    alive: bool = True
     closed: bool = False
     broken: bool = False
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -34,7 +33,7 @@ class FakeInterpreter:
         self.count += 1
         known = {"session_id": self.session_id, "isolation": self.isolation, "execution_count": self.count}
         if code == "lose":
-            self.alive, self.files = False, {}
+            self.files = {}
             return Execution(status="killed", exit_code=137, state_lost=True, signal=9, **known)  # type: ignore[arg-type]
         return Execution(status="ok", stdout=f"{code}\n", result=repr(self.count), **known)  # type: ignore[arg-type]
 

@@ -73,7 +73,6 @@ class CodeInterpreterEnvironment(
         self._backend: Backend | None = None
         self._interpreter: Interpreter | None = None
         self._lost = False
-        self._untold = False
         self._brought: tuple[FileInfo, ...] = ()
         self._choice = chosen({}, self._house.settings)
         self._task: TaskSession | None = None
@@ -101,7 +100,7 @@ class CodeInterpreterEnvironment(
         if task is not None:
             choice = replace(choice, files={**task.files, **choice.files})
         await self._end_interpreter()
-        self._lost = self._untold = False
+        self._lost = False
         self._choice, self._task = choice, task
         self._state = CodeInterpreterState(
             episode_id=str(uuid4()) if episode_id is None else episode_id,
@@ -199,9 +198,6 @@ class CodeInterpreterEnvironment(
             await self._end_interpreter()
             execution = self._failed(error)
         self._lost = execution.state_lost
-        if self._untold:
-            self._untold = False
-            execution = replace(execution, state_lost=True)
         state = self._state
         state.last_exit_code = execution.exit_code
         state.execution_count = execution.execution_count
@@ -230,9 +226,7 @@ class CodeInterpreterEnvironment(
         """Return the interpreter: the one that there is, a fresh one where there is none or its state is gone."""
         interpreter = self._interpreter
         if interpreter is not None and not self._lost:
-            if getattr(interpreter, "alive", True):
-                return interpreter
-            self._untold = True  # it ended between two actions, neither of which has told
+            return interpreter  # one that ended between two actions says so itself, before anything runs without it
         await self._end_interpreter()
         choice = self._choice
         backend = await self._held()
@@ -255,7 +249,6 @@ class CodeInterpreterEnvironment(
         else:
             await interpreter.restart()
             self._brought = await self._put_back(interpreter)
-        self._untold = False  # nothing was to be kept
         self._state.execution_count = 0
         return self._brought
 
@@ -279,10 +272,9 @@ class CodeInterpreterEnvironment(
 
     def _told(self, execution: Execution) -> Execution:
         """Return an execution that came from no interpreter with what there is to know of the one that there is."""
-        state, untold, self._untold = self._state, self._untold, False
+        state = self._state
         return replace(
             execution,
-            state_lost=execution.state_lost or untold,
             execution_count=state.execution_count,
             session_id=state.session_id,
             isolation=state.isolation,

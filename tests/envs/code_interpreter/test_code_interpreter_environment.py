@@ -120,20 +120,6 @@ async def test_lost_state_is_said_once_and_the_files_of_the_reset_are_back(
     assert backend.opened[0].closed
 
 
-async def test_an_interpreter_that_ended_between_two_steps_is_said_too(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    await env.reset(files={"a": "given"})
-    await run(env, "1")
-    backend.opened[0].alive = False
-    assert (await env.step(GetFile(path="a"))).state_lost  # type: ignore[attr-defined]
-    assert not (await run(env, "2")).state_lost
-    backend.opened[1].alive = False
-    assert (await run(env, "3")).state_lost
-    assert not (await run(env, "4")).state_lost
-    assert len(backend.opened) == 3
-
-
 async def test_the_infrastructure_s_failures_are_no_errors_of_the_code(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
+import psutil
 import pytest
 from serve_process import ServeProcess, refusal, serve
 
@@ -17,7 +18,13 @@ from envs.code_interpreter_env import (
     CodeInterpreterState,
     Execute,
 )
-from openenv_core import ExecutionFailed, GenericEnvClient, SyncEnvClient, ValidationFailed
+from openenv_core import (
+    ExecutionFailed,
+    GenericEnvClient,
+    SyncEnvClient,
+    ValidationFailed,
+    is_infrastructure_failure,
+)
 
 APP = "envs.code_interpreter_env.server.app:app"
 ROOT = Path(__file__).parents[3]
@@ -240,3 +247,23 @@ def test_weak_walls_where_they_were_named() -> None:
 def test_a_setting_that_cannot_be_is_told_before_anything_starts() -> None:
     status, said = refusal("--port", "0", app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
     assert (status, "CODE_INTERPRETER_TIMEOUT_S" in said, "Traceback" in said) == (2, True, False)
+
+
+def test_a_killed_zygote_is_nobodys_fault_who_plays(server: ServeProcess, client: Client) -> None:
+    client.reset(files={"a.txt": "kept"})
+    client.step(Execute(code="x = 1"))
+    zygotes = [
+        child
+        for child in psutil.Process(server.process.pid).children()
+        if "boot.py" in " ".join(child.cmdline())
+    ]
+    assert zygotes
+    for zygote in zygotes:
+        zygote.kill()
+        zygote.wait(30)
+    told = client.step(Execute(code="x")).observation
+    after = client.step(Execute(code="'x' in dir(), open('a.txt').read()")).observation
+    assert (told.status, told.state_lost, told.error) == ("sandbox_error", True, None)
+    assert is_infrastructure_failure(told)
+    assert (after.status, after.result) == ("ok", "(False, 'kept')")
+    assert not is_infrastructure_failure(after)
