@@ -1,6 +1,7 @@
 """When the infrastructure fails, that is what is told; and nothing stays behind."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -82,7 +83,8 @@ async def test_an_interpreter_that_was_killed_while_idle_is_told(sandbox: Sandbo
     await session.execute("x = 1")
     await asyncio.sleep(2 * STILL_S)  # in the moment before it may have been the code
     for pid in descendants(zygote) - before:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have gone with the one before
+            os.kill(pid, signal.SIGKILL)
     await until(lambda: not session.alive)
     told, after = await session.execute("x"), await session.execute("2")
     await session.close()
@@ -128,6 +130,25 @@ async def test_whoever_gives_up_an_execution_ends_its_interpreter(sandbox: Sandb
     after = await session.execute("'x' in dir()")
     await session.close()
     assert after.result == "False"
+
+
+async def test_nothing_stays_behind_whoever_goes_away_and_when(sandbox: Sandbox) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for milliseconds in range(0, 40, 5):
+        session = await sandbox.open()
+        for running in (
+            asyncio.create_task(session.execute("import os; os._exit(1)")),
+            asyncio.create_task(session.restart()),
+        ):
+            await asyncio.sleep(milliseconds / 1000)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await session.close()
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    assert (
+        sandbox._scratch is None
+        or [each for each in sandbox._scratch.path.iterdir() if each.name.isdecimal()] == []
+    )
 
 
 async def test_closing_ends_what_runs(sandbox: Sandbox) -> None:
