@@ -274,7 +274,7 @@ class Session:
                     reply = await worker.request(message, timeout)
             except BaseException:
                 # Nobody waits for the rest: the server's own deadline, or a client that went away.
-                await asyncio.shield(self._end_life())
+                await self._end_life()
                 raise
             if reply.exit is None and await workspace.overfull():
                 # It was over before the first look, or an interrupt was enough to end it.
@@ -311,10 +311,8 @@ class Session:
     async def _end_life(self) -> None:
         worker, self._worker = self._worker, None
         workspace, self._workspace = self._workspace, None
-        if worker is not None:
-            await worker.close()
-        if workspace is not None:
-            await workspace.close()
+        # Whoever waits here may go away: what belongs to a life is given back all the same.
+        await asyncio.shield(_give_back(worker, workspace))
 
     def _told(self, reply: Reply, timeout: float, files: tuple[FileInfo, ...]) -> Execution:
         answer = reply.answer
@@ -373,6 +371,15 @@ class Session:
 
 class _EndedItself(Exception):  # noqa: N818 - it says what happened
     """The code has ended its interpreter, and nobody was told yet."""
+
+
+async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None:
+    try:
+        if worker is not None:
+            await worker.close()
+    finally:
+        if workspace is not None:
+            await workspace.close()
 
 
 def _nothing(why: str) -> Reply:

@@ -81,6 +81,7 @@ class Worker:
         root: A descriptor of the process whose end is the end of all: the interpreter's own, or the first one of its
             name space.
         group: The process group that ends with it, where there is no name space that would see to that.
+        leader: Of the process group that is paused, where code may fork: no process of it can leave it.
         cgroup: The control group that bounds it and what it starts.
         exited: How it ended.
     """
@@ -90,6 +91,7 @@ class Worker:
         self.control = control
         self.root: int | None = None
         self.group: int | None = None
+        self.leader: int | None = None
         self.cgroup: Cgroup | None = None
         self._loop = asyncio.get_running_loop()
         self._stdout = Capture(stdout, limits.output_bytes, self._wrote)
@@ -115,7 +117,7 @@ class Worker:
         """
         self._process = process
         self._loop.add_reader(self.control.fileno(), self._readable)
-        self._signal(self._process, signal.SIGSTOP)
+        self._pace(signal.SIGSTOP)
 
     @property
     def alive(self) -> bool:
@@ -146,7 +148,7 @@ class Worker:
         self.exited.add_done_callback(self._note_end)
         timer = self._loop.call_later(timeout_s, self.stop, "timeout")
         try:
-            self._signal(self._process, signal.SIGCONT)
+            self._pace(signal.SIGCONT)
             await self._send(pack_request({"id": self._number, **message}))
             answer = await answered
         except BaseException:
@@ -160,7 +162,7 @@ class Worker:
                 self._kill_later = None
             self.exited.remove_done_callback(self._ended)
             self._expected = self._answered = None
-            self._signal(self._process, signal.SIGSTOP)
+            self._pace(signal.SIGSTOP)
         took = self._loop.time() - began
         if answer is None and not self.exited.done():
             self.kill()
@@ -200,6 +202,10 @@ class Worker:
             return
         self._closed = True
         self.kill()
+        if self.root is None:
+            # Not yet known by a descriptor: it ends when it finds nobody to tell that it is there.
+            with suppress(OSError):
+                self.control.shutdown(socket.SHUT_RDWR)
         if not self.exited.done():
             await asyncio.wait([self.exited], timeout=EXIT_S)
         self.release()
@@ -285,6 +291,13 @@ class Worker:
         self._written += count
         if self._written > self.limits.output_hard_bytes:
             self.stop("output")
+
+    def _pace(self, number: signal.Signals) -> None:
+        """Pause the interpreter, or let it go on, with what it has started."""
+        if self.leader is not None and self.alive:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.leader, number)
+        self._signal(self._process, number)
 
     def _signal(self, descriptor: int | None, number: signal.Signals) -> None:
         if number == signal.SIGSTOP:
