@@ -130,7 +130,7 @@ class BranchingWorker(Worker):
         self._answered = self._loop.create_future()
         try:
             async with asyncio.timeout(BRANCH_S):
-                self._signal(self._process, signal.SIGCONT)
+                self._pace(signal.SIGCONT)
                 request = pack_request({"id": self._number, "op": "branch", "folder": folder})
                 socket.send_fds(self.control, [request], ends.inner)
                 ends.hand_over()
@@ -141,7 +141,7 @@ class BranchingWorker(Worker):
         finally:
             ends.hand_over()
             self._expected = self._answered = None
-            self._signal(self._process, signal.SIGSTOP)
+            self._pace(signal.SIGSTOP)
         if heard is None:
             await other.close()
             raise SandboxUnavailable(

@@ -81,7 +81,7 @@ class Worker:
         root: A descriptor of the process whose end is the end of all: the interpreter's own, or the first one of its
             name space.
         group: The process group that ends with it, where there is no name space that would see to that.
-        leader: Of the process group that is paused, where code may fork: no process of it can leave it.
+        leader: Of the process group that is paused, where code may start processes; none of them can leave it.
         cgroup: The control group that bounds it and what it starts.
         exited: How it ended.
     """

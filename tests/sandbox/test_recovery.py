@@ -228,3 +228,18 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+async def test_programs_stand_still_between_executions_like_their_interpreter(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(allow_subprocess=True))
+    await session.execute(
+        "import subprocess, time\n"
+        "p = subprocess.Popen(['/bin/sh', '-c', 'while true; do date +%s%N > ticks; sleep 0.02; done'])\n"
+        "import os\nwhile not os.path.exists('ticks'): time.sleep(0.01)"
+    )
+    first = await session.get_file("ticks")
+    await asyncio.sleep(0.3)
+    assert await session.get_file("ticks") == first
+    await session.execute(f"while open('ticks', 'rb').read() == {first!r}: time.sleep(0.01)")
+    assert await session.get_file("ticks") != first
+    await session.close()
