@@ -1,8 +1,9 @@
 """Plays with the typed client of the coding folder, under the released package or under ours; prints what came back.
 
-    coding_client.py URL FOLDER released|ours async|sync < PLAN
+    coding_client.py URL FOLDER released|ours < PLAN
 
-A plan is a list of operations: {"reset": {options}}, {"code": "..."}, {"state": {}}.
+A plan is a list of operations: {"reset": {options}}, {"code": "..."}, {"state": {}}. It is played by the async client,
+then by the sync one: to import a released package takes longer than to play.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-url, folder, whose, face = sys.argv[1:]
+url, folder, whose = sys.argv[1:]
 if whose == "ours":
     from openenv_core import compat
 
@@ -47,12 +48,11 @@ async def ask(client, name, given):
         return {"error": type(error).__name__, "text": str(error)}
 
 
-async def play(plan):
+async def play(plan, face):
     client = coding.CodingEnv(base_url=url)
-    if face == "sync" and hasattr(client, "sync"):
+    if face == "sync":
         client = client.sync()
-    if hasattr(client, "connect"):
-        await told(client.connect())
+    await told(client.connect())
     outcomes = []
     for operation in plan:
         ((name, given),) = operation.items()
@@ -61,4 +61,5 @@ async def play(plan):
     return outcomes
 
 
-print(json.dumps(asyncio.run(play(json.load(sys.stdin)))))
+plan = json.load(sys.stdin)
+print(json.dumps({face: asyncio.run(play(plan, face)) for face in ("async", "sync")}))
