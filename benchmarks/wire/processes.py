@@ -180,6 +180,7 @@ def _cpu_ns(pid: int) -> int:
 
 
 def memory_kb(pid: int) -> float:
+    """Return the memory of a process: proportional where that can be read, resident otherwise."""
     for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
