@@ -21,7 +21,7 @@ from .watch import percentile
 
 LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
 WEAK = (Isolation.SECCOMP, Isolation.PROCESS)
-TOGETHER = 6
+TOGETHER = 12
 BLOCKED_S = 2.0
 """A watchdog, no bar: how long the server's loop may be held up on a machine that has other things to do."""
 
