@@ -72,20 +72,16 @@ class PyExecutor:
         """
         with self._turn:
             if self._engine is None:
-                self._engine, self._session = _engine(), None
+                self._engine = _engine()
             engine = self._engine
             if self._session is None:
                 self._session = session = engine.open()
                 # Released environments drop an executor to begin anew; it has no close().
                 weakref.finalize(self, engine.leave, session).atexit = False
             if self._bare:
-                _sound(engine.execute(self._session, HELPERS, anew=True))
+                _sound(engine.execute(self._session, HELPERS))
                 self._bare = False
-            try:
-                execution = engine.execute(self._session, code)
-            except SandboxUnavailable:
-                self._bare = True
-                raise
+            execution = engine.execute(self._session, code)
             self._bare = execution.state_lost
         return _result(_sound(execution))
 
@@ -142,28 +138,9 @@ class _Engine:
         """Start an interpreter."""
         return self._run(self._sandbox.open, LIMITS)
 
-    def execute(self, session: Session, code: str, *, anew: bool = False) -> Execution:
-        """Run code in one of the interpreters.
-
-        Args:
-            session: Which.
-            code: What.
-            anew: Whether nothing that it knew is needed.
-
-        Raises:
-            SandboxUnavailable: The interpreter has ended since the last run, which nobody was told.
-        """
-
-        async def execute() -> Execution:
-            if not anew and not session.alive:
-                # The next one would begin without variables, and blame the code for missing them.
-                raise SandboxUnavailable(
-                    "expected the interpreter of the last run, got one that has ended since; run the code from its "
-                    "beginning again"
-                )
-            return await session.execute(code)
-
-        return self._run(execute)
+    def execute(self, session: Session, code: str) -> Execution:
+        """Run code in one of the interpreters."""
+        return self._run(session.execute, code)
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
         try:
