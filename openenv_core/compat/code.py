@@ -7,7 +7,7 @@ class CodeExecResult(BaseModel):
     """What running code gave.
 
     Attributes:
-        stdout: What was printed; then, on a line of its own, the value of a last expression.
+        stdout: What was printed; then, on a line of its own, the `repr` of a last expression's value.
         stderr: What was printed there, the traceback, and why code did not end by itself.
         exit_code: 0 where it came to its end.
     """

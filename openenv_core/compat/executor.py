@@ -4,10 +4,8 @@ An environment that was written for it makes a `PyExecutor` a session and calls 
 is an interpreter in a process of its own; those of one server process share what starts them.
 """
 
-import ast
 import asyncio
 import atexit
-import json
 import os
 import threading
 import weakref
@@ -29,9 +27,6 @@ LIMITS: Final = Limits()
 
 CLOSE_S: Final = 10.0
 """How long the end of the process waits for the interpreters' ends."""
-
-LITERAL_CHARS: Final = 64 << 10
-"""Longer results are shown as they are: reading them back would cost more than it helps."""
 
 HELPERS: Final = """\
 from traceback import format_exc
@@ -95,7 +90,6 @@ def _sound(execution: Execution) -> Execution:
 
 
 def _result(execution: Execution) -> CodeExecResult:
-    printed = [execution.stdout, *([] if execution.result is None else [_plain(execution.result)])]
     error = execution.error
     wrong = [execution.stderr]
     if error is not None:
@@ -103,18 +97,10 @@ def _result(execution: Execution) -> CodeExecResult:
     if execution.reason:
         wrong.append(execution.reason)
     return CodeExecResult(
-        stdout="\n".join(filter(None, printed)),
+        stdout="\n".join(filter(None, (execution.stdout, execution.result))),
         stderr="\n".join(filter(None, wrong)),
         exit_code=execution.exit_code,
     )
-
-
-def _plain(value: str) -> str:
-    """Return a value's text as the released package shows it: JSON where that can say it."""
-    if len(value) <= LITERAL_CHARS:
-        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return json.dumps(ast.literal_eval(value))
-    return value
 
 
 class _Engine:

@@ -107,7 +107,7 @@ def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> N
     ]
     seen = played(served("folder"), None, "ours", plan)["async"]
     _, first, network, passwd, ended, lost, helped = seen
-    assert first["observation"]["stdout"].endswith('\n[1, "a", null]')
+    assert first["observation"]["stdout"].endswith("\n[1, 'a', None]")
     for refused in (network, passwd):
         assert refused["observation"]["exit_code"] == 1
         assert "Error" in refused["observation"]["stderr"]

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -84,19 +85,15 @@ def test_state_is_kept_between_runs_and_is_each_executors_own(executor: PyExecut
     ("code", "shown"),
     [
         ("1 + 1", "2"),
-        ("'a'", '"a"'),
-        ("[1, 'a', None, True]", '[1, "a", null, true]'),
-        ("{1, 2}", "{1, 2}"),
-        ("object", "<class 'object'>"),
+        ("[1, 'a', None, True]", "[1, 'a', None, True]"),
         ("None", ""),
         ("x = 5", ""),
         ("print('a'); 3", "a\n\n3"),
-        ("class Sly:\n    def __repr__(self): return '(' * 5000\nSly()", "(" * 5000),
+        # Nobody reads it but as text: what it would parse as is the code's choice.
+        ("class Sly:\n    def __repr__(self): return '(' * 50000\nSly()", "(" * 50000),
     ],
 )
-def test_the_value_of_a_last_expression_is_shown_as_json_where_it_can_be(
-    code: str, shown: str, executor: PyExecutor
-) -> None:
+def test_the_value_of_a_last_expression_is_shown(code: str, shown: str, executor: PyExecutor) -> None:
     assert executor.run(code) == CodeExecResult(stdout=shown, stderr="", exit_code=0)
 
 
@@ -150,6 +147,22 @@ def test_it_can_be_used_from_any_thread_and_by_many(executor: PyExecutor) -> Non
         executor.run("n = 0")
         list(pool.map(lambda _: executor.run("n += 1"), range(20)))  # one after the other
     assert executor.run("n").stdout == "20"
+
+
+def test_a_first_run_from_several_threads_starts_one_interpreter(executor: PyExecutor) -> None:
+    engine = executors._engine()
+    gc.collect()
+    assert soon(lambda: not engine._sandbox.sessions)
+    together = threading.Barrier(4)
+
+    def run(number: int) -> int:
+        together.wait(PATIENCE_S)
+        return executor.run(f"x{number} = {number}").exit_code
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == [0] * 4
+    assert engine._sandbox.sessions == 1
+    assert executor.run("x0 + x1 + x2 + x3").stdout == "6"
 
 
 def test_an_executor_that_is_dropped_takes_its_interpreter_along(executor: PyExecutor) -> None:
@@ -226,26 +239,40 @@ print("old:", old.run("x").stdout)
     assert done.stdout.splitlines() == ["refused: True", "new: 2", "old: 1"], done.stderr
 
 
-def test_nothing_stays_when_the_process_ends(tmp_path: Path) -> None:
-    program = """
-import psutil
-from openenv_core.compat.executor import PyExecutor
+@pytest.mark.parametrize("level", ["namespaces", "lsm"])
+def test_nothing_stays_when_the_process_ends(level: str) -> None:
+    program = f"""
+import os, psutil, sys
+from openenv_core.compat import executor
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
 
-kept = PyExecutor()
-kept.run("import threading, time\\nthreading.Thread(target=time.sleep, args=(600,)).start()")
+level = Isolation("{level}")
+executor.Sandbox = lambda: Sandbox(SandboxConfig(strongest=level, minimum=level))
+kept = executor.PyExecutor()
+try:
+    kept.run("import threading, time\\nthreading.Thread(target=time.sleep, args=(600,)).start()")
+except SandboxUnavailable as error:
+    sys.exit(f"unavailable: {{error}}")
+kept.run("open('file', 'w').write('content')")
 print(*(process.pid for process in psutil.Process().children(recursive=True)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert pids
-    assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)  # pytest's own folders are closed to the user that code runs as
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": scratch},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        if "unavailable" in done.stderr:
+            pytest.skip(f"needs the level {level}: {done.stderr}")
+        pids = [int(pid) for pid in done.stdout.split()]
+        assert pids, done.stderr
+        assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+        assert list(Path(scratch).iterdir()) == []
 
 
 def test_a_second_run_waits_for_the_first(executor: PyExecutor) -> None:
