@@ -154,6 +154,9 @@ class _Engine:
             self._thread.stop()
 
 
+# What is registered with atexit comes after the end of all thread pools, which closing needs; concurrent.futures
+# itself registers here, and last comes first.
+_at_exit: Final[Callable[..., Any]] = getattr(threading, "_register_atexit", atexit.register)
 _lock = threading.Lock()
 _shared: _Engine | None = None
 
@@ -164,7 +167,7 @@ def _engine() -> _Engine:
     with _lock:
         if _shared is None or _shared.inherited:
             _shared = _Engine()
-            atexit.register(_shared.close)
+            _at_exit(_shared.close)
         return _shared
 
 
