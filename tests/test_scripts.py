@@ -86,6 +86,7 @@ def test_ready_environment_is_not_installed_into_again(
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_failed_installation_is_not_taken_for_a_ready_one(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
