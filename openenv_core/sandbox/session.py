@@ -5,41 +5,22 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.diskwatch import DiskWatch
 from openenv_core.sandbox.errors import FileRefused, SandboxClosed, SandboxUnavailable
 from openenv_core.sandbox.inside.frames import MAX_VALUE
 from openenv_core.sandbox.limits import Limits
-from openenv_core.sandbox.results import (
-    EXIT_KILLED,
-    EXIT_SANDBOX,
-    EXIT_TIMEOUT,
-    Call,
-    Execution,
-    FileInfo,
-    Status,
-    Truncated,
-)
+from openenv_core.sandbox.results import EXIT_KILLED, Call, Execution, FileInfo
 from openenv_core.sandbox.snapshots import BranchingWorker
+from openenv_core.sandbox.telling import ZYGOTE_ENDED, told, unavailable
 from openenv_core.sandbox.values import NotPlain, encode, loads
 from openenv_core.sandbox.worker import Exit, Reply, Worker
 from openenv_core.sandbox.workspace import Workspace
 
 Life: TypeAlias = tuple[Worker, Workspace]
 """A process, and its files."""
-
-_STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
-    "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
-    "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
-    "disk": (
-        "killed",
-        EXIT_KILLED,
-        "its files grew beyond {disk} bytes or {files} files",
-    ),
-}
-"""Status, exit code and words, by why the supervisor stopped an execution."""
 
 
 class Session:
@@ -263,7 +244,8 @@ class Session:
             try:
                 workspace = await self._living()
             except SandboxUnavailable as error:
-                return self._unavailable(str(error), began), None
+                took = time.perf_counter() - began
+                return unavailable(str(error), self._id, self._isolation, took), None
             except _EndedItself as error:
                 await self._end_life()
                 return self._told(_nothing(str(error)), timeout, ()), None
@@ -295,7 +277,7 @@ class Session:
             # Between executions the code stands still, so it was not the code.
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
-            why = _ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended from outside"
+            why = ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended from outside"
             raise SandboxUnavailable(f"{why}; variables and files are gone, and the next request begins anew")
         if self._worker is None or self._workspace is None:
             self._worker, self._workspace = await self._start()
@@ -308,65 +290,15 @@ class Session:
             # Told here as the code's doing, and once more with the next execution.
             raise FileRefused(path, str(error)) from None
 
+    def _told(self, reply: Reply, timeout_s: float, files: tuple[FileInfo, ...]) -> Execution:
+        execution = told(reply, timeout_s, self._limits)
+        return replace(execution, session_id=self._id, isolation=self._isolation, files=files)
+
     async def _end_life(self) -> None:
         worker, self._worker = self._worker, None
         workspace, self._workspace = self._workspace, None
         # Whoever waits here may go away: what belongs to a life is given back all the same.
         await asyncio.shield(_give_back(worker, workspace))
-
-    def _told(self, reply: Reply, timeout: float, files: tuple[FileInfo, ...]) -> Execution:
-        answer = reply.answer
-        status: Status = "ok"
-        code, reason = 0, None
-        if answer is not None:
-            status, code = answer.status, answer.exit_code  # type: ignore[assignment]
-        if reply.stopped in _STOPPED:
-            status, code, words = _STOPPED[reply.stopped]
-            limits = self._limits
-            reason = words.format(
-                timeout=timeout,
-                output=limits.output_hard_bytes,
-                disk=limits.disk_bytes,
-                files=limits.files,
-            )
-        elif reply.exit is not None:
-            status, code, reason = _of_exit(reply.exit, reply.stopped)
-        elif answer is not None and answer.status == "rolled_back":
-            status, reason = "killed", f"its process ended with status {code}; the state is that of before"
-        return Execution(
-            status=status,
-            stdout=reply.stdout[0],
-            stderr=reply.stderr[0],
-            exit_code=code,
-            error=None if answer is None else answer.error,
-            result=None if answer is None or answer.text is None else answer.text.decode("utf-8", "replace"),
-            outputs=() if answer is None else answer.outputs,
-            execution_count=0 if answer is None else answer.count,
-            session_id=self._id,
-            state_lost=reply.exit is not None,
-            truncated=Truncated(
-                stdout=reply.stdout[1],
-                stderr=reply.stderr[1],
-                outputs=answer is not None and answer.truncated,
-            ),
-            signal=None if reply.exit is None else reply.exit.signal,
-            execution_time_s=reply.took_s,
-            max_rss_bytes=None if answer is None else answer.max_rss,
-            files=files,
-            isolation=self._isolation,
-            reason=reason,
-        )
-
-    def _unavailable(self, why: str, began: float) -> Execution:
-        return Execution(
-            status="sandbox_error",
-            exit_code=EXIT_SANDBOX,
-            session_id=self._id,
-            state_lost=True,
-            execution_time_s=time.perf_counter() - began,
-            isolation=self._isolation,
-            reason=why,
-        )
 
 
 class _EndedItself(Exception):  # noqa: N818 - it says what happened
@@ -384,23 +316,3 @@ async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None
 
 def _nothing(why: str) -> Reply:
     return Reply(answer=None, stopped=why, exit=Exit(), stdout=("", False), stderr=("", False), took_s=0.0)
-
-
-_ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
-
-
-def _of_exit(exit_: Exit, broken: str | None) -> tuple[Status, int, str]:
-    if exit_.zygote:
-        return "sandbox_error", EXIT_SANDBOX, _ZYGOTE_ENDED
-    if broken is not None:
-        return "killed", EXIT_KILLED, broken
-    if exit_.memory:
-        return "memory", EXIT_KILLED, "it used more memory than its limit"
-    if exit_.signal is None:
-        return "killed", exit_.code, f"it ended the interpreter with status {exit_.code}"
-    name = (
-        signal.Signals(exit_.signal).name
-        if exit_.signal in signal.valid_signals()
-        else f"signal {exit_.signal}"
-    )
-    return "killed", 128 + exit_.signal, f"the interpreter was ended by {name}"
