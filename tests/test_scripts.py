@@ -69,6 +69,7 @@ def test_gpu_is_one_that_answers(
     assert bootstrap.has_gpu() is expected
 
 
+@pytest.mark.slow
 def test_ready_environment_is_not_installed_into_again(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_server_that_is_not_there_refuses() -> None:
         assert connection.recv(10) == b""
 
 
+@pytest.mark.slow
 def test_a_server_whose_queue_is_full_stops_nobody_and_refuses_nobody() -> None:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=1) as listener,

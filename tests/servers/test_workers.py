@@ -21,6 +21,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from servers.fleet.exchange import ExchangeFailed, Exchanges
 from servers.fleet.ids import ids_of, worker_of
 
+# Fleets of real processes, some of them killed: seconds each.
+pytestmark = pytest.mark.slow
+
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"
 WORKERS = 2
