@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from missing import missing
 from pydantic import ValidationError
 
 from openenv_core import ConfigurationError, compat
@@ -40,7 +41,7 @@ def _sandbox(_engine_ends: None) -> None:
     try:
         executors._engine()
     except SandboxUnavailable as error:
-        pytest.skip(f"needs a sandbox: {error}")
+        missing(f"needs a sandbox: {error}")
 
 
 pytestmark = pytest.mark.usefixtures("_sandbox")
@@ -268,7 +269,7 @@ print(*(process.pid for process in psutil.Process().children(recursive=True)))
             check=False,
         )
         if "unavailable" in done.stderr:
-            pytest.skip(f"needs the level {level}: {done.stderr}")
+            missing(f"needs the level {level}: {done.stderr}")
         pids = [int(pid) for pid in done.stdout.split()]
         assert pids, done.stderr
         assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-import pytest
+from missing import missing
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-gateway"
@@ -31,10 +31,7 @@ def require_gateway() -> None:
     """Skip the test where there is no gateway, or fail it in CI."""
     if python().is_file():
         return
-    message = f"needs a Jupyter kernel gateway in .venvs; {HOW_TO}"
-    if os.environ.get("CI"):
-        pytest.fail(message, pytrace=False)
-    pytest.skip(message)
+    missing(f"needs a Jupyter kernel gateway in .venvs; {HOW_TO}")
 
 
 @contextmanager

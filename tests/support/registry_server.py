@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from missing import missing
 
 PROGRAM = "docker-registry"
 HOW_TO = f"get it: apt-get install {PROGRAM} (Debian and its kin)"
@@ -38,7 +39,7 @@ def program() -> str:
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         message = f"needs {PROGRAM}; {HOW_TO}"
-        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
+        missing(message)
     # Installing it must not start a service of the machine's.
     surroundings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", PROGRAM]):
@@ -48,7 +49,7 @@ def program() -> str:
     found = shutil.which(PROGRAM)
     if found is None:
         message = f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}"
-        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
+        missing(message)
     assert found is not None
     return found
 
