@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -142,16 +143,29 @@ class _Engine:
         self._thread.leave(session.close, end=False)
 
     def close(self) -> None:
-        """End all of it."""
+        """End all of it, at the end of the process. Its thread is a daemon, and needs no end of its own."""
 
         async def end() -> None:
+            asyncio.get_running_loop().set_default_executor(_Inline())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._sandbox.close(), CLOSE_S)
 
         if not self.inherited:
             with suppress(ClientClosed):
                 self._thread.run(end)
-            self._thread.stop()
+
+
+class _Inline(ThreadPoolExecutor):
+    """Runs in the calling thread: from Python 3.12 on, a process that is ending starts no other."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Return a future that is over."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 # What is registered with atexit comes after the end of all thread pools, which closing needs; concurrent.futures

@@ -273,7 +273,8 @@ print(*(process.pid for process in psutil.Process().children(recursive=True)))
         pids = [int(pid) for pid in done.stdout.split()]
         assert pids, done.stderr
         assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-        assert list(Path(scratch).iterdir()) == []
+        assert list(Path(scratch).iterdir()) == [], done.stderr
+        assert done.stderr == ""
 
 
 def test_a_second_run_waits_for_the_first(executor: PyExecutor) -> None:
