@@ -52,7 +52,12 @@ def plan_of(cls: type) -> Plan:
     reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
     on_loop = not getattr(cls, "BLOCKING", True)
     return Plan(
-        inline=on_loop and not reset_async and not step_async,
+        inline=on_loop
+        and not reset_async
+        and not step_async
+        and not getattr(
+            cls, "STEPS_MAY_WAIT", False
+        ),  # environments of tools, some of which are asynchronous
         on_loop=on_loop,
         reset=reset,
         step=step,

@@ -5,7 +5,7 @@ name. A tool that raises is no error of the session: the observation says so in 
 """
 
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -78,3 +78,10 @@ class CallToolObservation(Observation):
     tool_name: str
     result: Any = None
     error: ToolError | None = None
+
+
+ToolAction: TypeAlias = ListToolsAction | CallToolAction
+"""What the step of an environment of tools takes."""
+
+ToolObservation: TypeAlias = ListToolsObservation | CallToolObservation
+"""What it answers."""

@@ -1,0 +1,217 @@
+"""How an author says which methods of an environment are tools, resources and prompts.
+
+    class Notes(ToolEnvironment[State]):
+        @tool
+        def add(self, title: str, body: str = "") -> int:
+            \"\"\"Add a note, and return how many there are.
+
+Args:
+                title: What it is about.
+            \"\"\"
+
+        @resource("notes://{title}")
+        def note(self, title: str) -> str: ...
+
+        @prompt
+        def sum_up(self, tone: str = "dry") -> str: ...
+
+The methods stay what they are, and can be called as ever.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar, overload
+
+from openenv_core.errors import ConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MARK: Final = "__ropewalk_declared__"
+"""The attribute of a method that holds what it was declared as."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declared:
+    """What a method was declared as.
+
+    Attributes:
+        kind: What it is.
+        name: What it is called; None: as the method.
+        title: A name to show to people.
+        description: What it is for; None: as the docstring says.
+        uri: Of a resource: an address, or the form of many.
+        mime_type: Of a resource's content.
+        annotations: Of a tool: hints of MCP's.
+        timeout_s: Of an asynchronous tool: seconds that a call may take.
+        completes: Of a completion: what it completes an argument of, as MCP refers to it.
+        argument: Of a completion: the argument.
+        meta: Whatever else, for those who know it.
+    """
+
+    kind: Literal["tool", "resource", "prompt", "completion"]
+    name: str | None = None
+    title: str | None = None
+    description: str | None = None
+    uri: str = ""
+    mime_type: str | None = None
+    annotations: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+    completes: tuple[str, str] = ("", "")
+    argument: str = ""
+    meta: Mapping[str, Any] | None = field(default=None)
+
+
+@overload
+def tool(function: F, /) -> F: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]: ...
+
+
+def tool(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> F | Callable[[F], F]:
+    """Declare that a method is a tool.
+
+    Its arguments are described by its types and its docstring. What it returns is told as it is: plain values, models,
+    dataclasses, content (`Image` and its kin). A `ToolFailed` that it raises tells the caller why it failed.
+
+    Args:
+        function: The method, where the decorator stands without parentheses.
+        name: What callers call it; by default as the method.
+        title: A name to show to people.
+        description: What it is for; by default as the docstring says.
+        annotations: Hints of MCP's: readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
+        timeout_s: Seconds that a call may take. Only asynchronous methods have such a bound, since no thread can be
+            stopped; others are bounded by the server's own limit on a step.
+        meta: Whatever else, for callers who know it.
+    """
+    declared = Declared(
+        kind="tool",
+        name=name,
+        title=title,
+        description=description,
+        annotations=annotations,
+        timeout_s=timeout_s,
+        meta=meta,
+    )
+    return _marked(declared) if function is None else _marked(declared)(function)
+
+
+def resource(
+    uri: str,
+    /,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    mime_type: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]:
+    """Declare that a method returns what is at an address: text, bytes, or anything that JSON can hold.
+
+    Args:
+        uri: The address, or the form of many: `notes://{title}`, and `files://{+path}` for a value with slashes. The
+            method takes an argument for each value.
+        name: What it is called; by default as the method.
+        title: A name to show to people.
+        description: What it is; by default as the docstring says.
+        mime_type: Of the content; by default text/plain, application/octet-stream or application/json.
+        meta: Whatever else, for callers who know it.
+    """
+    return _marked(
+        Declared(
+            kind="resource",
+            uri=uri,
+            name=name,
+            title=title,
+            description=description,
+            mime_type=mime_type,
+            meta=meta,
+        )
+    )
+
+
+@overload
+def prompt(function: F, /) -> F: ...
+
+
+@overload
+def prompt(
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]: ...
+
+
+def prompt(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> F | Callable[[F], F]:
+    """Declare that a method returns messages to begin a conversation with: text, a `Message`, or a list of them.
+
+    Args:
+        function: The method, where the decorator stands without parentheses.
+        name: What it is called; by default as the method.
+        title: A name to show to people.
+        description: What it is for; by default as the docstring says.
+        meta: Whatever else, for callers who know it.
+    """
+    declared = Declared(kind="prompt", name=name, title=title, description=description, meta=meta)
+    return _marked(declared) if function is None else _marked(declared)(function)
+
+
+def completion(*, argument: str, prompt: str | None = None, resource: str | None = None) -> Callable[[F], F]:
+    """Declare that a method, given what somebody has typed, returns what an argument could become: a list of texts.
+
+    Args:
+        argument: The argument.
+        prompt: The name of the prompt that it is of.
+        resource: Or the form of the addresses that it is a value of.
+
+    Raises:
+        ConfigurationError: It is of neither, or of both.
+    """
+    if (prompt is None) == (resource is None):
+        raise ConfigurationError(
+            "expected a completion of a prompt's argument or of a resource's, got neither or both"
+        )
+    completes = ("ref/prompt", prompt) if prompt is not None else ("ref/resource", resource or "")
+    return _marked(Declared(kind="completion", completes=completes, argument=argument))
+
+
+def _marked(declared: Declared) -> Callable[[F], F]:
+    def mark(function: F) -> F:
+        if not callable(function) or not hasattr(function, "__name__"):
+            raise ConfigurationError(
+                f"expected a method below @{declared.kind}, got {type(function).__name__}; "
+                "it stands nearest to the method, below @staticmethod and its kin nothing does"
+            )
+        setattr(function, MARK, declared)
+        return function
+
+    return mark

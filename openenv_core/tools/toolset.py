@@ -1,0 +1,193 @@
+"""What a class declares: its tools, resources, prompts and completions, worked out once."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.tools.addresses import AddressForm
+from openenv_core.tools.declare import MARK, Declared
+from openenv_core.tools.docstrings import docstring_of
+from openenv_core.tools.signature import Returned, Signature, returned_by
+from openenv_core.tools.specs import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplateSpec, ToolSpec
+from openenv_core.tools.wire import RESERVED_TOOL_NAMES
+
+MAX_NAME_CHARS: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeclaredTool:
+    """A tool, and the method behind it."""
+
+    spec: ToolSpec
+    attribute: str
+    signature: Signature
+    returned: Returned
+    asynchronous: bool
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeclaredResource:
+    """A resource, or a form of many, and the method behind it."""
+
+    spec: ResourceSpec | ResourceTemplateSpec
+    attribute: str
+    signature: Signature
+    form: AddressForm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeclaredPrompt:
+    """A prompt, and the method behind it."""
+
+    spec: PromptSpec
+    attribute: str
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Toolset:
+    """All that a class declares.
+
+    Attributes:
+        tools: By name, in the order of the source; those of base classes first.
+        resources: Single addresses.
+        templates: Forms of many.
+        prompts: By name.
+        completions: Names of methods, by what they complete and the argument's name.
+    """
+
+    tools: dict[str, DeclaredTool] = field(default_factory=dict)
+    resources: dict[str, DeclaredResource] = field(default_factory=dict)
+    templates: dict[str, DeclaredResource] = field(default_factory=dict)
+    prompts: dict[str, DeclaredPrompt] = field(default_factory=dict)
+    completions: dict[tuple[tuple[str, str], str], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, owner: type) -> "Toolset":
+        """Work out what a class declares.
+
+        A method that overrides a declared one is declared as that was. One that is set to None is declared no more.
+
+        Raises:
+            ConfigurationError: A declaration contradicts itself, or two of them each other.
+        """
+        found = cls()
+        for attribute, declared in _declarations(owner).items():
+            method = getattr(owner, attribute)
+            if method is not None:
+                _ADDING[declared.kind](found, attribute, declared, method)
+        return found
+
+    def _add_tool(self, attribute: str, declared: Declared, method: Callable[..., Any]) -> None:
+        name = declared.name or attribute
+        asynchronous = inspect.iscoroutinefunction(method)
+        if name in RESERVED_TOOL_NAMES:
+            raise ConfigurationError(
+                f"expected a tool with a name of its own, got {name!r}; {', '.join(sorted(RESERVED_TOOL_NAMES))} are "
+                "what clients call themselves"
+            )
+        if name in self.tools or not 1 <= len(name) <= MAX_NAME_CHARS:
+            raise ConfigurationError(
+                f"expected tools with names of their own, got {name[:MAX_NAME_CHARS]!r} twice"
+            )
+        if declared.timeout_s is not None and not asynchronous:
+            raise ConfigurationError(
+                f"expected an asynchronous tool for timeout_s, got {name!r}; no thread can be stopped: make it "
+                "`async def`, or leave the bound to the server's limit on a step"
+            )
+        signature, returned = Signature(method), returned_by(method)
+        spec = ToolSpec(
+            name=name,
+            title=declared.title,
+            description=_description(declared, method),
+            input_schema=signature.schema,
+            output_schema=returned.schema,
+            annotations=_plain(declared.annotations),
+            meta=_plain(declared.meta),
+        )
+        self.tools[name] = DeclaredTool(
+            spec=spec,
+            attribute=attribute,
+            signature=signature,
+            returned=returned,
+            asynchronous=asynchronous,
+            timeout_s=declared.timeout_s,
+        )
+
+    def _add_resource(self, attribute: str, declared: Declared, method: Callable[..., Any]) -> None:
+        form, signature = AddressForm(declared.uri), Signature(method)
+        if sorted(form.names) != sorted(signature.names):
+            raise ConfigurationError(
+                f"expected {attribute} to take the values in {declared.uri!r}, {', '.join(form.names) or 'none'}, got "
+                f"{', '.join(signature.names) or 'none'}"
+            )
+        told: dict[str, Any] = {
+            "name": declared.name or attribute,
+            "title": declared.title,
+            "description": _description(declared, method) or None,
+            "mime_type": declared.mime_type,
+            "meta": _plain(declared.meta),
+        }
+        spec = (
+            ResourceTemplateSpec(uri_template=declared.uri, **told)
+            if form.names
+            else ResourceSpec(uri=declared.uri, **told)
+        )
+        there = self.templates if form.names else self.resources
+        if declared.uri in there:
+            raise ConfigurationError(
+                f"expected resources with addresses of their own, got {declared.uri!r} twice"
+            )
+        there[declared.uri] = DeclaredResource(spec=spec, attribute=attribute, signature=signature, form=form)
+
+    def _add_prompt(self, attribute: str, declared: Declared, method: Callable[..., Any]) -> None:
+        name, signature = declared.name or attribute, Signature(method)
+        if name in self.prompts:
+            raise ConfigurationError(f"expected prompts with names of their own, got {name!r} twice")
+        properties = signature.schema["properties"]
+        spec = PromptSpec(
+            name=name,
+            title=declared.title,
+            description=_description(declared, method) or None,
+            arguments=tuple(
+                PromptArgument(
+                    name=argument,
+                    description=properties[argument].get("description"),
+                    required=argument in signature.required,
+                )
+                for argument in signature.names
+            ),
+            meta=_plain(declared.meta),
+        )
+        self.prompts[name] = DeclaredPrompt(spec=spec, attribute=attribute, signature=signature)
+
+    def _add_completion(self, attribute: str, declared: Declared, _: Callable[..., Any]) -> None:
+        self.completions[declared.completes, declared.argument] = attribute
+
+
+_ADDING: Final[dict[str, Callable[[Toolset, str, Declared, Callable[..., Any]], None]]] = {
+    "tool": Toolset._add_tool,
+    "resource": Toolset._add_resource,
+    "prompt": Toolset._add_prompt,
+    "completion": Toolset._add_completion,
+}
+
+
+def _declarations(owner: type) -> dict[str, Declared]:
+    found: dict[str, Declared] = {}
+    for cls in reversed(owner.__mro__):
+        for attribute, value in vars(cls).items():
+            if isinstance(declared := getattr(value, MARK, None), Declared):
+                found[attribute] = declared
+    return found
+
+
+def _description(declared: Declared, method: Callable[..., Any]) -> str:
+    return docstring_of(method).description if declared.description is None else declared.description
+
+
+def _plain(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if given is None else dict(given)
