@@ -32,13 +32,14 @@ from openenv_core.errors import (
     ServerError,
     ServerStartFailed,
     SessionFailed,
+    ToolCallFailed,
     ValidationFailed,
 )
 from openenv_core.outcomes import infrastructure_failure, is_infrastructure_failure, unscored_reason
 from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State, StepResult
 
 if TYPE_CHECKING:
-    from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
+    from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
     from openenv_core.providers import ContainerOptions, LocalDockerProvider, LocalProcessProvider
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "ImageNotFound",
     "LocalDockerProvider",
     "LocalProcessProvider",
+    "MCPToolClient",
     "Observation",
     "OpenEnvError",
     "OptionUnavailable",
@@ -79,6 +81,7 @@ __all__ = [
     "State",
     "StepResult",
     "SyncEnvClient",
+    "ToolCallFailed",
     "ValidationFailed",
     "infrastructure_failure",
     "is_infrastructure_failure",
@@ -89,6 +92,7 @@ _LAZY = {
     "EnvClient": "openenv_core.client",
     "GenericAction": "openenv_core.client",
     "GenericEnvClient": "openenv_core.client",
+    "MCPToolClient": "openenv_core.client.tools",
     "SyncEnvClient": "openenv_core.client",
     "ContainerOptions": "openenv_core.providers",
     "LocalDockerProvider": "openenv_core.providers",

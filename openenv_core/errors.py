@@ -11,6 +11,7 @@
     │   ├── RequestTimeout            no reply in time; the session lives on
     │   ├── ClientClosed              the client was used after close()
     │   ├── ProtocolError             the peer does not speak the OpenEnv wire
+    │   ├── ToolCallFailed            a tool, or the call of it, failed; the session lives on
     │   └── ServerError               the server answered with an error frame
     │       ├── ValidationFailed      VALIDATION_ERROR, INVALID_JSON, UNKNOWN_TYPE: the request was refused
     │       ├── ExecutionFailed       EXECUTION_ERROR: the environment raised
@@ -86,6 +87,26 @@ class ClientClosed(ClientError):
 
 class ProtocolError(ClientError):
     """The peer sent something that is not the OpenEnv wire."""
+
+
+class ToolCallFailed(ClientError, RuntimeError):
+    """A tool, or the call of it, failed. The session and its episode live on, unless the tool has ended that.
+
+    It is a RuntimeError too, which callers of the released client catch.
+
+    Attributes:
+        tool_name: Which tool.
+        error_type: How, as `openenv_core.tools.ToolErrorType` has it: "invalid_args", "timeout" and so on.
+        message: Why, in the server's own words.
+        step_result: What the step came to, with its reward; None where the call was no step.
+    """
+
+    def __init__(self, tool_name: str, error_type: str, message: str, step_result: Any = None) -> None:
+        super().__init__(f"tool {tool_name!r} failed ({error_type}): {message}")
+        self.tool_name = tool_name
+        self.error_type = error_type
+        self.message = message
+        self.step_result = step_result
 
 
 class ServerError(ClientError):

@@ -1,7 +1,20 @@
 """The caller's side of an environment server."""
 
+from typing import TYPE_CHECKING, Any
+
 from openenv_core.client.base import EnvClient
 from openenv_core.client.generic import GenericAction, GenericEnvClient
 from openenv_core.client.sync import SyncEnvClient
 
-__all__ = ["EnvClient", "GenericAction", "GenericEnvClient", "SyncEnvClient"]
+if TYPE_CHECKING:
+    from openenv_core.client.tools import MCPToolClient
+
+__all__ = ["EnvClient", "GenericAction", "GenericEnvClient", "MCPToolClient", "SyncEnvClient"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MCPToolClient":  # with it come the models of tools, which other clients do without
+        from openenv_core.client.tools import MCPToolClient
+
+        return MCPToolClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

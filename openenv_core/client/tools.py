@@ -1,0 +1,139 @@
+"""MCPToolClient: an environment whose actions are calls of tools."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from openenv_core.client.base import EnvClient
+from openenv_core.errors import ServerError, ValidationFailed
+from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.toolcalls import (
+    CALL_TOOL,
+    LIST_TOOLS,
+    call_failed,
+    call_params,
+    encode_rpc,
+    read_result,
+    read_rpc,
+    read_tools,
+    tools_of,
+    value_of,
+    value_of_rpc,
+)
+from openenv_core.tools import CallToolAction, ListToolsAction, Tool
+from openenv_core.tools.openai import openai_tools
+from openenv_core.types import Action, Observation, State, StepResult
+
+AnyAction: TypeAlias = Action | Mapping[str, Any]
+
+
+class MCPToolClient(EnvClient[AnyAction, Observation, State]):
+    """A session on a server of tools, ours or a released one; everything of it goes through one socket.
+
+    A call is a step of the episode: `call_tool` returns what the tool gave, and
+    `step(CallToolAction(tool_name=..., arguments={...}))` the reward and the end of the episode as well. Servers in
+    production mode have no steps, and environments with actions of their own may take no tools as such; there calls
+    go by JSON-RPC, on the same session.
+
+    Several calls at once are safe; the environment gets them one by one.
+
+    With `mode="production"` steps are not even tried. The other arguments are those of `EnvClient`.
+    """
+
+    _tools: list[Tool] | None = None
+    _unstepped = False  # this server has refused a call as a step
+    _asked = 0
+
+    async def reset(self, **options: Any) -> StepResult[Observation]:
+        """Start an episode; see `EnvClient.reset`. Its tools may be others than the last one's."""
+        self._tools = None
+        return await super().reset(**options)
+
+    async def list_tools(self, use_cache: bool = True) -> list[Tool]:
+        """Return the tools that there are. To ask is no step of the episode.
+
+        Args:
+            use_cache: Return what this episode's first answer was, if there was one.
+
+        Raises:
+            ServerError: The server has no tools, or could not list them.
+            RequestTimeout: See `EnvClient.step`.
+            ConnectionLost: See `EnvClient.step`.
+        """
+        if self._tools is None or not use_cache:
+            self._tools = await self._listed()
+        return list(self._tools)
+
+    async def call_tool(self, tool: str | None = None, /, **arguments: Any) -> Any:
+        """Call a tool, and return what it gave.
+
+        Args:
+            tool: Its name. Callers of the released client may give it as `name=`; by position, an argument of the tool
+                can have that name too.
+            arguments: By name, as the tool's schema has them.
+
+        Raises:
+            ToolCallFailed: The tool, or the call of it, failed; `error_type` says how. It is a RuntimeError too.
+            ServerError: The server refused, or the environment raised: the episode may be over.
+            RequestTimeout: See `EnvClient.step`. The call may still happen.
+            ConnectionLost: See `EnvClient.step`.
+        """
+        name = arguments.pop("name", None) if tool is None else tool
+        if not isinstance(name, str):
+            raise TypeError(
+                f'expected the name of a tool, got {name!r}; write call_tool("name", argument=value)'
+            )
+        refused: ValidationFailed | None = None
+        if self._by_steps:
+            try:
+                step = await self.step(CallToolAction(tool_name=name, arguments=arguments))
+            except ValidationFailed as error:
+                refused = (
+                    error  # any arguments make a valid action: it is calls that this server does not step
+                )
+            else:
+                return value_of(name, step)
+        try:
+            result = await self._ask(CALL_TOOL, call_params(name, arguments))
+        except Fault as fault:
+            raise call_failed(name, fault) from refused
+        self._unstepped = True
+        return value_of_rpc(name, result)
+
+    async def get_tool(self, name: str) -> Tool | None:
+        """Return the tool of a name; None where there is none."""
+        return next((tool for tool in await self.list_tools() if tool.name == name), None)
+
+    async def has_tool(self, name: str) -> bool:
+        """Whether there is a tool of that name."""
+        return await self.get_tool(name) is not None
+
+    async def openai_tools(self, use_cache: bool = True) -> list[dict[str, Any]]:
+        """Return the tools as chat templates take them; see `openenv_core.tools.openai.openai_tools`."""
+        return openai_tools(await self.list_tools(use_cache))
+
+    @property
+    def _by_steps(self) -> bool:
+        return self._mode == "simulation" and not self._unstepped
+
+    async def _listed(self) -> list[Tool]:
+        """Ask by JSON-RPC first: released servers may list tools without their schemas through a step."""
+        try:
+            return read_tools(await self._ask(LIST_TOOLS, {}))
+        except Fault as fault:
+            error: ServerError = ServerError(fault.message, str(fault.code), {"data": fault.data})
+        except ValidationFailed as unknown:  # releases before 0.3 know no such frame
+            error = unknown
+        if not self._by_steps:
+            raise error
+        try:
+            return tools_of(await self.step(ListToolsAction()))
+        except ValidationFailed:
+            raise error from None
+
+    async def _ask(self, method: str, params: Mapping[str, Any]) -> Any:
+        self._asked = request_id = self._asked + 1
+        response = await self._request(encode_rpc(request_id, method, params), "mcp")
+        return read_rpc(response, request_id)
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Observation]:
+        return read_result(payload)
