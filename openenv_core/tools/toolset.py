@@ -14,6 +14,7 @@ from openenv_core.tools.specs import PromptArgument, PromptSpec, ResourceSpec, R
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 
 MAX_NAME_CHARS: Final = 128
+"""What MCP allows in the name of a tool."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,232 @@
+"""What an author declares, and what callers are told of it."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from openenv_core import ConfigurationError, Observation, State
+from openenv_core.tools import (
+    Image,
+    ToolContext,
+    ToolEnvironment,
+    Toolset,
+    completion,
+    prompt,
+    resource,
+    tool,
+)
+
+
+class Base(ToolEnvironment[State]):
+    def reset(self) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Point(BaseModel):
+    x: int
+
+
+class Shop(Base):
+    @tool(title="Paint it", annotations={"readOnlyHint": False}, meta={"k": 1})
+    def paint(
+        self,
+        thing: str,
+        schema: Annotated[int, Field(ge=0, description="how often")] = 1,
+        colour: Colour = Colour.RED,
+    ) -> Point:
+        """Paint a thing.
+
+        Twice is better.
+
+        Args:
+            thing: What to paint; it has
+                to be clean.
+            schema: Not this, the annotation says more.
+
+        Returns:
+            Where it lies.
+        """
+        return Point(x=len(thing) + schema)
+
+    @tool(name="look-at", description="See.")
+    async def look(self, context: ToolContext, deep: bool = False) -> list[int]:
+        return [1]
+
+    @tool
+    def picture(self) -> Image | str:
+        return "none"
+
+    @resource("shop://all", name="everything", mime_type="text/csv")
+    def all_of_it(self) -> str:
+        """All things."""
+        return ""
+
+    @resource("shop://{thing}/{+path}")
+    def one(self, thing: str, path: str) -> bytes:
+        return b""
+
+    @prompt(title="Ask")
+    def question(self, topic: Annotated[str, Field(description="what about")], tone: str = "dry") -> str:
+        return topic
+
+    @completion(prompt="question", argument="tone")
+    def tones(self, value: str) -> list[str]:
+        return [value]
+
+
+def spec(name: str) -> dict[str, Any]:
+    return next(found.to_mcp() for found in Shop().list_tools() if found.name == name)
+
+
+def test_a_tool_is_told_by_its_types_and_its_docstring() -> None:
+    assert spec("paint") == {
+        "name": "paint",
+        "title": "Paint it",
+        "description": "Paint a thing.\n\nTwice is better.",
+        "annotations": {"readOnlyHint": False},
+        "_meta": {"k": 1},
+        "inputSchema": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["thing"],
+            "properties": {
+                "thing": {"type": "string", "description": "What to paint; it has to be clean."},
+                "schema": {"type": "integer", "minimum": 0, "default": 1, "description": "how often"},
+                "colour": {"$ref": "#/$defs/Colour", "default": "red"},
+            },
+            "$defs": {"Colour": {"enum": ["red", "blue"], "title": "Colour", "type": "string"}},
+        },
+        "outputSchema": {
+            "type": "object",
+            "title": "Point",
+            "required": ["x"],
+            "properties": {"x": {"type": "integer"}},
+        },
+    }
+
+
+def test_what_is_no_object_is_promised_below_a_key() -> None:
+    assert spec("look-at")["outputSchema"] == {
+        "type": "object",
+        "required": ["result"],
+        "properties": {"result": {"type": "array", "items": {"type": "integer"}}},
+    }
+    assert spec("look-at")["description"] == "See."
+    assert list(spec("look-at")["inputSchema"]["properties"]) == ["deep"], (
+        "the context is not the caller's to give"
+    )
+
+
+def test_content_promises_no_structure() -> None:
+    assert "outputSchema" not in spec("picture")
+
+
+def test_a_step_lists_name_description_and_schema_alone() -> None:
+    told = Shop().list_tools()[0].wire().model_dump()
+    assert set(told) == {"name", "description", "input_schema"}
+
+
+def test_resources_and_prompts_are_told() -> None:
+    shop = Shop()
+    assert [found.to_mcp() for found in shop.list_resources()] == [
+        {"uri": "shop://all", "name": "everything", "description": "All things.", "mimeType": "text/csv"}
+    ]
+    assert [found.to_mcp() for found in shop.list_resource_templates()] == [
+        {"uriTemplate": "shop://{thing}/{+path}", "name": "one"}
+    ]
+    assert [found.to_mcp() for found in shop.list_prompts()] == [
+        {
+            "name": "question",
+            "title": "Ask",
+            "arguments": [
+                {"name": "topic", "description": "what about", "required": True},
+                {"name": "tone", "required": False},
+            ],
+        }
+    ]
+
+
+def test_a_subclass_adds_overrides_and_removes() -> None:
+    class Smaller(Shop):
+        picture = None  # type: ignore[assignment]
+
+        async def look(self, context: ToolContext, deep: bool = False) -> list[int]:
+            return [2]
+
+        @tool
+        def more(self) -> int:
+            return 3
+
+    assert list(Smaller.TOOLSET.tools) == ["paint", "look-at", "more"]
+    assert list(Shop.TOOLSET.tools) == ["paint", "look-at", "picture"]
+    assert Smaller.STEPS_MAY_WAIT
+    assert not Base.STEPS_MAY_WAIT
+
+
+def plain() -> Callable[[Any], None]:
+    def method(self: Any) -> None: ...
+
+    return method
+
+
+def step(self: Any) -> None: ...
+
+
+def untyped(self: Any, x) -> None: ...  # type: ignore[no-untyped-def]
+
+
+def rest(self: Any, *x: int) -> None: ...
+
+
+def opaque(self: Any, x: Base) -> None: ...
+
+
+def valued(self: Any, b: str) -> None: ...
+
+
+def unknown(self: Any, x: "NoSuchType") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("message", "methods"),
+    [
+        ("expected a tool with a name of its own, got 'step'", {"step": tool(step)}),
+        ("x of untyped, which has no type", {"untyped": tool(untyped)}),
+        ("x of rest, which is not a named one", {"rest": tool(rest)}),
+        ("opaque that JSON can hold", {"opaque": tool(opaque)}),
+        ("a name of 1 to 128 characters", {"a": tool(name="x" * 129)(plain())}),
+        ("got 'one' twice", {"a": tool(name="one")(plain()), "b": tool(name="one")(plain())}),
+        ("asynchronous tool for timeout_s", {"plain": tool(timeout_s=1.0)(plain())}),
+        (
+            "expected valued to take the values in 'x://{a}', a, got b",
+            {"valued": resource("x://{a}")(valued)},
+        ),
+        ("addresses of their own", {"a": resource("x://a")(plain()), "b": resource("x://a")(plain())}),
+        ("prompts with names of their own", {"a": prompt(name="p")(plain()), "b": prompt(name="p")(plain())}),
+        ("types that can be found", {"unknown": tool(unknown)}),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused_when_the_class_is_made(
+    message: str, methods: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Toolset.of(type("Declared", (), methods))
+
+
+def test_a_decorator_in_the_wrong_place_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="expected a method below @tool, got staticmethod"):
+        tool(staticmethod(7))  # type: ignore[type-var, arg-type]
+    with pytest.raises(ConfigurationError, match="neither or both"):
+        completion(argument="x")
