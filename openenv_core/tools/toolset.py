@@ -90,10 +90,12 @@ class Toolset:
                 f"expected a tool with a name of its own, got {name!r}; {', '.join(sorted(RESERVED_TOOL_NAMES))} are "
                 "what clients call themselves"
             )
-        if name in self.tools or not 1 <= len(name) <= MAX_NAME_CHARS:
+        if not 1 <= len(name) <= MAX_NAME_CHARS:
             raise ConfigurationError(
-                f"expected tools with names of their own, got {name[:MAX_NAME_CHARS]!r} twice"
+                f"expected a tool with a name of 1 to {MAX_NAME_CHARS} characters, got one of {len(name)}"
             )
+        if name in self.tools:
+            raise ConfigurationError(f"expected tools with names of their own, got {name!r} twice")
         if declared.timeout_s is not None and not asynchronous:
             raise ConfigurationError(
                 f"expected an asynchronous tool for timeout_s, got {name!r}; no thread can be stopped: make it "
