@@ -1,0 +1,72 @@
+"""The official conformance suites against a server of ours: each scenario of them, at each version that it is of."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conformance_expected import SERVER
+from conformance_runs import NEXT, RELEASED, Outcomes, differences, listed, run
+from serve_process import ServeProcess, serve
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+SKILLS = [f"sep-2640-skills-{part}" for part in ("directory", "enumeration", "manifest")]
+
+
+class Suites:
+    """What has been run so far, each part of the suites once, against one server."""
+
+    def __init__(self, server: ServeProcess, folder: Path) -> None:
+        self._server = server
+        self._folder = folder
+        self.outcomes = cache(self._run)
+
+    def _run(self, part: str) -> Outcomes:
+        sessions = f"http://127.0.0.1:{self._server.port}/mcp"
+        folder = self._folder / part
+        match part:
+            case "0.1.16":
+                return run(RELEASED, folder, "server", "--url", sessions, "--suite", "all")
+            case "2025-03-26" | "2025-06-18":
+                return run(
+                    NEXT, folder, "server", "--url", sessions, "--suite", "all", "--spec-version", part
+                )
+            case "2025-11-25":
+                return run(NEXT, folder, "server", "--url", sessions, "--requirements", part)
+            case "2026-07-28":
+                return run(NEXT, folder, "server", "--url", self._handle(), "--requirements", part)
+        skills = {}
+        for scenario in SKILLS:
+            skills |= run(NEXT, folder, "server", "--url", self._handle(), "--scenario", scenario)
+        return skills
+
+    def _handle(self) -> str:
+        """Open a session as the stateless wire addresses it; return its URL."""
+        call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
+        status, reply = self._server.request("POST", "/mcp", call, content_type="application/json")
+        assert status == 200
+        return f"http://127.0.0.1:{self._server.port}/mcp/{reply['result']['session_id']}"
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
+    with serve(app="conformance_app:app", PYTHONPATH=str(HERE)) as server:
+        yield Suites(server, tmp_path_factory.mktemp("conformance"))
+
+
+@pytest.mark.parametrize("part", SERVER)
+def test_server_passes(suites: Suites, part: str) -> None:
+    expected = {scenario: verdict for scenario, (verdict, _) in SERVER[part].items()}
+    found = differences(suites.outcomes(part), expected)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_no_scenario_of_the_suites_is_left_out(suites: Suites) -> None:
+    assert set(suites.outcomes("0.1.16")) == listed(RELEASED, "--server")
+    run_of_next = {scenario for part in SERVER if part != "0.1.16" for scenario in suites.outcomes(part)}
+    assert run_of_next == listed(NEXT, "--server")
+    for revision in ("2025-11-25", "2026-07-28"):
+        required = listed(NEXT, "--server", "--requirements", revision)
+        assert required <= set(suites.outcomes(revision))
