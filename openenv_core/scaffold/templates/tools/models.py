@@ -1,25 +1,15 @@
-"""What crosses the wire of Place Holder: calls of tools, and what comes back."""
-
-from typing import TypeAlias
+"""What crosses the wire of Place Holder, beside calls of tools and what comes back of them."""
 
 from pydantic import Field
 
 from openenv_core import Observation, State
-from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
-
-PlaceHolderAction: TypeAlias = ListToolsAction | CallToolAction
-"""Which tools are there, or a call of one."""
 
 
 class PlaceHolderObservation(Observation):
     """What a reset answers: the task."""
 
     task: str = Field(description="what is to be done with the tools")
-    calls_left: int = Field(ge=0, description="how many steps there are to do it in")
-
-
-PlaceHolderAnswer: TypeAlias = ListToolsObservation | CallToolObservation
-"""What a step answers. The reward is 1 for the right total, 0 otherwise."""
+    calls_left: int = Field(ge=0, description="how many calls there are to do it in")
 
 
 class PlaceHolderState(State):

@@ -1,8 +1,9 @@
 """The ASGI app: `ropewalk serve place_holder_env`, or `uvicorn place_holder_env.server.app:app`."""
 
+from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
 
-from ..models import PlaceHolderAction, PlaceHolderAnswer, PlaceHolderObservation, PlaceHolderState
+from ..models import PlaceHolderObservation, PlaceHolderState
 from .environment import PlaceHolderEnvironment
 
 # How many sessions one server holds at once; each is an environment of its own.
@@ -10,8 +11,8 @@ MAX_CONCURRENT_ENVS = 256
 
 app = create_app(
     PlaceHolderEnvironment,
-    PlaceHolderAction,
-    PlaceHolderAnswer,
+    ToolAction,
+    ToolObservation,
     env_name="place_holder",
     max_concurrent_envs=MAX_CONCURRENT_ENVS,
     state_cls=PlaceHolderState,

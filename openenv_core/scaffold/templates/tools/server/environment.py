@@ -2,25 +2,20 @@
 
 import random
 import secrets
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from uuid import uuid4
 
-from pydantic import ValidationError
+from pydantic import Field
 
-from openenv_core import Environment
 from openenv_core.errors import EpisodeOver
-from openenv_core.tools import (
-    CallToolAction,
-    CallToolObservation,
-    ListToolsAction,
-    ListToolsObservation,
-    ToolError,
-    ToolErrorType,
-)
+from openenv_core.tools import ToolEnvironment, ToolResult, prompt, resource, tool
 
-from ..models import PlaceHolderAction, PlaceHolderAnswer, PlaceHolderObservation, PlaceHolderState
-from .tools import ARGUMENTS, SHELVES, Call, ListShelves, Look, Shelf, tools
+from ..models import PlaceHolderObservation, PlaceHolderState
 
+Shelf: TypeAlias = Literal["north", "east", "south", "west"]
+SHELVES: Final[tuple[Shelf, ...]] = ("north", "east", "south", "west")
 GOODS = ("apples", "bells", "candles", "drums", "easels", "flutes")
 MAX_STEPS = 20
 
@@ -28,8 +23,8 @@ MAX_STEPS = 20
 _DRAWN_SEED_BITS = 53
 
 
-class PlaceHolderEnvironment(Environment[PlaceHolderAction, Any, PlaceHolderState]):
-    """How many of one good lie on all shelves together? There are tools to look and to answer, and 20 steps.
+class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
+    """How many of one good lie on all shelves together? There are tools to look and to answer, and 20 calls.
 
     The seed decides what lies where and what is asked for, so the same seed and calls give the same episode.
     """
@@ -44,6 +39,7 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, Any, PlaceHolderStat
     def __init__(self) -> None:
         self._store: dict[Shelf, dict[str, int]] = {}
         self._wanted = ""
+        self._right: bool | None = None
         self._state = PlaceHolderState()
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> PlaceHolderObservation:
@@ -61,68 +57,61 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, Any, PlaceHolderStat
             for shelf in SHELVES
         }
         self._wanted = source.choice(GOODS)
+        self._right = None
         self._state = PlaceHolderState(
             episode_id=str(uuid4()) if episode_id is None else episode_id, seed=seed
         )
-        return PlaceHolderObservation(
-            task=f"How many {self._wanted} lie on all shelves together? Look, then submit the total.",
-            calls_left=MAX_STEPS,
-        )
-
-    def step(self, action: PlaceHolderAction) -> PlaceHolderAnswer:
-        """List the tools, or run one. A call that cannot be made is a step too, and its answer says why.
-
-        Raises:
-            EpisodeOver: There is no episode under way.
-        """
-        state = self._state
-        if state.seed is None:
-            raise EpisodeOver("expected reset() before the first step(), got step(); call reset() first")
-        if state.done:
-            raise EpisodeOver
-        state.step_count += 1
-        answer = self._list() if isinstance(action, ListToolsAction) else self._call(action)
-        state.done = answer.done = answer.done or state.step_count == MAX_STEPS
-        return answer
+        return PlaceHolderObservation(task=self.task(), calls_left=MAX_STEPS)
 
     @property
     def state(self) -> PlaceHolderState:
         """Where the episode stands: a copy, so that the holder of it cannot change the task."""
         return self._state.model_copy()
 
-    def _list(self) -> PlaceHolderAnswer:
-        return ListToolsObservation(tools=tools(), reward=0.0)
+    # The tools: callers are told of them by their types and docstrings.
 
-    def _call(self, action: CallToolAction) -> PlaceHolderAnswer:
-        name = action.tool_name
-        if (model := ARGUMENTS.get(name)) is None:
-            there_are = f"expected one of the tools {', '.join(ARGUMENTS)}, got {name!r}"
-            return _failed(name, ToolErrorType.TOOL_NOT_FOUND, there_are)
-        try:
-            call = model.model_validate(action.arguments)
-        except ValidationError as error:
-            faults = "; ".join(
-                f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
-                for fault in error.errors()
-            )
-            return _failed(name, ToolErrorType.INVALID_ARGS, faults)
-        return self._run(name, call)
+    @tool
+    def list_shelves(self) -> list[Shelf]:
+        """List the shelves of the store."""
+        return list(SHELVES)
 
-    def _run(self, name: str, call: Call) -> PlaceHolderAnswer:
-        if isinstance(call, ListShelves):
-            return CallToolObservation(tool_name=name, result=list(SHELVES), reward=0.0)
-        if isinstance(call, Look):
-            return CallToolObservation(tool_name=name, result=dict(self._store[call.shelf]), reward=0.0)
+    @tool
+    def look(self, shelf: Annotated[Shelf, Field(description="the shelf to look at")]) -> dict[str, int]:
+        """Tell what lies on one shelf, and how many of each."""
+        return dict(self._store[shelf])
+
+    @tool
+    def submit(
+        self,
+        total: Annotated[
+            int, Field(ge=0, le=1_000_000, description="how many there are on all shelves together")
+        ],
+    ) -> str:
+        """Give the answer. This ends the episode."""
         right = sum(goods.get(self._wanted, 0) for goods in self._store.values())
-        return CallToolObservation(
-            tool_name=name,
-            result="right" if call.total == right else f"wrong: there are {right}",
-            reward=float(call.total == right),
-            done=True,
-        )
+        self._right = total == right
+        return "right" if self._right else f"wrong: there are {right}"
 
+    # An agent that calls the tools over MCP sees no reset; it reads the task here.
 
-def _failed(name: str, kind: ToolErrorType, message: str) -> CallToolObservation:
-    return CallToolObservation(
-        tool_name=name, error=ToolError(error_type=kind, message=message[:500]), reward=0.0
-    )
+    @resource("task://current")
+    @prompt
+    def task(self) -> str:
+        """What is to be done with the tools."""
+        return f"How many {self._wanted} lie on all shelves together? Look, then submit the total."
+
+    # Around every call, one that fails too.
+
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Refuse calls outside of an episode."""
+        if self._state.seed is None:
+            raise EpisodeOver("expected reset() before the first call, got a call; call reset() first")
+        if self._state.done:
+            raise EpisodeOver
+
+    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        """Count the call, and say what it earned."""
+        state = self._state
+        state.step_count += 1
+        state.done = self._right is not None or state.step_count == MAX_STEPS
+        return replace(result, reward=float(self._right is True), done=state.done)

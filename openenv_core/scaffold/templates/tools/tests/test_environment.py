@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from openenv_core import EpisodeOver
-from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
+from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
 
 from ..client import PlaceHolderEnv
 from ..server.environment import MAX_STEPS, PlaceHolderEnvironment
@@ -23,19 +23,20 @@ def test_calls_that_cannot_be_made_are_answered_and_use_the_episode_up() -> None
         assert isinstance(answer, CallToolObservation)
         assert answer.error is not None
         assert answer.error.error_type is kind
-    ends = [environment.step(ListToolsAction()).done for _ in range(MAX_STEPS - 2)]
+    look = CallToolAction(tool_name="list_shelves")
+    ends = [environment.step(look).done for _ in range(MAX_STEPS - 2)]
     assert ends == [False] * (MAX_STEPS - 3) + [True]
     with pytest.raises(EpisodeOver):
-        environment.step(ListToolsAction())
+        environment.step(look)
 
 
 def test_looking_at_every_shelf_answers_the_question_through_the_client() -> None:
     """A server in a process of its own, and a client that adds up what it sees."""
     with PlaceHolderEnv.from_process(cwd=str(PARENT)) as env:
+        assert [tool.name for tool in env.list_tools()] == ["list_shelves", "look", "submit"]
         for seed in range(10):
             wanted = env.reset(seed=seed).observation.task.split()[2]
-            assert [tool.name for tool in env.list_tools()] == ["list_shelves", "look", "submit"]
-            shelves = env.call_tool("list_shelves").observation.result
-            seen = [env.call_tool("look", shelf=shelf).observation.result for shelf in shelves]
-            end = env.call_tool("submit", total=sum(goods.get(wanted, 0) for goods in seen))
-            assert (end.reward, end.done) == (1.0, True)
+            seen = [env.call_tool("look", shelf=shelf) for shelf in env.call_tool("list_shelves")]
+            total = sum(goods.get(wanted, 0) for goods in seen)
+            end = env.step(CallToolAction(tool_name="submit", arguments={"total": total}))
+            assert (end.observation.result, end.reward, end.done) == ("right", 1.0, True)
