@@ -45,12 +45,17 @@ def run(package: str, folder: Path, *words: str) -> dict[str, Outcome]:
         check=False,
         env=environ(),
     )
-    outcomes = {
+    outcomes = read(folder)
+    assert outcomes, f"expected checks, got none:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return outcomes
+
+
+def read(folder: Path) -> dict[str, Outcome]:
+    """Return what a run has written to a folder."""
+    return {
         _scenario(checks.parent.relative_to(folder)): _outcome(json.loads(checks.read_text(encoding="utf-8")))
         for checks in sorted(folder.glob("**/checks.json"))
     }
-    assert outcomes, f"expected checks, got none:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
-    return outcomes
 
 
 def listed(package: str, *words: str) -> set[str]:

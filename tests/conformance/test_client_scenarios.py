@@ -1,0 +1,66 @@
+"""The official conformance suites against the client of envs/mcp_tools_env: each client scenario of them."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conformance_expected import CLIENT
+from conformance_runs import NEXT, RELEASED, Outcomes, differences, listed, run
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+PACKAGES = {"0.1.16": RELEASED, "next": NEXT}
+MUST_PASS = {"initialize", "tools_call", "sse-retry"}
+WAIT_S = 30.0
+
+
+class Suites:
+    """What has been run so far, each suite once."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self._words = ("client", "--command", command, "--suite", "all", "--timeout", "60000")
+        self._folder = folder
+        self.outcomes = cache(self._run)
+
+    def _run(self, suite: str) -> Outcomes:
+        return run(PACKAGES[suite], self._folder / suite, *self._words)
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
+    warm = [sys.executable, str(HERE / "conformance_warm.py")]
+    with tempfile.TemporaryDirectory(prefix="ropewalk-") as folder:  # the path of a socket may not be long
+        path = str(Path(folder) / "client")
+        server = subprocess.Popen([*warm, path], stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            command = " ".join([sys.executable, "-I", "-S", warm[1], path])
+            yield Suites(command, tmp_path_factory.mktemp("conformance"))
+        finally:
+            server.kill()
+            server.communicate(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("suite", CLIENT)
+def test_client_passes(suites: Suites, suite: str) -> None:
+    outcomes = suites.outcomes(suite)
+    expected = {scenario: verdict for scenario, (verdict, _) in CLIENT[suite].items()}
+    found = differences(outcomes, expected)
+    assert not found, "\n" + "\n".join(found)
+    assert set(outcomes) == listed(PACKAGES[suite], "--client")
+    wanted = MUST_PASS | ({"request-metadata"} if suite == "next" else set())
+    assert {outcomes[scenario].verdict for scenario in wanted} == {"passed"}
+
+
+def test_readme_says_what_does_not_pass() -> None:
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, re.MULTILINE))
+    told = {name: why for suite in CLIENT.values() for name, (_, why) in suite.items()}
+    assert rows == told
