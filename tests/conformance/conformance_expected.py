@@ -20,8 +20,8 @@ _ACCOUNTS = (
 )
 
 _MACHINES = (
-    "an extension, OAuth between machines; the SDK has some of it, and the `mcpServers` JSON no words for it: a token in "
-    "`headers` does instead"
+    "an extension, OAuth between machines; the SDK has some of it, and the `mcpServers` JSON no words for it: a token "
+    "in `headers` does instead"
 )
 
 SERVER: Final[Mapping[str, Expected]] = {
