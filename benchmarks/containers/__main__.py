@@ -1,15 +1,14 @@
 """The command `python -m benchmarks.containers`."""
 
 import argparse
-import json
 import platform
 import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
+from benchmarks.commandline import count, interrupt, progress, write
 from benchmarks.containers import measures
 from benchmarks.containers.contestants import BenchError
 from benchmarks.containers.report import bars, report
@@ -37,29 +36,24 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
     arguments = _parser().parse_args(words)
     figures = Figures()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     rounds, leases = (1, 2) if arguments.quick else (arguments.rounds, arguments.leases)
     status = 0
     try:
         for subject in _subjects(arguments, figures):
-            measures.cold(subject, rounds, figures, _progress)
-            measures.pool(subject, leases, arguments.size, figures, _progress)
+            measures.cold(subject, rounds, figures, progress)
+            measures.pool(subject, leases, arguments.size, figures, progress)
     except KeyboardInterrupt:
         status = INTERRUPTED
         figures.notes.append("the rest: interrupted; every container that was started is removed")
     except (BenchError, OpenEnvError) as error:
         status = FAILED
         figures.notes.append(f"the rest: {error}")
-    _progress("")
+    progress("")
     held = list(bars(figures))
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, {rounds} rounds\n")
     print(report(figures, held))
-    if arguments.json is not None:
-        found = {
-            **figures.as_json(),
-            "bars": [{"what": b.what, "value": b.value, "met": b.met} for b in held],
-        }
-        arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write(arguments.json, figures, held)
     return status
 
 
@@ -83,31 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--image", action="append", default=[], metavar="NAME", help=f"an image to measure beside {PLAIN}")
-    add("--port", type=_count, default=PORT, metavar="N", help="where those listen inside (%(default)s)")
-    add("--rounds", type=_count, default=15, metavar="N", help="cold starts of each kind (%(default)s)")
-    add("--leases", type=_count, default=20, metavar="N", help="containers taken from the pool (%(default)s)")
-    add("--size", type=_count, default=4, metavar="N", help="of the pool (%(default)s)")
+    add("--port", type=count, default=PORT, metavar="N", help="where those listen inside (%(default)s)")
+    add("--rounds", type=count, default=15, metavar="N", help="cold starts of each kind (%(default)s)")
+    add("--leases", type=count, default=20, metavar="N", help="containers taken from the pool (%(default)s)")
+    add("--size", type=count, default=4, metavar="N", help="of the pool (%(default)s)")
     add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
     add("--json", type=Path, metavar="FILE", help="write every round's figures there")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _progress(text: str) -> None:
-    """Say what is measured: on one line that is written over, or a line each where that is no terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

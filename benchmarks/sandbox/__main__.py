@@ -1,7 +1,6 @@
 """The command `python -m benchmarks.sandbox`."""
 
 import argparse
-import json
 import platform
 import signal
 import sys
@@ -9,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
+from benchmarks.commandline import count, interrupt, progress, some, write
 from benchmarks.sandbox import measures, peers
 from benchmarks.sandbox.plan import PRELOADS, SECTIONS, Plan
 from benchmarks.sandbox.report import bars, report
@@ -52,31 +51,26 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure, print what there is, and return the exit status: 0, 2 where something did not work, 1 as asked for."""
     arguments = _parser().parse_args(words)
     figures = Figures()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     status = 0
     plan = _plan(arguments, figures)
     try:
-        plan = measures.holding(plan, figures, _progress)
+        plan = measures.holding(plan, figures, progress)
         for section in plan.sections:
             try:
-                getattr(measures, section)(plan, figures, _progress)
+                getattr(measures, section)(plan, figures, progress)
             except StartError as error:
                 status = FAILED
                 figures.notes.append(f"the rest of {section}: {error}")
     except KeyboardInterrupt:
         status = INTERRUPTED
         figures.notes.append("the rest: interrupted; everything that was started is stopped")
-    _progress("")
+    progress("")
     held = list(bars(figures))
     about = f"Python {platform.python_version()}, {platform.release()}, {plan.rounds} rounds"
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {about}\n")
     print(report(figures, held))
-    if arguments.json is not None:
-        found = {
-            **figures.as_json(),
-            "bars": [{"what": b.what, "value": b.value, "met": b.met} for b in held],
-        }
-        arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write(arguments.json, figures, held)
     if arguments.check and not all(bar.met for bar in held):
         status = status or MISSED
     return status
@@ -115,9 +109,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--only", type=_some("sections", SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
+    add("--only", type=some(SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
     levels = tuple(map(str, LADDER))
-    add("--levels", type=_some("levels", levels), metavar="LEVEL,...", help=f"of {', '.join(levels)}")
+    add("--levels", type=some(levels), metavar="LEVEL,...", help=f"of {', '.join(levels)}")
     add(
         "--preload",
         dest="preloads",
@@ -125,9 +119,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE+...,...",
         help=f"sets of modules that interpreters have imported ({','.join(PRELOADS)})",
     )
-    add("--rounds", type=_count, metavar="N", help="5 by default")
-    add("--live", type=_count, metavar="N", help="sessions whose memory is measured; 500 by default")
-    add("--abandoned", type=_count, metavar="N", help="sessions that are abandoned; 1000 by default")
+    add("--rounds", type=count, metavar="N", help="5 by default")
+    add("--live", type=count, metavar="N", help="sessions whose memory is measured; 500 by default")
+    add("--abandoned", type=count, metavar="N", help="sessions that are abandoned; 1000 by default")
     add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
     add("--no-peers", action="store_true", help="go without the Jupyter kernel and the container engine")
     add(
@@ -143,12 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
-    return int(text)
-
-
 def _words(text: str) -> tuple[str, ...]:
     names = tuple(text.replace(",", " ").split())
     if not names or not all(
@@ -156,37 +144,6 @@ def _words(text: str) -> tuple[str, ...]:
     ):
         raise argparse.ArgumentTypeError(f"expected names of modules, got {text!r}")
     return names
-
-
-class _some:  # noqa: N801 - what argparse calls
-    """Takes some of a few names.
-
-    Args:
-        what: They are.
-        known: All of them.
-    """
-
-    def __init__(self, what: str, known: Sequence[str]) -> None:
-        self._what = what
-        self._known = known
-
-    def __call__(self, text: str) -> tuple[str, ...]:
-        names = tuple(text.replace(",", " ").split())
-        if not names or not set(names) <= set(self._known):
-            raise argparse.ArgumentTypeError(f"expected some of {', '.join(self._known)}, got {text!r}")
-        return names
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _progress(text: str) -> None:
-    """Say what is measured: on one line that is written over, or a line each where that is no terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

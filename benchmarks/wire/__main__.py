@@ -1,17 +1,16 @@
 """The command `python -m benchmarks.wire`."""
 
 import argparse
-import json
 import platform
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
+from benchmarks.commandline import count, interrupt, progress, some, write
 from benchmarks.wire import measures
 from benchmarks.wire.bars import bars
 from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON
@@ -49,28 +48,22 @@ def main(words: Sequence[str] | None = None) -> int:
     figures = Figures()
     plan = _plan(arguments, figures)
     _raise_descriptor_limit()
-    signal.signal(signal.SIGTERM, _interrupt)
-    progress = _Progress()
+    signal.signal(signal.SIGTERM, interrupt)
     status = 0
     try:
         _measure(plan, figures, progress)
     except KeyboardInterrupt:
         status = INTERRUPTED
         figures.notes.append("the rest: interrupted; every server that was started is stopped")
-    progress.clear()
+    progress("")
     held = bars(figures)
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, medians of rounds\n")
     print(report(figures, held))
-    if arguments.json is not None:
-        found = {
-            **figures.as_json(),
-            "bars": [{"what": b.what, "value": b.value, "met": b.met} for b in held],
-        }
-        arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    write(arguments.json, figures, held)
     return status
 
 
-def _measure(plan: Plan, figures: Figures, progress: "_Progress") -> None:
+def _measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
     for section in plan.sections:
         try:
             getattr(measures, section)(plan, figures, progress)
@@ -85,9 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=_count, metavar="N", help="rounds; 5 by default, 3 for concurrency")
+    parser.add_argument("--rounds", type=count, metavar="N", help="rounds; 5 by default, 3 for concurrency")
     parser.add_argument("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    parser.add_argument("--only", type=_sections, metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument(
+        "--only", type=some(SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
     parser.add_argument(
         "--released-python",
@@ -98,20 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-released", action="store_true", help="go without the released package")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _sections(text: str) -> tuple[str, ...]:
-    names = tuple(text.replace(",", " ").split())
-    unknown = [name for name in names if name not in SECTIONS]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(SECTIONS)}, got {text!r}")
-    return names
 
 
 def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
@@ -141,28 +122,6 @@ def _raise_descriptor_limit() -> None:
     """Allow as many sockets as the system does; servers inherit the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-class _Progress:
-    """One line on standard error that is written over; a line each where that is no terminal."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        print(
-            f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr
-        )
-        sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Make room for what is printed next."""
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
