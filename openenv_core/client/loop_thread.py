@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -136,6 +137,28 @@ class LoopThread:
                 loop.call_soon_threadsafe(errand.cancel)
             raise
         return errand.outcome()
+
+    def submit(
+        self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
+    ) -> "Future[T]":
+        """Call a coroutine function in the thread, for those who wait in another way than `run`.
+
+        Returns:
+            Where the outcome will be; to cancel it cancels the coroutine.
+
+        Raises:
+            ClientClosed: The thread has ended, or this process is a fork of the one that has it.
+        """
+        self._ready.wait()
+        loop = self._loop
+        if loop is None or not self._alive():
+            raise ClientClosed("expected a running thread, got one that has ended; make a new one")
+        begun = work(*args, **options)
+        try:
+            return asyncio.run_coroutine_threadsafe(begun, loop)
+        except RuntimeError:  # the loop has closed just now
+            begun.close()
+            raise ClientClosed("expected a running thread, got one that has ended meanwhile") from None
 
     def stop(self) -> None:
         """End the thread, cancelling what still runs in it. Idempotent."""

@@ -17,7 +17,7 @@ FORMER: Final = "openenv_core"
 
 _TYPES = "openenv_core.types:"
 _TOOLS = "openenv_core.tools:"
-_MCP = "tool servers (MCP)"
+_MCP_TYPES = "openenv_core.compat.mcp_types:"
 _RUBRICS = "rubric classes; any callable(action, observation) is a rubric already"
 _WEB = "the web page"
 _LLM = "clients of language models"
@@ -87,7 +87,9 @@ MODULES: Final[Mapping[str, Module]] = {
         }
     ),
     "openenv.core.sync_client": Module(names={"SyncEnvClient": "openenv_core:SyncEnvClient"}),
-    "openenv.core.mcp_client": Module(later=_later(_MCP, "MCPClientBase", "MCPToolClient")),
+    "openenv.core.mcp_client": Module(
+        names=dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv_core:MCPToolClient")
+    ),
     "openenv.core.http_env_client": Module(
         later=_later(
             "release 0.1, whose clients and folders are not run here; `openenv init` of a later one makes them anew, "
@@ -200,20 +202,25 @@ MODULES: Final[Mapping[str, Module]] = {
                 "ToolError",
                 "ToolErrorType",
             )
-        },
-        later=_later(
-            _MCP,
-            "JsonRpcError",
-            "JsonRpcErrorCode",
-            "JsonRpcRequest",
-            "JsonRpcResponse",
-            "McpMethod",
-            "WSMCPMessage",
-            "WSMCPResponse",
-        ),
+        }
+        | {
+            name: f"{_MCP_TYPES}{name}"
+            for name in (
+                "JsonRpcError",
+                "JsonRpcErrorCode",
+                "JsonRpcRequest",
+                "JsonRpcResponse",
+                "McpMethod",
+                "WSMCPMessage",
+                "WSMCPResponse",
+            )
+        }
     ),
     "openenv.core.env_server.mcp_environment": Module(
-        later=_later(_MCP, "MCPEnvironment", "get_server_tools")
+        names={
+            name: f"openenv_core.compat.mcp_environment:{name}"
+            for name in ("MCPEnvironment", "MCP_TOOL_CALL_TIMEOUT", "get_server_tools")
+        }
     ),
     "openenv.core.env_server.route_config": Module(later=_later(_SERVER, "GetEndpointConfig")),
     "openenv.core.env_server.serialization": Module(

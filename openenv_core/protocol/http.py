@@ -62,13 +62,17 @@ def http_request(frame: bytes, session_id: str) -> HttpRequest:
             params = {"session_id": session_id}
             call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/close", "params": params}
             return HttpRequest(kind, "POST", "/mcp", dumps(call))
-    raise ValueError(f"expected a reset, step, state or close frame, got {kind!r}")
+        case "mcp":
+            asked = data or {}
+            call = {**asked, "params": {**asked.get("params", {}), "session_id": session_id}}
+            return HttpRequest(kind, "POST", "/mcp", dumps(call))
+    raise ValueError(f"expected a reset, step, state, mcp or close frame, got {kind!r}")
 
 
 def reply_frame(request: HttpRequest, body: bytes) -> bytes:
     """Return the frame for an answer of status 200."""
-    kind = b"state" if request.kind == "state" else b"observation"
-    return b'{"type":"%b","data":%b}' % (kind, body or b"null")
+    kind = request.kind if request.kind in ("state", "mcp") else "observation"
+    return b'{"type":"%b","data":%b}' % (kind.encode(), body or b"null")
 
 
 def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import from_json
 
+from openenv_core.protocol.actions import readable
 from openenv_core.protocol.codes import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, Refusal
 from openenv_core.protocol.faults import MAX_ECHO, faults_of
 from openenv_core.protocol.jsonio import dumps, to_plain
@@ -98,17 +99,16 @@ class RequestDecoder(Generic[ActT]):
     """
 
     def __init__(self, action_type: type[ActT], production: bool = False) -> None:
+        read: Any = readable(action_type)
         build: Any = create_model  # its overloads do not know types made at run time
-        step: Any = build(
-            "_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(action_type, ...)
-        )
+        step: Any = build("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(read, ...))
         frames: Any = _McpFrame | _CloseFrame
         if not production:
             frames = step | _ResetFrame | _StateFrame | frames
         frame: Any = Annotated[frames, Field(discriminator="type")]
         self._types = _LEFT_IN_PRODUCTION if production else _TYPES
         self._read_frame = TypeAdapter(frame).validator.validate_json
-        self._read_action = TypeAdapter(action_type).validator.validate_json
+        self._read_action = TypeAdapter(read).validator.validate_json
 
     def frame(self, text: str) -> "Request[ActT]":
         """Read one text frame; a step is returned as its action.

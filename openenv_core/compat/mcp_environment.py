@@ -1,0 +1,287 @@
+"""Environments that were written for the released package around an MCP server object.
+
+    class TallyEnvironment(MCPEnvironment):
+        def __init__(self):
+            mcp = FastMCP("tally")
+
+            @mcp.tool
+            def add(amount: int) -> int: ...
+
+            super().__init__(mcp)
+
+The object is FastMCP's or the official SDK's; neither is imported here. New environments are better served by
+`openenv_core.tools.ToolEnvironment`, which needs neither.
+"""
+
+import asyncio
+import inspect
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from openenv_core.compat.mcp_host import McpHost
+from openenv_core.compat.mcp_link import Link, in_thread, run_to_end
+from openenv_core.compat.mcp_modes import ModeTools, checked_mode
+from openenv_core.compat.mcp_results import (
+    ask_tool,
+    error_text,
+    error_type,
+    plain_result,
+    specs,
+    tool_result,
+)
+from openenv_core.environment import Environment
+from openenv_core.errors import ConfigurationError
+from openenv_core.protocol.faults import text_of
+from openenv_core.tools import (
+    RESERVED_TOOL_NAMES,
+    SILENT,
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    ToolContext,
+    ToolError,
+    ToolErrorType,
+    ToolResult,
+    ToolSpec,
+    ToolUnavailable,
+)
+from openenv_core.types import Action, Observation
+
+MCP_TOOL_CALL_TIMEOUT: Final = 30.0
+"""Seconds that a call may take, where nobody says another time."""
+
+
+def get_server_tools(mcp_server: Any) -> dict[str, Any]:
+    """Return the tools of a server object by name, as its own package has them."""
+    for method in ("get_tools", "list_tools"):
+        if (listing := getattr(mcp_server, method, None)) is not None:
+            found = run_to_end(listing)
+            return dict(found) if isinstance(found, Mapping) else {tool.name: tool for tool in found}
+    return {}
+
+
+class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
+    """Lists and calls the tools of a server object; other actions are `_step_impl`'s.
+
+    A subclass that overrides `step`, to count or to reward, does so for calls over MCP as well, whichever of `step` and
+    `step_async` it has: each call is a step of the episode.
+
+    Each environment has a session of its own with its server object, in a thread that begins with the first call and
+    ends with `close`. An author's `close` has to call this one's.
+
+    Args:
+        mcp_server: FastMCP's, or the SDK's MCPServer.
+        transform: As any environment has it.
+
+    Raises:
+        ConfigurationError: A tool has a reserved name, or the object is no such server.
+
+    Attributes:
+        mcp_server: The object; None once the environment is closed.
+        mcp_client: A client of it that is not connected, for authors who want to ask by themselves.
+    """
+
+    _modes: ModeTools | None = None
+    _mode: str | None = None
+    _context: ToolContext = SILENT
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let `step` be what runs, where it is younger than `step_async`."""
+        super().__init_subclass__(**options)
+        by_age = {name: _age(cls, name) for name in ("step", "step_async")}
+        if by_age["step"] < by_age["step_async"]:
+            # Servers ask for `step_async` first. A plain function is run in a thread, whatever it is called.
+            cls.step_async = cls.step  # type: ignore[assignment]
+
+    def __init__(self, mcp_server: Any, transform: Any = None) -> None:
+        super().__init__(transform=transform)
+        self._link = Link(mcp_server)
+        if reserved := sorted(RESERVED_TOOL_NAMES & get_server_tools(mcp_server).keys()):
+            raise ConfigurationError(
+                f"expected tools of other names than {', '.join(sorted(RESERVED_TOOL_NAMES))}, got {reserved}; a "
+                "client has methods of these names"
+            )
+        self.mcp_server: Any = mcp_server
+        self.mcp_client: Any = self._link.new_client()
+
+    @asynccontextmanager
+    async def mcp_session(self) -> AsyncIterator[Any]:
+        """Connect the environment's own client, in the event loop at hand, and give it."""
+        if self.mcp_client is None:
+            raise RuntimeError("expected an open environment, got mcp_session() after close()")
+        async with self.mcp_client as client:
+            yield client
+
+    @property
+    def supports_code_mode(self) -> bool:
+        """Whether `execute_code` runs anything: never."""
+        return False
+
+    def execute_code(self, code: str) -> NoReturn:
+        """Refuse: the released package runs this code inside the server, with all that the server may do.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            "expected tool calls, got execute_code(), which would run an agent's code inside of the server; give the "
+            "agent the tools of envs/code_interpreter_env, or run code with openenv_core.sandbox"
+        )
+
+    def get_callables(self) -> dict[str, Callable[..., Any]]:
+        """Return the functions behind the tools, where the server object tells them."""
+        known = {name: getattr(tool, "fn", None) for name, tool in get_server_tools(self.mcp_server).items()}
+        found = {name: function for name, function in known.items() if callable(function)}
+        return {**found, **self._mode_tools.functions(self._mode)}
+
+    def tool(self, mode: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator that makes a function a tool: in one mode alone, or in all.
+
+        Raises:
+            ConfigurationError: There is no such mode, or the function has a reserved name.
+        """
+        checked = checked_mode(mode)
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            if function.__name__ in RESERVED_TOOL_NAMES:
+                raise ConfigurationError(
+                    f"expected a tool of another name than {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
+                    f"{function.__name__!r}"
+                )
+            if checked is not None:
+                self._mode_tools.add(checked, function)
+                return function
+            declared: Callable[..., Any] = self.mcp_server.tool()(function)
+            return declared
+
+        return declare
+
+    def step(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        """List the tools, call one, or do what the author has written for other actions."""
+        if isinstance(action, ListToolsAction):
+            return _listed(self._link.run(self._listing))
+        if not isinstance(action, CallToolAction):
+            return self._step_impl(action, timeout_s=timeout_s, **options)
+        limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
+        try:
+            return self._link.run(self._call(action), limit_s)
+        except (TimeoutError, ToolUnavailable) as error:
+            return _given_up(action, error, limit_s)
+
+    async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        """Do the same from an event loop, without holding it up."""
+        if isinstance(action, ListToolsAction):
+            return _listed(await self._link.arun(self._listing))
+        if not isinstance(action, CallToolAction):
+            step = partial(self._step_impl, action, timeout_s=timeout_s, **options)
+            return await asyncio.wrap_future(in_thread(step))
+        limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
+        try:
+            return await self._link.arun(self._call(action), limit_s)
+        except (TimeoutError, ToolUnavailable) as error:
+            return _given_up(action, error, limit_s)
+
+    @abstractmethod
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        """Apply an action that is no call of a tool."""
+
+    async def list_tools(self) -> Sequence[ToolSpec]:
+        """Return the tools that there are in this mode."""
+        return await self._link.arun(self._listing)
+
+    def call_tool(
+        self, name: str, arguments: Mapping[str, Any], context: ToolContext
+    ) -> ToolResult | Awaitable[ToolResult]:
+        """Call a tool, as a step of the episode.
+
+        Raises:
+            EpisodeOver: The author's step says so.
+        """
+        action = CallToolAction(tool_name=name, arguments=dict(arguments))
+        if inspect.iscoroutinefunction(type(self).step_async):
+            return self._called(action, context)
+        with self._heard_by(context):
+            observation: Any = self.step_async(action)
+            return tool_result(observation)
+
+    def close(self) -> None:
+        """End the session with the server object."""
+        self._link.close()
+        self.mcp_server = self.mcp_client = None
+
+    @property
+    def _mode_tools(self) -> ModeTools:
+        # Authors declare tools before they call the constructor, too.
+        if self._modes is None:
+            self._modes = ModeTools()
+        return self._modes
+
+    @contextmanager
+    def _heard_by(self, context: ToolContext) -> Iterator[None]:
+        """Let what a tool says of its progress reach somebody; the author's step knows nothing of contexts."""
+        self._context = context
+        try:
+            yield
+        finally:
+            self._context = SILENT
+
+    async def _called(self, action: CallToolAction, context: ToolContext) -> ToolResult:
+        with self._heard_by(context):
+            return tool_result(await self.step_async(action))
+
+    async def _listing(self, client: Any) -> list[ToolSpec]:
+        listed = specs(ToolSpec, await client.list_tools(), "tools")
+        others = [spec for spec in listed if spec.name not in self._mode_tools]
+        return [*others, *self._mode_tools.specs(self._mode)]
+
+    def _call(self, action: CallToolAction) -> Callable[[Any], Awaitable[CallToolObservation]]:
+        name, context = action.tool_name, self._context
+        function = self._mode_tools.function(name, self._mode)
+
+        async def call(client: Any) -> CallToolObservation:
+            try:
+                if function is not None:
+                    value = function(**action.arguments)
+                    result = plain_result(await value if inspect.isawaitable(value) else value)
+                else:
+                    result = await ask_tool(client, name, action.arguments, context)
+            except Exception as error:
+                why = text_of(error)
+            else:
+                if not result.is_error:
+                    return CallToolObservation(tool_name=name, result=result)
+                why = error_text(result)
+            there_are = [spec.name for spec in await self._listing(client)]
+            return _failed(action, error_type(name, why, there_are), why)
+
+        return call
+
+
+def _age(cls: type, name: str) -> int:
+    """Return how many classes an instance passes on its way to a method."""
+    return next(age for age, owner in enumerate(cls.__mro__) if name in vars(owner))
+
+
+def _listed(found: Sequence[ToolSpec]) -> ListToolsObservation:
+    return ListToolsObservation(tools=[spec.wire() for spec in found])
+
+
+def _failed(
+    action: CallToolAction, kind: ToolErrorType, message: str, **metadata: Any
+) -> CallToolObservation:
+    why = ToolError(error_type=kind, message=message)
+    return CallToolObservation(tool_name=action.tool_name, error=why, metadata=metadata)
+
+
+def _given_up(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:
+    if isinstance(error, ToolUnavailable):
+        text = text_of(error)
+        return _failed(action, ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
+    message = (
+        f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
+    )
+    return _failed(action, ToolErrorType.TIMEOUT, message)
