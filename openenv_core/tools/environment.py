@@ -38,8 +38,8 @@ MAX_COMPLETIONS: Final = 100
 """What MCP allows in one answer."""
 
 
-class ToolEnvironment(Environment[ToolAction, Any, StateT]):
-    """Authors write `reset`, `state` and the tools; `openenv_core.tools.declare` says how those are declared.
+class DeclaredTools:
+    """What a class that declares tools beside its actions is a `ToolHost` by: all of `ToolEnvironment` but the step.
 
     A call is the same whether it comes as a step or over MCP: it goes through `call_tool`, and is a step of the
     episode. What a tool raises is told to the caller as the call's error, and the session lives on; an `EpisodeOver`
@@ -75,8 +75,8 @@ class ToolEnvironment(Environment[ToolAction, Any, StateT]):
         """Be told what a call came to, a failed one too, and return what it is worth: see `reward` and `done`."""
         return result
 
-    def step(self, action: ToolAction) -> Now[ToolObservation]:
-        """List the tools, or call one.
+    def tool_step(self, action: ToolAction) -> Now[ToolObservation]:
+        """List the tools, or call one, as a step.
 
         Raises:
             EpisodeOver: There is no episode under way.
@@ -201,6 +201,21 @@ class ToolEnvironment(Environment[ToolAction, Any, StateT]):
             else:
                 result = _failure(error)
         return self.after_call(tool.spec.name, arguments, result)
+
+
+class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
+    """Authors write `reset`, `state` and the tools; `openenv_core.tools.declare` says how those are declared.
+
+    An environment with actions of its own has tools beside them by `DeclaredTools`.
+    """
+
+    def step(self, action: ToolAction) -> Now[ToolObservation]:
+        """List the tools, or call one.
+
+        Raises:
+            EpisodeOver: There is no episode under way.
+        """
+        return self.tool_step(action)
 
 
 def _failure(error: Exception) -> ToolResult:
