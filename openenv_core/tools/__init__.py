@@ -6,7 +6,8 @@ Importing this loads pydantic and nothing heavier; the MCP SDK is the server's.
 from openenv_core.tools.content import Audio, Content, ContentBlock, Embedded, Image, Link, Message, Text
 from openenv_core.tools.context import SILENT, Elicit, LogLevel, Request, Roots, Sample, ToolContext
 from openenv_core.tools.declare import completion, prompt, resource, tool
-from openenv_core.tools.environment import DeclaredTools, ToolEnvironment
+from openenv_core.tools.declared import DeclaredTools
+from openenv_core.tools.environment import ToolEnvironment
 from openenv_core.tools.errors import (
     AskingUnavailable,
     InvalidArguments,
