@@ -122,7 +122,7 @@ def run(command: Sequence[str], env: Mapping[str, str], core: int | None, timeou
     """Run a process to its end and return what it printed.
 
     Raises:
-        StartError: It failed.
+        StartError: It failed, or took too long.
     """
     process = subprocess.Popen(
         pinned(command, core),
@@ -135,11 +135,14 @@ def run(command: Sequence[str], env: Mapping[str, str], core: int | None, timeou
     )
     try:
         out, err = process.communicate(timeout=timeout_s)
-    except BaseException:
+    except BaseException as error:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
+        _, err = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        said = err.decode(errors="replace")[-2000:]
+        raise StartError(f"expected {command[-1]!r} to end within {timeout_s:g} s, got:\n{said}") from None
     if process.returncode:
         raise StartError(f"expected {command[-1]!r} to run, got:\n{err.decode(errors='replace')[-2000:]}")
     return out.decode()

@@ -1,0 +1,108 @@
+"""Measures every way to call a tool, in alternating rounds."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Final
+
+from benchmarks.wire.figures import Figures
+from benchmarks.wire.processes import Server, free_port, run, serving
+
+IN_PROCESS: Final = "SDK, in-process"
+SERVER_CORE: Final = 0
+CLIENT_CORE: Final = 1
+
+OURS: Final = ("ropewalk", "serve", "benchmarks.mcp.apps.ours:app")
+SDK: Final = ("uvicorn", "benchmarks.mcp.apps.sdk:app", "--log-level", "warning")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to call.
+
+    Attributes:
+        name: In the report.
+        kind: Of the client; see `calls`.
+        server: The command that serves; None where there is nothing to serve.
+        health: Whether the server has a /health.
+    """
+
+    name: str
+    kind: str
+    server: tuple[str, ...] | None = None
+    health: bool = True
+
+
+WAYS: Final = (
+    Way(IN_PROCESS, "in_process"),
+    Way("SDK's server, handshake", "handshake", SDK, health=False),
+    Way("SDK's server, stateless", "stateless_sdk", SDK, health=False),
+    Way("ours, /mcp, handshake", "handshake", OURS),
+    Way("ours, /mcp, stateless", "stateless", OURS),
+    Way("ours, JSON-RPC as released", "json_rpc", OURS),
+    Way("ours, step()", "step", OURS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure.
+
+    Attributes:
+        rounds: Of every way.
+        clients: At once.
+        seconds: Of one measurement.
+        warm_up_s: Before it.
+    """
+
+    rounds: int = 5
+    clients: tuple[int, ...] = (1, 16)
+    seconds: float = 4.0
+    warm_up_s: float = 1.0
+
+    def quick(self) -> "Plan":
+        """Return the plan that shows that it runs, and no more."""
+        return replace(self, rounds=1, clients=(1,), seconds=0.3, warm_up_s=0.1)
+
+
+def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
+    """Measure every way in turn, round after round.
+
+    Raises:
+        StartError: A server or a client failed.
+    """
+    for number in range(plan.rounds):
+        for clients in plan.clients:
+            for way in WAYS:
+                progress(f"round {number + 1} of {plan.rounds}: {way.name}, {_load(clients)}")
+                _measure(way, clients, plan, figures)
+
+
+def _measure(way: Way, clients: int, plan: Plan, figures: Figures) -> None:
+    with ExitStack() as stack:
+        port = free_port()
+        server = None
+        if way.server is not None:
+            command = [sys.executable, "-m", *_module(way.server), "--port", str(port)]
+            server = stack.enter_context(serving(Server(command, port, {}, SERVER_CORE, health=way.health)))
+        ask = [sys.executable, "-m", "benchmarks.mcp.calls", way.kind, str(port), str(clients)]
+        before = 0 if server is None else server.cpu_ns()
+        found = json.loads(run([*ask, str(plan.seconds), str(plan.warm_up_s)], {}, CLIENT_CORE))
+        load = _load(clients)
+        figures.add("p50 µs", way.name, load, found["p50_us"])
+        figures.add("calls/s", way.name, load, found["calls"] / found["seconds"])
+        figures.add("client µs a call", way.name, load, found["cpu_us"])
+        if server is not None:
+            # Of the whole run, the opening of sessions included.
+            calls = found["calls"] + found["warm_up"]
+            figures.add("server µs a call", way.name, load, (server.cpu_ns() - before) / 1e3 / calls)
+
+
+def _module(command: tuple[str, ...]) -> tuple[str, ...]:
+    return ("openenv_core.cli", *command[1:]) if command[0] == "ropewalk" else command
+
+
+def _load(clients: int) -> str:
+    return "1 client" if clients == 1 else f"{clients} clients"
