@@ -65,7 +65,8 @@ class HttpCarrier(Inbox):
         """Send one frame, when the answer to the one before is there."""
         if self._lost is not None:
             raise self._lost
-        request = http_request(frame, self._session_id)
+        begun = not self._own or self._stateful is True
+        request = http_request(frame, self._session_id, begun)
         if request.kind == "close":
             self.abort()
             return
@@ -153,7 +154,7 @@ class HttpCarrier(Inbox):
             await self._client.aclose()
 
     async def _ask(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
-        headers = {SESSION_HEADER: self._session_id}
+        headers = {} if request.apart else {SESSION_HEADER: self._session_id}
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         limit = self._options.max_message_bytes

@@ -39,16 +39,24 @@ class HttpRequest:
         method: Of HTTP.
         path: Behind the server's address.
         body: As JSON; None where there is none.
+        apart: It is about no session.
     """
 
     kind: str
     method: str
     path: str
     body: bytes | None = None
+    apart: bool = False
 
 
-def http_request(frame: bytes, session_id: str) -> HttpRequest:
-    """Return the request that says the same as a frame."""
+def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpRequest:
+    """Return the request that says the same as a frame.
+
+    Args:
+        frame: What would be sent on a socket.
+        session_id: Of this caller's session.
+        begun: Whether the server has it yet. What tools there are can be asked before.
+    """
     message: dict[str, Any] = from_json(frame)
     kind, data = message["type"], message.get("data")
     match kind:
@@ -63,9 +71,10 @@ def http_request(frame: bytes, session_id: str) -> HttpRequest:
             call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/close", "params": params}
             return HttpRequest(kind, "POST", "/mcp", dumps(call))
         case "mcp":
-            asked = data or {}
-            call = {**asked, "params": {**asked.get("params", {}), "session_id": session_id}}
-            return HttpRequest(kind, "POST", "/mcp", dumps(call))
+            asked: dict[str, Any] = dict(data or {})
+            if begun:
+                asked["params"] = {**asked.get("params", {}), "session_id": session_id}
+            return HttpRequest(kind, "POST", "/mcp", dumps(asked), apart=not begun)
     raise ValueError(f"expected a reset, step, state, mcp or close frame, got {kind!r}")
 
 

@@ -1,0 +1,396 @@
+"""Environments around an MCP server object, as they are written for the released package.
+
+The object is the official SDK's here. With FastMCP's: tests/interop/test_tool_clients.py.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from serving import ask, rpc, serving, socket_to
+
+from openenv_core import (
+    Action,
+    ConfigurationError,
+    EpisodeOver,
+    MCPToolClient,
+    Observation,
+    State,
+    ToolCallFailed,
+)
+from openenv_core.compat.mcp_environment import MCPEnvironment, get_server_tools
+from openenv_core.compat.mcp_types import (
+    JsonRpcError,
+    JsonRpcErrorCode,
+    JsonRpcRequest,
+    JsonRpcResponse,
+    McpMethod,
+    WSMCPMessage,
+    WSMCPResponse,
+)
+from openenv_core.protocol.replies import encode_observation
+from openenv_core.tools import (
+    SILENT,
+    CallToolAction,
+    CallToolObservation,
+    InvalidArguments,
+    ListToolsAction,
+    NoSuchPrompt,
+    NoSuchResource,
+    ToolContext,
+    ToolResult,
+    is_tool_host,
+)
+from servers import create_app
+
+mcpserver = pytest.importorskip("mcp.server.mcpserver")
+
+PATIENCE_S = 20
+
+
+class Reset(Action):
+    by: int
+
+
+class Abacus(MCPEnvironment):
+    """Counts, as released environments do it."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        server = mcpserver.MCPServer("abacus", log_level="CRITICAL")
+        self.gate = threading.Event()
+
+        @server.tool()  # type: ignore[untyped-decorator]
+        def add(amount: int) -> int:
+            """Adds."""
+            self.total += amount
+            return self.total
+
+        @server.tool()  # type: ignore[untyped-decorator]
+        async def fail(why: str) -> str:
+            raise mcpserver.exceptions.ToolError(why)
+
+        @server.tool()  # type: ignore[untyped-decorator]
+        def hang() -> str:
+            self.gate.wait(PATIENCE_S)
+            return "late"
+
+        @server.tool()  # type: ignore[untyped-decorator]
+        async def told(ctx: mcpserver.Context) -> None:
+            await ctx.report_progress(1, 2, "half")
+
+        @server.resource("abacus://beads")  # type: ignore[untyped-decorator]
+        def beads() -> str:
+            return f"{self.total} beads"
+
+        @server.prompt()  # type: ignore[untyped-decorator]
+        def begin(goal: str) -> str:
+            return f"Count to {goal}."
+
+        super().__init__(server)
+        self.total = 0
+        self._state = State()
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Observation:
+        self.total = seed or 0
+        self._state = State(episode_id=episode_id)
+        return Observation(reward=0.0)
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        assert isinstance(action, Reset)
+        self.total -= action.by
+        return Observation(metadata={"total": self.total})
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+
+class Both(Abacus):
+    """Overrides both steps, as the newer ones do."""
+
+    def step(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        self._state.step_count += 1
+        return super().step(action, timeout_s=timeout_s, **options)
+
+    async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        self._state.step_count += 1
+        if isinstance(action, CallToolAction) and action.tool_name == "end":
+            raise EpisodeOver
+        return await super().step_async(action, timeout_s=timeout_s, **options)
+
+
+class PlainOnly(Abacus):
+    """Overrides the plain one alone, and answers the call that ends the episode with another observation."""
+
+    def step(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        self._state.step_count += 1
+        observation = super().step(action, timeout_s=timeout_s, **options)
+        if self.total >= 10:
+            return Observation(done=True, reward=1.0, metadata={"total": self.total})
+        return observation
+
+
+@pytest.fixture
+def abacus() -> Iterator[Abacus]:
+    env = Abacus()
+    yield env
+    env.gate.set()
+    env.close()
+
+
+def call(tool: str, **arguments: Any) -> CallToolAction:
+    return CallToolAction(tool_name=tool, arguments=arguments)
+
+
+def stepped(env: MCPEnvironment, action: Action, **options: Any) -> CallToolObservation:
+    observation = env.step(action, **options)
+    assert isinstance(observation, CallToolObservation)
+    return observation
+
+
+def test_steps_list_and_call(abacus: Abacus) -> None:
+    tools = abacus.step(ListToolsAction()).tools  # type: ignore[attr-defined]
+    assert [tool.name for tool in tools] == ["add", "fail", "hang", "told"]
+    assert (tools[0].description, tools[0].input_schema["required"]) == ("Adds.", ["amount"])
+    observation = stepped(abacus, call("add", amount=2))
+    # Attributes, as authors use them, and the JSON that released clients read.
+    assert (observation.result.data, observation.result.content[0].text) == (2, "2")
+    sent = json.loads(encode_observation(observation))["data"]["observation"]["result"]
+    assert sent["content"][0]["text"] == "2"
+    assert (sent["structured_content"], sent["data"], sent["is_error"]) == ({"result": 2}, 2, False)
+    assert abacus.step(Reset(by=1)).metadata == {"total": 1}
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "text"),
+    [
+        (call("fail", why="because"), "execution_error", "because"),
+        (call("add", amount="many"), "invalid_args", "valid integer"),
+        (call("add"), "invalid_args", "Field required"),
+        (call("nope"), "tool_not_found", "nope"),
+    ],
+)
+def test_failures_are_typed(abacus: Abacus, action: CallToolAction, kind: str, text: str) -> None:
+    error = stepped(abacus, action).error
+    assert error is not None
+    assert (error.error_type, text in error.message) == (kind, True)
+
+
+async def test_a_tool_that_hangs_holds_up_nobody(abacus: Abacus) -> None:
+    other = Abacus()
+    late = await abacus.step_async(call("hang"), timeout_s=0.05)
+    assert late.error.error_type == "timeout"  # type: ignore[attr-defined]
+    assert (await other.step_async(call("add", amount=1))).result.data == 1  # type: ignore[attr-defined]
+    assert (await abacus.step_async(call("add", amount=1))).result.data == 1  # type: ignore[attr-defined]
+    late = await asyncio.to_thread(abacus.step, call("hang"), timeout_s=0.05)
+    assert late.error.error_type == "timeout"  # type: ignore[attr-defined]
+    other.close()
+
+
+def test_nothing_is_left_of_a_closed_one() -> None:
+    before = threading.active_count()
+    env = Abacus()
+    assert threading.active_count() == before  # the session begins with the first call
+    stepped(env, call("add", amount=1))
+    env.close()
+    env.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)  # threads that tools ran in end with their event loop
+    assert threading.active_count() == before
+    assert (env.mcp_server, env.mcp_client) == (None, None)
+
+
+async def test_it_is_a_host_of_tools_resources_and_prompts(abacus: Abacus) -> None:
+    assert is_tool_host(Abacus)
+    assert [spec.name for spec in await abacus.list_tools()] == ["add", "fail", "hang", "told"]
+    result = abacus.call_tool("add", {"amount": 3}, SILENT)
+    assert not isinstance(result, ToolResult)
+    result = await result
+    assert (result.value, result.structured, result.content) == (
+        3,
+        {"result": 3},
+        [{"type": "text", "text": "3"}],
+    )
+    failed = await abacus.call_tool("nope", {}, SILENT)  # type: ignore[misc]
+    assert failed.error is not None
+    assert failed.is_error
+    assert [one.uri for one in await abacus.list_resources()] == ["abacus://beads"]
+    assert await abacus.list_resource_templates() == []
+    assert (await abacus.read_resource("abacus://beads", SILENT))[0]["text"] == "3 beads"
+    with pytest.raises(NoSuchResource):
+        await abacus.read_resource("abacus://none", SILENT)
+    assert [one.arguments[0].name for one in await abacus.list_prompts()] == ["goal"]
+    prompt = await abacus.get_prompt("begin", {"goal": "3"}, SILENT)
+    assert prompt.messages == [{"role": "user", "content": {"type": "text", "text": "Count to 3."}}]
+    with pytest.raises(NoSuchPrompt, match="begin"):
+        await abacus.get_prompt("nope", {}, SILENT)
+    with pytest.raises(InvalidArguments):
+        await abacus.get_prompt("begin", {}, SILENT)
+    assert (await abacus.complete({}, {}, SILENT)).values == []
+
+
+async def test_progress_of_a_tool_reaches_who_listens(abacus: Abacus) -> None:
+    heard: list[Any] = []
+
+    class Ear(ToolContext):
+        def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+            heard.append((progress, total, message))
+
+    await abacus.call_tool("told", {}, Ear())  # type: ignore[misc]
+    assert heard == [(1, 2, "half")]
+    await abacus.step_async(call("told"))
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("kind", [Both, PlainOnly])
+async def test_what_the_author_does_in_a_step_happens_by_every_way(kind: type[Abacus]) -> None:
+    app = create_app(kind, CallToolAction, CallToolObservation, max_concurrent_envs=4)
+    async with serving(app) as address, MCPToolClient(f"http://{address}") as env:
+        await env.reset()
+        assert await env.call_tool("add", amount=2) == 2
+        assert (await env.state()).step_count == 1
+        env._unstepped = True
+        assert await env.call_tool("add", amount=2) == 4
+        with pytest.raises(ToolCallFailed, match="nope"):
+            await env.call_tool("nope")
+        assert (await env.state()).step_count == 3
+        # What released clients of the newest release do.
+        created = await rpc(address, "openenv/session/create")
+        session_id = created["result"]["session_id"]
+        params = {"session_id": session_id, "name": "add", "arguments": {"amount": 5}}
+        told = (await rpc(address, "tools/call", params))["result"]
+        assert (told["data"], told["structured_content"], told["is_error"]) == (5, {"result": 5}, False)
+        async with socket_to(address, f"?session_id={session_id}") as socket:
+            assert (await ask(socket, {"type": "state"}))["data"]["step_count"] == 1
+            # Released folders name the action of calls, and mean that of lists as well.
+            listed = await ask(socket, {"type": "step", "data": {"type": "list_tools"}})
+            assert [tool["name"] for tool in listed["data"]["observation"]["tools"]][:1] == ["add"]
+
+
+async def test_a_step_may_answer_a_call_with_something_else() -> None:
+    env = PlainOnly()
+    result = env.call_tool("add", {"amount": 10}, SILENT)
+    assert isinstance(result, ToolResult)  # in the caller's thread: servers call it in one of theirs
+    assert (result.value, result.reward, result.done) == ({"total": 10}, 1.0, True)
+    env.close()
+    over = Both()
+    with pytest.raises(EpisodeOver):
+        await over.call_tool("end", {}, SILENT)  # type: ignore[misc]
+    over.close()
+
+
+def test_tools_of_one_mode(abacus: Abacus) -> None:
+    @abacus.tool(mode="production")
+    def where(far: int, how: str = "on foot") -> str:
+        """Tells where."""
+        return f"out there, {far} {how}"
+
+    @abacus.tool(mode="simulation")
+    async def whither() -> str:
+        return "nowhere"
+
+    @abacus.tool()
+    def everywhere() -> str:
+        return "everywhere"
+
+    assert stepped(abacus, call("everywhere")).result.data == "everywhere"
+    error = stepped(abacus, call("where", far=1)).error
+    assert error is not None
+    assert error.error_type == "tool_not_found"
+    abacus._mode = "production"
+    listed = abacus.step(ListToolsAction()).tools  # type: ignore[attr-defined]
+    assert [tool.name for tool in listed] == ["add", "fail", "hang", "told", "everywhere", "where"]
+    assert listed[-1].description == "Tells where."
+    assert listed[-1].input_schema["required"] == ["far"]
+    assert stepped(abacus, call("where", far=1)).result.data == "out there, 1 on foot"
+    assert list(abacus.get_callables()) == ["where"]  # the SDK's listing does not tell its functions
+    abacus._mode = "simulation"
+    assert stepped(abacus, call("whither")).result.data == "nowhere"
+    with pytest.raises(ConfigurationError, match="mode"):
+        abacus.tool(mode="dreaming")
+
+    def reset() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="another name"):
+        abacus.tool()(reset)
+
+
+def test_what_would_run_code_in_the_server_is_refused(abacus: Abacus) -> None:
+    assert not abacus.supports_code_mode
+    with pytest.raises(ConfigurationError, match="code_interpreter_env"):
+        abacus.execute_code("result = 1")
+
+
+def test_what_is_no_server_object_is_refused() -> None:
+    class Odd(Abacus):
+        def __init__(self, server: Any) -> None:
+            MCPEnvironment.__init__(self, server)
+
+    with pytest.raises(ConfigurationError, match="expected an MCP server object"):
+        Odd(object())
+    server = mcpserver.MCPServer("odd")
+    server.tool(name="close")(lambda: None)
+    with pytest.raises(ConfigurationError, match="close"):
+        Odd(server)
+    assert list(get_server_tools(server)) == ["close"]
+    assert get_server_tools(object()) == {}
+
+
+async def test_a_server_object_that_does_not_start_is_the_infrastructures_fault() -> None:
+    @asynccontextmanager
+    async def broken(_: Any) -> Any:
+        raise OSError("no beads")
+        yield
+
+    class Broken(Abacus):
+        def __init__(self) -> None:
+            server = mcpserver.MCPServer("broken", lifespan=broken, log_level="CRITICAL")
+            server.tool(name="add")(lambda: None)
+            MCPEnvironment.__init__(self, server)
+
+    env = Broken()
+    observation = await env.step_async(call("add"))
+    assert observation.error.error_type == "transport_error"  # type: ignore[attr-defined]
+    assert "no beads" in observation.metadata["infrastructure_error"]
+    observation = stepped(env, call("add"))
+    assert "no beads" in observation.metadata["infrastructure_error"]
+    env.close()
+
+
+async def test_the_authors_own_session(abacus: Abacus) -> None:
+    async with abacus.mcp_session() as client:
+        assert (await client.call_tool("add", {"amount": 2})).structured_content == {"result": 2}
+    abacus.close()
+    with pytest.raises(RuntimeError, match="close"):
+        async with abacus.mcp_session():
+            pass
+
+
+def test_the_models_of_json_rpc() -> None:
+    request = JsonRpcRequest.model_validate({"jsonrpc": "2.0", "method": McpMethod.TOOLS_CALL, "id": "a"})
+    assert (request.method, request.params) == ("tools/call", {})
+    with pytest.raises(ValidationError):
+        JsonRpcRequest.model_validate({"jsonrpc": "2.0", "method": "m", "more": 1})
+    done = JsonRpcResponse.success({"a": 1}, 3)
+    assert done.model_dump() == {"jsonrpc": "2.0", "id": 3, "result": {"a": 1}}
+    failed = JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_PARAMS, data=[1], request_id=3)
+    assert json.loads(failed.model_dump_json()) == {
+        "jsonrpc": "2.0",
+        "id": 3,
+        "error": {"code": -32602, "message": "Invalid params", "data": [1]},
+    }
+    assert JsonRpcError.from_code(JsonRpcErrorCode.PARSE_ERROR, "m").model_dump() == {
+        "code": -32700,
+        "message": "m",
+        "data": None,
+    }
+    assert WSMCPMessage(data={"a": 1}).model_dump() == WSMCPResponse(data={"a": 1}).model_dump()

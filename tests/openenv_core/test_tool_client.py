@@ -1,0 +1,275 @@
+"""MCPToolClient against our own servers; against released ones: tests/interop/test_tool_clients.py."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counter import Add, Count, Counter
+from serving import serving
+from tally import ENOUGH, Tally
+
+import openenv_core
+from openenv_core import (
+    ClientError,
+    ExecutionFailed,
+    MCPToolClient,
+    ProtocolError,
+    ServerError,
+    ToolCallFailed,
+)
+from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.toolcalls import (
+    AnyObservation,
+    call_failed,
+    read_result,
+    read_rpc,
+    read_tools,
+    value_of,
+    value_of_rpc,
+)
+from openenv_core.tools import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsObservation,
+    ToolAction,
+    ToolErrorType,
+    ToolObservation,
+)
+from servers import create_app
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+NAMES = ["add", "greet", "profile", "fail", "wait"]
+
+
+def tally_app(**options: Any) -> Any:
+    return create_app(Tally, ToolAction, ToolObservation, max_concurrent_envs=8, **options)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[MCPToolClient]:
+    async with serving(tally_app()) as address, MCPToolClient(f"http://{address}") as client:
+        yield client
+
+
+@pytest.mark.parametrize("mode", ["simulation", "production"])
+async def test_tools_are_listed_and_called(mode: str) -> None:
+    async with serving(tally_app(mode=mode)) as address, MCPToolClient(f"http://{address}", mode=mode) as env:
+        assert [tool.name for tool in await env.list_tools()] == NAMES
+        assert await env.call_tool("add", amount=2) == 2
+        assert await env.call_tool(name="add", amount=3) == 5
+        assert await env.call_tool("greet", name="Ada") == "Hello, Ada!"
+        assert await env.call_tool("profile", who="x") == {"who": "x", "data": [1, 2]}
+        for name, arguments, kind in (
+            ("add", {"amount": "many"}, ToolErrorType.INVALID_ARGS),
+            ("add", {"amount": 1, "more": 1}, ToolErrorType.INVALID_ARGS),
+            ("nope", {}, ToolErrorType.TOOL_NOT_FOUND),
+            ("fail", {"why": "because"}, ToolErrorType.EXECUTION_ERROR),
+            ("wait", {"seconds": 60.0}, ToolErrorType.TIMEOUT),
+        ):
+            with pytest.raises(ToolCallFailed) as failed:
+                await env.call_tool(name, **arguments)
+            assert (failed.value.tool_name, failed.value.error_type) == (name, kind)
+        assert await env.call_tool("add", amount=1) == 6
+
+
+async def test_a_server_in_production_mode_is_found_out(client: MCPToolClient) -> None:
+    async with serving(tally_app(mode="production")) as address, MCPToolClient(f"http://{address}") as env:
+        assert await env.call_tool("add", amount=2) == 2  # and nothing is counted twice
+        assert await env.call_tool("add", amount=2) == 4
+        assert await env.has_tool("add")
+
+
+async def test_a_call_is_a_step_of_the_episode(client: MCPToolClient) -> None:
+    begun = await client.reset(seed=7, episode_id="mine")
+    assert isinstance(begun.observation, AnyObservation)
+    assert begun.metadata == {"status": "ready"}
+    assert await client.call_tool("add", amount=1) == 8
+    await client.list_tools()
+    result = await client.step(CallToolAction(tool_name="add", arguments={"amount": 1}))
+    assert isinstance(result.observation, CallToolObservation)
+    assert (result.observation.result, result.reward, result.done) == (9, 0.5, False)
+    listed = await client.step({"type": "list_tools"})
+    assert isinstance(listed.observation, ListToolsObservation)
+    state = await client.state()
+    assert (state.episode_id, state.step_count) == ("mine", 2)
+    with pytest.raises(ToolCallFailed, match=r"tool 'fail' failed \(execution_error\): because") as failed:
+        await client.call_tool("fail", why="because")
+    assert isinstance(failed.value, RuntimeError)  # what callers of the released client catch
+    assert isinstance(failed.value, ClientError)
+    assert failed.value.step_result.reward == -1.0
+    await client.call_tool("add", amount=ENOUGH)
+    with pytest.raises(ExecutionFailed, match=r"call reset\(\)"):
+        await client.call_tool("add", amount=1)
+    await client.reset()
+    assert await client.call_tool("add", amount=1) == 1
+
+
+async def test_calls_at_once_reach_their_callers(client: MCPToolClient) -> None:
+    second = await client.new_session()
+    calls = [env.call_tool("add", amount=1) for _ in range(30) for env in (client, second)]
+    greetings = [client.call_tool("greet", name=str(number)) for number in range(30)]
+    totals, said = await asyncio.gather(asyncio.gather(*calls), asyncio.gather(*greetings))
+    assert totals == [number for number in range(1, 31) for _ in range(2)]
+    assert said == [f"Hello, {number}!" for number in range(30)]
+
+
+async def test_one_tool_and_what_a_model_is_told(client: MCPToolClient) -> None:
+    tool = await client.get_tool("add")
+    assert tool is not None
+    assert (tool.name, tool.description) == ("add", "Add to the total, and return it.")
+    assert await client.get_tool("nope") is None
+    assert await client.has_tool("add")
+    assert not await client.has_tool("reset")
+    described = await client.openai_tools()
+    assert [one["function"]["name"] for one in described] == NAMES
+    assert described[0]["function"]["parameters"]["required"] == ["amount"]
+    with pytest.raises(TypeError, match="expected the name of a tool"):
+        await client.call_tool(amount=1)
+
+
+async def test_a_list_is_asked_for_once_an_episode(
+    client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = client._ask
+
+    async def counted(method: str, params: Any) -> Any:
+        asked.append(method)
+        return await ask(method, params)
+
+    monkeypatch.setattr(client, "_ask", counted)
+    first = await client.list_tools()
+    first.clear()  # the caller's own list
+    assert len(await client.list_tools()) == len(NAMES)
+    assert len(asked) == 1
+    await client.list_tools(use_cache=False)
+    await client.reset()
+    await client.list_tools()
+    assert len(asked) == 3
+
+
+async def test_plain_http_carries_tools_too() -> None:
+    async with (
+        serving(tally_app()) as address,
+        MCPToolClient(f"http://{address}", transport="http") as env,
+    ):
+        assert [tool.name for tool in await env.list_tools()] == NAMES  # before there is a session
+        await env.reset(seed=1)
+        assert await env.call_tool("add", amount=1) == 2
+        assert [tool.name for tool in await env.list_tools()] == NAMES
+        env._unstepped = True
+        assert await env.call_tool("add", amount=1) == 3
+        assert (await env.state()).step_count == 2
+
+
+async def test_a_server_without_tools_says_so() -> None:
+    async with (
+        serving(create_app(Counter, Add, Count, max_concurrent_envs=2)) as address,
+        MCPToolClient(f"http://{address}") as env,
+    ):
+        with pytest.raises(ServerError, match="tools"):
+            await env.list_tools()
+        with pytest.raises(ToolCallFailed, match="tools"):
+            await env.call_tool("add", amount=1)
+        assert (await env.step({"amount": 3})).observation.total == 3  # type: ignore[attr-defined]
+
+
+def test_without_asyncio_and_with_a_server_of_its_own() -> None:
+    with MCPToolClient.from_process("tally:app", cwd=SUPPORT) as env:
+        env.reset(seed=1)
+        assert [tool.name for tool in env.list_tools()] == NAMES
+        assert env.call_tool("greet", name="Ada") == "Hello, Ada!"
+        assert env.has_tool("add")
+        with pytest.raises(RuntimeError, match="nope"):
+            env.call_tool("nope")
+        assert env.state().step_count == 2
+
+
+def test_it_is_found_where_the_others_are() -> None:
+    assert openenv_core.client.MCPToolClient is MCPToolClient
+    with pytest.raises(AttributeError, match="NoSuchClient"):
+        _ = openenv_core.client.NoSuchClient
+
+
+RELEASED = {
+    "content": [{"type": "text", "text": "5", "annotations": None, "meta": None}],
+    "structured_content": {"result": 5},
+    "meta": None,
+    "data": 5,
+    "is_error": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("result", "value"),
+    [
+        (RELEASED, 5),
+        ({**RELEASED, "data": None}, 5),
+        ({**RELEASED, "data": None, "structured_content": {"a": 1}}, {"a": 1}),
+        ({**RELEASED, "data": None, "structured_content": None}, "5"),
+        ({**RELEASED, "data": None, "structured_content": {"result": None}, "content": []}, None),
+        ({"content": [{"type": "image"}], "isError": False}, [{"type": "image"}]),
+        ({"content": [], "isError": False}, None),
+        # Values of our own tools that look a little like it are what they are.
+        ({"data": 3, "content": "x"}, {"data": 3, "content": "x"}),
+        ({"data": 3}, {"data": 3}),
+        ([1], [1]),
+        (None, None),
+    ],
+)
+def test_values_are_taken_out_of_what_released_servers_wrap_them_in(result: Any, value: Any) -> None:
+    assert value_of_rpc("t", result) == value
+    step = read_result({"observation": {"tool_name": "t", "result": result}})
+    assert value_of("t", step) == value
+
+
+def test_a_result_that_tells_of_an_error_is_one() -> None:
+    told = {"content": [{"type": "text", "text": "no"}], "is_error": True}
+    with pytest.raises(ToolCallFailed, match=r"execution_error\): no"):
+        value_of_rpc("t", told)
+    with pytest.raises(ToolCallFailed, match="gave no reason"):
+        value_of_rpc("t", {"content": [], "isError": True})
+    observed = {"tool_name": "t", "result": None, "error": {"error_type": "timeout", "message": "late"}}
+    with pytest.raises(ToolCallFailed, match=r"timeout\): late"):
+        value_of_rpc("t", observed)
+
+
+def test_errors_and_fields_that_nobody_knew_of_are_read() -> None:
+    fields = {"tool_name": "t", "error": {"error_type": "brand_new", "message": "m"}, "more": 1}
+    step = read_result({"observation": fields, "reward": 1, "done": True, "metadata": {"a": 1}})
+    assert isinstance(step.observation, CallToolObservation)
+    assert step.observation.error is not None
+    assert step.observation.error.error_type == ToolErrorType.EXECUTION_ERROR
+    assert (step.reward, step.done, step.metadata, step.observation.done) == (1, True, {"a": 1}, True)
+    assert step.observation.more == 1  # type: ignore[attr-defined]
+    listed = read_result({"observation": {"tools": [{"name": "a", "inputSchema": {"x": 1}, "title": "A"}]}})
+    assert isinstance(listed.observation, ListToolsObservation)
+    assert listed.observation.tools[0].input_schema == {"x": 1}
+    other = read_result({"observation": {"tools": ["hammer"], "text": "a shed"}})
+    assert isinstance(other.observation, AnyObservation)
+    # The call that ends an episode may be answered with an observation of the environment's own.
+    assert value_of("t", other) is other.observation
+
+
+@pytest.mark.parametrize(
+    "listed", [None, {}, {"tools": {}}, {"tools": [{}]}, {"tools": [{"name": "a", "input_schema": 3}]}]
+)
+def test_what_is_no_list_of_tools_is_refused(listed: Any) -> None:
+    with pytest.raises(ProtocolError):
+        read_tools(listed)
+
+
+def test_what_is_no_response_is_refused() -> None:
+    assert read_rpc({"id": 3, "result": None}, 3) is None
+    for response in ({"id": 2, "result": 1}, {"id": 3}, {"id": 3, "error": None}):
+        with pytest.raises(ProtocolError):
+            read_rpc(response, 3)
+    with pytest.raises(Fault) as failed:
+        read_rpc({"id": 3, "error": {"code": -32603, "message": "m", "data": {"error_type": "timeout"}}}, 3)
+    assert call_failed("t", failed.value).error_type == ToolErrorType.TIMEOUT
+    assert call_failed("t", Fault(0, "m", "odd")).error_type == ToolErrorType.EXECUTION_ERROR
+    for payload in ({}, {"observation": None}, {"observation": {"tool_name": 3}}):
+        with pytest.raises(ProtocolError):
+            read_result(payload)
