@@ -63,6 +63,8 @@ PROFILES = {
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
     # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.
     "jupyter": Profile("jupyter", None, "jupyter.txt", False),
+    # Public MCP servers, which are played unchanged; likewise.
+    "mcp-servers": Profile("mcp-servers", None, "mcp-servers.txt", False),
 }
 
 

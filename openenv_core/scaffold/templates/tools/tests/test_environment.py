@@ -8,26 +8,30 @@ from openenv_core import EpisodeOver
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
 
 from ..client import PlaceHolderEnv
+from ..models import PlaceHolderObservation
 from ..server.environment import MAX_STEPS, PlaceHolderEnvironment
 
 PARENT = Path(__file__).parents[2]
+
+
+def call(environment: PlaceHolderEnvironment, name: str, **arguments: object) -> CallToolObservation:
+    answer = environment.step(CallToolAction(tool_name=name, arguments=arguments))
+    assert isinstance(answer, CallToolObservation)
+    return answer
 
 
 def test_calls_that_cannot_be_made_are_answered_and_use_the_episode_up() -> None:
     """A tool that is not there and arguments that are wrong are errors of the call, not of the session."""
     environment = PlaceHolderEnvironment()
     environment.reset(seed=1)
-    unknown = environment.step(CallToolAction(tool_name="lok", arguments={}))
-    wrong = environment.step(CallToolAction(tool_name="look", arguments={"shelf": "up"}))
+    unknown, wrong = call(environment, "lok"), call(environment, "look", shelf="up")
     for answer, kind in ((unknown, ToolErrorType.TOOL_NOT_FOUND), (wrong, ToolErrorType.INVALID_ARGS)):
-        assert isinstance(answer, CallToolObservation)
         assert answer.error is not None
         assert answer.error.error_type is kind
-    look = CallToolAction(tool_name="list_shelves")
-    ends = [environment.step(look).done for _ in range(MAX_STEPS - 2)]
+    ends = [call(environment, "list_shelves").done for _ in range(MAX_STEPS - 2)]
     assert ends == [False] * (MAX_STEPS - 3) + [True]
     with pytest.raises(EpisodeOver):
-        environment.step(look)
+        call(environment, "list_shelves")
 
 
 def test_looking_at_every_shelf_answers_the_question_through_the_client() -> None:
@@ -35,8 +39,11 @@ def test_looking_at_every_shelf_answers_the_question_through_the_client() -> Non
     with PlaceHolderEnv.from_process(cwd=str(PARENT)) as env:
         assert [tool.name for tool in env.list_tools()] == ["list_shelves", "look", "submit"]
         for seed in range(10):
-            wanted = env.reset(seed=seed).observation.task.split()[2]
+            begun = env.reset(seed=seed).observation
+            assert isinstance(begun, PlaceHolderObservation)
+            wanted = begun.task.split()[2]
             seen = [env.call_tool("look", shelf=shelf) for shelf in env.call_tool("list_shelves")]
             total = sum(goods.get(wanted, 0) for goods in seen)
             end = env.step(CallToolAction(tool_name="submit", arguments={"total": total}))
+            assert isinstance(end.observation, CallToolObservation)
             assert (end.observation.result, end.reward, end.done) == ("right", 1.0, True)
