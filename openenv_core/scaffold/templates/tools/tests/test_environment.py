@@ -15,6 +15,7 @@ PARENT = Path(__file__).parents[2]
 
 
 def call(environment: PlaceHolderEnvironment, name: str, **arguments: object) -> CallToolObservation:
+    """Call a tool in a step."""
     answer = environment.step(CallToolAction(tool_name=name, arguments=arguments))
     assert isinstance(answer, CallToolObservation)
     return answer
