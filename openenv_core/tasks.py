@@ -1,7 +1,15 @@
-"""The optional methods of an environment whose episodes come from a data set."""
+"""The optional methods of an environment whose episodes come from a data set, or from a generator of tasks."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Protocol
+
+LISTED: Final = 20
+"""Generated tasks that `list_tasks` returns at most."""
+
+RANGE: Final = 200
+"""Generated tasks that `get_task_range` returns at most."""
 
 
 class TaskProvider(Protocol):
@@ -31,3 +39,89 @@ class TaskProvider(Protocol):
 
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> Sequence[Any]:
         """Return the tasks from `start` to before `stop`, with the meaning that a slice gives them."""
+
+
+class GeneratedTasks:
+    """The methods of `TaskProvider` for an environment that makes tasks from numbers, to be inherited beside its own.
+
+    Each split has numbers of its own, one after the other, so no task is in two of them.
+
+    Attributes:
+        SPLITS: How many tasks each split has. To change these numbers is to change which tasks there are.
+    """
+
+    SPLITS: ClassVar[Mapping[str, int]] = MappingProxyType(
+        {"train": 1_000_000, "validation": 10_000, "test": 10_000}
+    )
+
+    @abstractmethod
+    def describe_task(self, split: str, index: int) -> Mapping[str, Any]:
+        """Return what may be told of a task; `split` and `index` are there."""
+
+    @classmethod
+    def split_size(cls, split: object) -> int:
+        """Return how many tasks a split has.
+
+        Raises:
+            KeyError: There is no such split.
+        """
+        if not isinstance(split, str) or split not in cls.SPLITS:
+            raise KeyError(f"expected a split ({', '.join(cls.SPLITS)}), got {split!r:.40}")
+        return cls.SPLITS[split]
+
+    @classmethod
+    def task_number(cls, split: str, index: int) -> int:
+        """Return the number that a task is made from.
+
+        Raises:
+            KeyError: There is no such split.
+            IndexError: The split has no such index.
+        """
+        size = cls.split_size(split)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
+            raise IndexError(
+                f"expected an index from 0 to {size - 1} of the split {split!r}, got {index!r:.40}"
+            )
+        names = list(cls.SPLITS)
+        return sum(cls.SPLITS[name] for name in names[: names.index(split)]) + index
+
+    def list_splits(self) -> Sequence[Any]:
+        """Return the splits with their types: one of another name than the usual counts as validation."""
+        usual = ("train", "validation", "test")
+        return [{"name": name, "type": name if name in usual else "validation"} for name in self.SPLITS]
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks the split has.
+
+        Raises:
+            KeyError: There is no such split.
+        """
+        return self.split_size(split)
+
+    def list_tasks(self, split: str) -> Sequence[Any]:
+        """Return the first tasks of a split."""
+        return self.get_task_range(split, 0, LISTED)
+
+    def get_task(self, split: str, index: int) -> Any:
+        """Return one task.
+
+        Raises:
+            KeyError: There is no such split.
+            IndexError: The split has no such index.
+        """
+        self.task_number(split, index)
+        return {"split": split, "index": index, **self.describe_task(split, index)}
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> Sequence[Any]:
+        """Return the tasks from `start` to before `stop`, with the meaning that a slice gives them.
+
+        Raises:
+            KeyError: There is no such split.
+            ValueError: They are more than `RANGE`.
+        """
+        indices = range(self.split_size(split))[start:stop]
+        if len(indices) > RANGE:
+            raise ValueError(
+                f"expected at most {RANGE} tasks at once, got {len(indices)}; ask for them in parts"
+            )
+        return [self.get_task(split, index) for index in indices]

@@ -1,0 +1,10 @@
+"""Questions about an SQLite database as an environment: the models and the client. The server is in :mod:`.server`.
+
+What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
+"""
+
+from .client import SqliteEnv
+from .errors import InvalidResetOption, QueryRefused
+from .models import SqliteObservation, SqliteState
+
+__all__ = ["InvalidResetOption", "QueryRefused", "SqliteEnv", "SqliteObservation", "SqliteState"]

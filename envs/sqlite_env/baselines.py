@@ -1,0 +1,57 @@
+"""What is played without thought, to compare with: what a policy earns that has learned nothing."""
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from .solver import Call
+
+Policy = Callable[[str, Call, random.Random], float]
+"""Plays a task, given its text, and returns the reward of it all."""
+
+_GUESSES: Final = ("0", "1", "2", "3", "5", "10")
+
+
+def blind_guess(task: str, call: Call, source: random.Random) -> float:
+    """Hand in a small number, or a word of the task, without a look at the database."""
+    if "number" in task.partition("Answer: ")[2].splitlines()[0]:
+        answer = source.choice(_GUESSES)
+    else:
+        answer = source.choice(task.split())
+    return float(call("submit_answer", {"answer": answer}).reward or 0.0)
+
+
+def random_calls(task: str, call: Call, source: random.Random) -> float:
+    """Call any tools, with tables that are there and queries that are valid, until the episode ends."""
+    names = [table["name"] for table in call("list_tables", {}).result]
+    total = 0.0
+    while True:
+        table = source.choice(names)
+        name, arguments = source.choice(_calls(table, source))
+        seen = call(name, arguments)
+        total += float(seen.reward or 0.0)
+        if seen.done:
+            return total
+
+
+def last_value_seen(task: str, call: Call, source: random.Random) -> float:
+    """Run one query on a table that is drawn, and hand in the first value that comes back."""
+    table = source.choice([table["name"] for table in call("list_tables", {}).result])
+    rows = call("query", {"sql": f"SELECT count(*) FROM {table}"}).result["rows"]
+    return float(call("submit_answer", {"answer": rows[0][0]}).reward or 0.0)
+
+
+BASELINES: Final[dict[str, Policy]] = {
+    "blind guess": blind_guess,
+    "random calls": random_calls,
+    "count of some table": last_value_seen,
+}
+
+
+def _calls(table: str, source: random.Random) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("list_tables", {}),
+        ("describe_table", {"table": table}),
+        ("query", {"sql": f"SELECT * FROM {table} LIMIT {source.randint(1, 20)}"}),
+        ("submit_answer", {"answer": source.randint(0, 50)}),
+    ]

@@ -1,0 +1,180 @@
+"""Answers: what is expected, how it is asked for, and whether what was given is that."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import Any, Final
+
+MAX_TEXT: Final = 10_000
+MAX_PARTS: Final = 500
+_SLACK: Final = 1e-6
+
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d{1,2})?|[+-]?\.\d+", re.IGNORECASE
+)
+_DECORATION: Final = " \t\n€$%"
+_QUOTES: Final = "\"'`"
+_OUTER: Final = f"{_QUOTES}. \t\r\n"
+_MAX_INTEGER: Final = 10**30
+
+
+class Kind(StrEnum):
+    """What sort of answer a question has."""
+
+    NUMBER = "number"
+    TEXT = "text"
+    TEXTS = "texts"
+    """Several, in any order."""
+    SEQUENCE = "sequence"
+    """Several, in the order that the question states."""
+    PAIRS = "pairs"
+    """Names with a number each, in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The right answer.
+
+    Attributes:
+        value: by kind a number, a text, texts, or pairs of a text and a number.
+        places: the decimals that numbers are asked for with.
+    """
+
+    kind: Kind
+    value: Any
+    places: int = 0
+
+    @property
+    def asked_for(self) -> str:
+        """How the answer is to be given, in words."""
+        digits = ("whole", "with one decimal", "with two decimals")[self.places]
+        match self.kind:
+            case Kind.NUMBER if self.places:
+                return f"one number, rounded to {'one decimal' if self.places == 1 else 'two decimals'}"
+            case Kind.NUMBER:
+                return "one whole number"
+            case Kind.TEXT:
+                return "one text, as the database has it"
+            case Kind.TEXTS:
+                return "a list of texts, in any order"
+            case Kind.SEQUENCE:
+                return "a list of texts, in the order asked for"
+        return f"a list of pairs [text, number], in any order; numbers {digits}"
+
+    def matches(self, given: Any) -> bool:
+        """Return whether what was given is the answer. Never raises, whatever was given."""
+        match self.kind:
+            case Kind.NUMBER:
+                return self._same(self.value, _number(given))
+            case Kind.TEXT:
+                return _folded(given) == _folded(self.value)
+            case Kind.TEXTS:
+                return Counter(_texts(given)) == Counter(map(_folded, self.value))
+            case Kind.SEQUENCE:
+                return _texts(given) == [_folded(one) for one in self.value]
+        wanted = {_folded(name): number for name, number in self.value}
+        pairs = _pairs(given)
+        found = dict(pairs)
+        return (
+            len(pairs) == len(found)
+            and found.keys() == wanted.keys()
+            and all(self._same(wanted[name], found[name]) for name in wanted)
+        )
+
+    def _same(self, wanted: Fraction | int, given: float | None) -> bool:
+        # Half of the last decimal that was asked for: rounded and unrounded numbers are both within it.
+        return (
+            given is not None
+            and abs(given - float(wanted)) <= 0.5 * 10**-self.places * bool(self.places) + _SLACK
+        )
+
+
+def number(value: int | Fraction, places: int = 0) -> Answer:
+    """Return the answer that is one number."""
+    return Answer(Kind.NUMBER, value, places)
+
+
+def text(value: str) -> Answer:
+    """Return the answer that is one text."""
+    return Answer(Kind.TEXT, value)
+
+
+def texts(values: Sequence[str]) -> Answer:
+    """Return the answer that is several texts, in whichever order."""
+    return Answer(Kind.TEXTS, tuple(values))
+
+
+def sequence(values: Sequence[str]) -> Answer:
+    """Return the answer that is several texts, of which the order counts."""
+    return Answer(Kind.SEQUENCE, tuple(values))
+
+
+def pairs(values: Sequence[tuple[str, int | Fraction]], places: int = 0) -> Answer:
+    """Return the answer that is names with numbers."""
+    return Answer(Kind.PAIRS, tuple(values), places)
+
+
+def _number(given: Any) -> float | None:
+    if isinstance(given, list) and len(given) == 1:
+        given = given[0]
+    if isinstance(given, bool):
+        return None
+    if isinstance(given, str):
+        said = given[:MAX_TEXT].strip(_DECORATION + _QUOTES)
+        if not _NUMBER.fullmatch(said):
+            return None
+        given = float(said.replace(",", ""))
+    if not isinstance(given, int | float):
+        return None
+    try:
+        found = float(given)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _folded(given: Any) -> str | None:
+    if isinstance(given, list) and len(given) == 1:
+        given = given[0]
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        return None
+    if isinstance(given, int) and abs(given) > _MAX_INTEGER:
+        return None  # Python writes no integer of thousands of digits
+    return " ".join(str(given)[:MAX_TEXT].strip(_OUTER).split()).casefold()
+
+
+def _listed(given: Any) -> list[Any]:
+    """Return the parts of a list, or of a text that stands for one."""
+    if isinstance(given, str):
+        given = given[:MAX_TEXT]
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            separator = next((mark for mark in ("\n", ";", ",") if mark in given), "\n")
+            return [part for part in given.split(separator) if part.strip()][:MAX_PARTS]
+    if isinstance(given, dict):
+        return [list(pair) for pair in given.items()][:MAX_PARTS]
+    return given[:MAX_PARTS] if isinstance(given, list) else [given]
+
+
+def _texts(given: Any) -> list[str | None]:
+    return [_folded(part) for part in _listed(given)]
+
+
+def _pairs(given: Any) -> list[tuple[str | None, float | None]]:
+    found = []
+    for part in _listed(given):
+        if isinstance(part, str):
+            name, _, value = part.rpartition(":")
+            part = [name, value]
+        if isinstance(part, dict) and len(part) == 2:
+            part = list(part.values())
+        if not isinstance(part, list) or len(part) != 2:
+            return []
+        found.append((_folded(part[0]), _number(part[1])))
+    return found

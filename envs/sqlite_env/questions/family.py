@@ -1,0 +1,88 @@
+"""Families of questions: how one is put, and how its answer is worked out, from records and without SQL."""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from ..world.records import Event, World
+from .answers import Answer
+
+
+class Level(StrEnum):
+    """How much a question asks for."""
+
+    EASY = "easy"
+    """One table, or one join."""
+    MEDIUM = "medium"
+    """Joins and groups."""
+    HARD = "hard"
+    """Windows, comparisons within groups, several steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One question of a family, before it is put into words."""
+
+    answer: Answer
+    slots: dict[str, str] = field(default_factory=dict)
+
+
+Drawing = Callable[[World, tuple[Event, ...], random.Random], Draw | None]
+"""Draws a question; None where this draw was none that is clear. The events are those that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Questions that are answered in the same way.
+
+    Attributes:
+        phrasings: ways to put it; the last is kept for validation and test.
+        counts_events: the question says which status counts, after the phrasing.
+    """
+
+    name: str
+    level: Level
+    phrasings: tuple[str, ...]
+    draw: Drawing
+    counts_events: bool
+
+
+FAMILIES: Final[dict[str, Family]] = {}
+
+VALID_RULES: Final = (
+    "Leave out {events} with the status '{void}'.",
+    "{Events} with the status '{void}' do not count.",
+)
+ANY_RULES: Final = (
+    "Count {events} of every status.",
+    "The status of the {events} does not matter.",
+)
+
+
+def family(
+    name: str, level: Level, *phrasings: str, counts_events: bool = True
+) -> Callable[[Drawing], Drawing]:
+    """Register a family."""
+
+    def register(draw: Drawing) -> Drawing:
+        FAMILIES[name] = Family(name, level, phrasings, draw, counts_events)
+        return draw
+
+    return register
+
+
+def headers(events: Iterable[Event]) -> int:
+    """Return how many events there are, where several lines may be one."""
+    return len({event.header for event in events})
+
+
+def single(scores: dict[str, int]) -> str | None:
+    """Return the name with the greatest number; None where two have it."""
+    if not scores:
+        return None
+    ranked = sorted(scores.values(), reverse=True)
+    if len(ranked) > 1 and ranked[0] == ranked[1]:
+        return None
+    return max(scores, key=lambda name: scores[name])

@@ -1,0 +1,20 @@
+"""The ASGI app: `ropewalk serve sqlite`, or `uvicorn envs.sqlite_env.server.app:app`."""
+
+from openenv_core.tools import ToolAction, ToolObservation
+from servers import create_app
+
+from ..models import SqliteObservation, SqliteState
+from .environment import SqliteEnvironment
+
+# A session is a database of some 100 kB in memory.
+MAX_CONCURRENT_ENVS = 1024
+
+app = create_app(
+    SqliteEnvironment,
+    ToolAction,
+    ToolObservation,
+    env_name="sqlite",
+    max_concurrent_envs=MAX_CONCURRENT_ENVS,
+    state_cls=SqliteState,
+    reset_observation_cls=SqliteObservation,
+)

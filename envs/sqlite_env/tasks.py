@@ -1,0 +1,46 @@
+"""Tasks from numbers: a database, a question about it, and the answer."""
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from .questions import Level, Question, ask
+from .world.domains import DOMAINS
+from .world.making import make_world
+from .world.records import World
+
+CALLS: Final = 20
+"""How many calls an episode has, unless reset says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task, with its answer."""
+
+    world: World
+    question: Question
+
+    def text(self, calls: int) -> str:
+        """Put the task into words."""
+        return (
+            f"You can read an SQLite database of {self.world.domain.about}; for this task, today is "
+            f"{self.world.today.isoformat()}. Find the answer to one question and hand it in with submit_answer.\n\n"
+            f"Question: {self.question.text}\n"
+            f"Answer: {self.question.answer.asked_for}\n\n"
+            "Begin with list_tables and describe_table: names differ from database to database, and some tables are "
+            "beside the point. query runs one SELECT at a time. "
+            f"You have {calls} calls in all, and one answer; handing it in ends the task."
+        )
+
+
+def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Task:
+    """Make the task of a number.
+
+    Args:
+        number: Decides everything, together with the level.
+        held_out: Put the question in a way that training never does.
+        level: How hard the question is; None leaves that to the number as well.
+    """
+    source = random.Random(f"sqlite {number}")
+    world = make_world(source.choice(DOMAINS), source)
+    return Task(world, ask(world, source, held_out=held_out, level=level))

@@ -1,0 +1,166 @@
+"""A database's contents, drawn from a generator of random numbers."""
+
+import random
+from datetime import date, timedelta
+from typing import Final
+
+from .domain import Amounts, Domain
+from .naming import draw_naming
+from .pools import CITIES, FIRST_NAMES, LAST_NAMES, MAIL_HOSTS
+from .records import Archived, Employee, Event, Group, Item, Person, World
+
+YEARS: Final = 3
+"""How far back events go."""
+
+_FIRST_DAY: Final = date(2021, 6, 1)
+_DAYS: Final = 1400
+"""Within how many days from then "today" lies."""
+
+_UNUSED_ITEMS: Final = 4
+_IDLE_PEOPLE: Final = 5
+
+
+def make_world(domain: Domain, source: random.Random) -> World:
+    """Draw a whole database of a domain."""
+    naming = draw_naming(domain, source)
+    today = _FIRST_DAY + timedelta(source.randrange(_DAYS))
+    begin = today - timedelta(365 * YEARS)
+    people = _people(source, begin, today)
+    groups = tuple(
+        Group(number, name)
+        for number, name in enumerate(
+            source.sample(domain.groups, source.randint(5, 7)), source.randint(1, 9) * 10
+        )
+    )
+    items = _items(domain, groups, source)
+    events = _events(domain, people, items, begin, today, source)
+    return World(
+        domain=domain,
+        naming=naming,
+        today=today,
+        people=people,
+        groups=groups,
+        items=items,
+        events=events,
+        archive=_archive(domain, people, begin, source),
+        staff=_staff(people, today, source),
+    )
+
+
+def _people(source: random.Random, begin: date, today: date) -> tuple[Person, ...]:
+    cities = source.sample(CITIES, source.randint(6, 9))
+    weights = [1 + 4 / (place + 1) for place in range(len(cities))]
+    names: dict[str, None] = {}
+    while len(names) < 45:
+        names[f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}"] = None
+    first = begin - timedelta(900)
+    span = (today - first).days
+    number = source.randint(100, 900)
+    found = []
+    for name in names:
+        number += source.randint(1, 4)
+        # Most have been there for long; some came of late.
+        joined = first + timedelta(int(span * source.random() ** 1.6))
+        mail = f"{name.lower().replace(' ', '.').replace(chr(39), '')}@{source.choice(MAIL_HOSTS)}"
+        found.append(
+            Person(
+                number,
+                name,
+                source.choices(cities, weights)[0],
+                joined,
+                mail if source.random() > 0.22 else None,
+            )
+        )
+    return tuple(found)
+
+
+def _items(domain: Domain, groups: tuple[Group, ...], source: random.Random) -> tuple[Item, ...]:
+    count = source.randint(24, 34)
+    every = [f"{one} {other}" for one in domain.first for other in domain.second]
+    prices = source.sample(range(305, 25000, 5), count)
+    # Each group has two at least; the rest falls where it falls.
+    places = [*groups, *groups, *source.choices(groups, k=count - 2 * len(groups))]
+    source.shuffle(places)
+    number = source.randint(1000, 4000)
+    return tuple(
+        Item(number + place * 3, name, group, price)
+        for place, (name, group, price) in enumerate(
+            zip(source.sample(every, count), places, prices, strict=True)
+        )
+    )
+
+
+def _events(
+    domain: Domain,
+    people: tuple[Person, ...],
+    items: tuple[Item, ...],
+    begin: date,
+    today: date,
+    source: random.Random,
+) -> tuple[Event, ...]:
+    used = source.sample(items, len(items) - _UNUSED_ITEMS)
+    popular = [1 + 5 / (place + 1) for place in range(len(used))]
+    busy = source.sample(people, len(people) - _IDLE_PEOPLE)
+    days = sorted(source.randrange((today - begin).days) for _ in range(source.randint(150, 210)))
+    *fine, void = domain.statuses
+    header = line = source.randint(5000, 9000)
+    found: list[Event] = []
+    for offset in days:
+        day = begin + timedelta(offset)
+        there = [person for person in busy if person.joined <= day]
+        if not there:
+            continue
+        header += source.randint(1, 3)
+        person = source.choice(there)
+        status = void if source.random() < 0.14 else source.choice(fine)
+        clock = f"{source.randint(8, 17):02d}:{source.randrange(0, 60, 5):02d}"
+        wanted = source.randint(1, 3) if domain.lines else 1
+        chosen = dict.fromkeys(source.choices(used, popular, k=wanted))
+        for item in chosen:
+            line = line + 1 if domain.lines else header
+            found.append(_event(domain, line, header, person, item, day, clock, status, source))
+    return tuple(found)
+
+
+def _event(
+    domain: Domain,
+    line: int,
+    header: int,
+    person: Person,
+    item: Item,
+    day: date,
+    clock: str,
+    status: str,
+    source: random.Random,
+) -> Event:
+    units = source.randint(*domain.units)
+    # What was charged is near the price of today, and rarely the same.
+    charged = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
+    amount = units * charged if domain.amounts is Amounts.PRODUCT else charged
+    score = source.randint(1, 5) if source.random() > 0.35 else None
+    return Event(line, header, person, item, day, clock, units, charged, amount, status, score)
+
+
+def _archive(
+    domain: Domain, people: tuple[Person, ...], begin: date, source: random.Random
+) -> tuple[Archived, ...]:
+    found: list[Archived] = []
+    number = source.randint(100, 900)
+    for _ in range(70):
+        day = begin - timedelta(source.randint(1, 700))
+        there = [person for person in people if person.joined <= day]
+        if there:
+            number += source.randint(1, 3)
+            found.append(Archived(number, source.choice(there), day, source.choice(domain.statuses)))
+    return tuple(found)
+
+
+def _staff(people: tuple[Person, ...], today: date, source: random.Random) -> tuple[Employee, ...]:
+    # Two of them have the name of somebody else.
+    names = [person.name for person in source.sample(people, 2)]
+    names += [f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}" for _ in range(7)]
+    cities = sorted({person.city for person in people})
+    return tuple(
+        Employee(number, name, source.choice(cities), today - timedelta(source.randint(30, 4000)))
+        for number, name in enumerate(names, 1)
+    )

@@ -1,0 +1,204 @@
+"""Queries that anybody may have written, on a database that they must not change, leave or hold up.
+
+What is counted are instructions of SQLite's machine, so that the same query comes to the same end everywhere; the clock
+is there for the few instructions that take long.
+"""
+
+# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
+
+import math
+import re
+import sqlite3
+import time
+from collections.abc import Iterable
+from datetime import date
+from typing import Any, Final
+
+from ..errors import QueryRefused
+
+MAX_SQL: Final = 8_000
+MAX_ROWS: Final = 100
+MAX_CELL: Final = 400
+MAX_RESULT: Final = 16_000
+"""Characters of one query, rows of one result, characters of one value and of one result."""
+
+MAX_INSTRUCTIONS: Final = 2_000_000
+MAX_SECONDS: Final = 3.0
+
+_TICK: Final = 500
+"""Instructions between two looks."""
+
+_LIMITS: Final = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL * 4,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 60,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 20_000,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 20,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
+    sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 0,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+
+_CLOCKS: Final = ("date", "time", "datetime", "julianday", "strftime")
+
+_FUNCTIONS: Final = frozenset(
+    "abs avg cast ceil ceiling char coalesce concat count cume_dist dense_rank first_value floor glob group_concat "
+    "hex ifnull iif instr lag last_value lead length like lower ltrim max min nth_value ntile nullif percent_rank "
+    "quote rank replace round row_number rtrim sign string_agg substr substring sum total trim typeof unicode "
+    "upper".split()
+) | frozenset(_CLOCKS)
+"""Those without random numbers, other people's clocks, or memory by the gigabyte."""
+
+_SCHEMA_TABLES: Final = ("sqlite_master", "sqlite_schema")
+_COMMENT: Final = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_READS: Final = ("select", "with", "values", "explain")
+
+
+class Reader:
+    """Runs queries on one connection, which from now on can only be read.
+
+    Args:
+        connection: A database that is complete. It is closed by `close`.
+        today: What "now" is for the functions of dates.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, today: date) -> None:
+        self._connection = connection
+        self._today = f"{today.isoformat()} 12:00:00"
+        self._ticks = 0
+        self._until = 0.0
+        self._stopped: str | None = None
+        self._refused: str | None = None
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        self._tables = frozenset(name for (name,) in tables) | frozenset(_SCHEMA_TABLES)
+        # Its own: what functions of dates are asked for cannot be asked of the connection that is asking.
+        self._clock = sqlite3.connect(":memory:", check_same_thread=False)
+        for name in _CLOCKS:
+            connection.create_function(name, -1, self._clocked(name), deterministic=True)
+        connection.execute("PRAGMA query_only = ON")
+        for limit, value in _LIMITS.items():
+            connection.setlimit(limit, value)
+        connection.set_progress_handler(self._tick, _TICK)
+        connection.set_authorizer(self._authorise)
+
+    def query(self, sql: str) -> dict[str, Any]:
+        """Run one query and return its columns and its first rows.
+
+        Raises:
+            QueryRefused: It is no query, asks for what it may not, or takes too much; the message says which.
+        """
+        if len(sql) > MAX_SQL:
+            raise QueryRefused(f"expected a query of at most {MAX_SQL} characters, got {len(sql)}")
+        if (word := _first_word(sql)) not in _READS:
+            raise QueryRefused(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
+        self._ticks, self._stopped, self._refused = 0, None, None
+        self._until = time.monotonic() + MAX_SECONDS
+        try:
+            cursor = self._connection.execute(sql)
+            try:
+                # One more than are given tells whether there are more.
+                found = cursor.fetchmany(MAX_ROWS + 1)
+                columns = [str(one[0]) for one in cursor.description or ()]
+            finally:
+                cursor.close()
+        except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+            raise QueryRefused(self._stopped or self._refused or f"SQLite says: {error!s:.300}") from None
+        return _bounded(columns, found)
+
+    def close(self) -> None:
+        """Free the database."""
+        self._connection.close()
+        self._clock.close()
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        if self._ticks * _TICK > MAX_INSTRUCTIONS:
+            self._stopped = (
+                f"expected a query that SQLite runs in {MAX_INSTRUCTIONS} instructions, got one that takes more; "
+                "join on keys, and filter before joining"
+            )
+        elif time.monotonic() > self._until:
+            self._stopped = (
+                f"expected a query that takes at most {MAX_SECONDS:g} s, got one that takes longer"
+            )
+        return self._stopped is not None
+
+    def _authorise(
+        self, action: int, one: str | None, two: str | None, _database: str | None, _inner: str | None
+    ) -> int:
+        if action == sqlite3.SQLITE_SELECT:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_READ:
+            # Of a name that the query made itself, no column is read by that name.
+            if one in self._tables or not two:
+                return sqlite3.SQLITE_OK
+            self._refused = f"expected one of the tables that list_tables tells, got {one!r:.60}"
+        elif action == sqlite3.SQLITE_FUNCTION:
+            if str(two).lower() in _FUNCTIONS:
+                return sqlite3.SQLITE_OK
+            self._refused = (
+                f"expected one of SQLite's plain functions, got {two!r:.60}, which is not available here"
+            )
+        elif action == sqlite3.SQLITE_RECURSIVE:
+            self._refused = "expected a query without recursion, got WITH RECURSIVE"
+        else:
+            self._refused = "expected a query that only reads, got one that does something else"
+        return sqlite3.SQLITE_DENY
+
+    def _clocked(self, name: str) -> Any:
+        """Return SQLite's function of dates, for which now is the day of the task."""
+        takes_format = name == "strftime"
+
+        def answer(*given: Any) -> Any:
+            args = list(given)
+            at = 1 if takes_format else 0
+            if len(args) == at:
+                args.append("now")
+            if len(args) > at and isinstance(args[at], str) and args[at].strip().lower() == "now":
+                args[at] = self._today
+            if any(isinstance(one, str) and one.strip().lower() in ("localtime", "utc") for one in args):
+                return None  # days here are of no time zone
+            marks = ", ".join("?" for _ in args)
+            row = self._clock.execute(f"SELECT {name}({marks})", args).fetchone()
+            return row[0]
+
+        return answer
+
+
+def _first_word(sql: str) -> str:
+    at = 0
+    while found := _COMMENT.match(sql, at):
+        at = found.end()
+    word = re.match(r"\w+", sql[at:])
+    return word.group().lower() if word else sql[at : at + 20]
+
+
+def _bounded(columns: list[str], found: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    rows: list[list[Any]] = []
+    size = sum(map(len, columns))
+    truncated = False
+    for row in found:
+        cells = [_cell(value) for value in row]
+        size += sum(len(str(cell)) + 2 for cell in cells)
+        if len(rows) == MAX_ROWS or size > MAX_RESULT:
+            truncated = True
+            break
+        rows.append(cells)
+    result: dict[str, Any] = {"columns": columns, "rows": rows, "row_count": len(rows)}
+    if truncated:
+        result["truncated"] = f"there are more rows than the {len(rows)} shown"
+    return result
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bytes):
+        value = value.hex()
+    if isinstance(value, str) and len(value) > MAX_CELL:
+        return f"{value[:MAX_CELL]}... ({len(value)} characters)"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,176 @@
+"""Questions and answers: two ways to work them out, and what is taken for an answer."""
+
+import random
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from envs.sqlite_env.questions import FAMILIES, Level, Question, ask, ask_of, spoken
+from envs.sqlite_env.questions.answers import Answer, number, pairs, sequence, text, texts
+from envs.sqlite_env.solver.play import understood, written
+from envs.sqlite_env.solver.schema import Schema
+from envs.sqlite_env.world.database import write_database
+from envs.sqlite_env.world.domains import DOMAINS
+from envs.sqlite_env.world.making import make_world
+from envs.sqlite_env.world.reading import Reader
+from envs.sqlite_env.world.records import World
+
+LETTERS = [["Ada Berg", 3], ["Bela O'Neill", 1.5]]
+
+
+def schema_of(world: World) -> Schema:
+    tables = world.naming.values()
+    return Schema(
+        world.domain,
+        {table.role: table.name for table in tables},
+        {column.role: column.name for table in tables for column in table.columns},
+    )
+
+
+def compare(worlds: range) -> Counter[str]:
+    """Ask every family that has a question about each world, and hold SQL against the records."""
+    seen: Counter[str] = Counter()
+    for place in worlds:
+        source = random.Random(f"compared {place}")
+        world = make_world(DOMAINS[place % len(DOMAINS)], source)
+        reader = Reader(write_database(world), world.today)
+        for family in FAMILIES.values():
+            question: Question | None = None
+            for _ in range(3):
+                question = question or ask_of(family, world, source, held_out=source.random() < 0.3)
+            if question is None:
+                continue
+            read = understood(question.text, world.domain)
+            assert read.family == family.name
+            rows = reader.query(written(read, schema_of(world)))["rows"]
+            for answer in (rows, [row[0] for row in rows], rows[0][0] if rows else None):
+                if question.answer.matches(answer):
+                    break
+            else:
+                pytest.fail(f"{question.text} SQL says {rows}, the records say {question.answer.value}")
+            seen[family.name] += 1
+        reader.close()
+    return seen
+
+
+def test_sql_and_records_agree_on_every_family_and_domain() -> None:
+    seen = compare(range(10))
+    assert seen.keys() == FAMILIES.keys()
+    assert len(FAMILIES) >= 30
+
+
+@pytest.mark.slow
+def test_sql_and_records_agree_on_many_worlds() -> None:
+    assert min(compare(range(1000, 1300)).values()) > 150
+
+
+def test_every_phrasing_is_of_one_family_in_every_domain() -> None:
+    for domain in DOMAINS:
+        said = [spoken(phrasing, domain) for family in FAMILIES.values() for phrasing in family.phrasings]
+        assert len(set(said)) == len(said)
+        assert all(slot == slot.upper() for one in said for slot in re.findall(r"\{(\w*)\}", one))
+    assert all(len(family.phrasings) >= 3 for family in FAMILIES.values())
+
+
+def test_held_out_phrasings_are_never_asked_in_training() -> None:
+    domain = DOMAINS[0]
+    world = make_world(domain, random.Random(5))
+
+    def phrasings_used(held_out: bool) -> set[str]:
+        found = set()
+        for place in range(150):
+            question = ask(world, random.Random(place), held_out=held_out)
+            forms = FAMILIES[question.family].phrasings
+            found |= {
+                form
+                for form in forms
+                if re.match(re.sub(r"\\\{[A-Z]+\\\}", ".+", re.escape(spoken(form, domain))), question.text)
+            }
+        return found
+
+    kept = {family.phrasings[-1] for family in FAMILIES.values()}
+    usual = {form for family in FAMILIES.values() for form in family.phrasings[:-1]}
+    assert phrasings_used(False) <= usual
+    assert phrasings_used(True) <= kept
+
+
+def test_levels_are_kept() -> None:
+    source = random.Random(3)
+    world = make_world(DOMAINS[2], source)
+    for level in Level:
+        assert ask(world, source, held_out=False, level=level).level is level
+    assert Counter(family.level for family in FAMILIES.values()).keys() == set(Level)
+
+
+TAKEN: list[tuple[Answer, list[Any], list[Any]]] = [
+    (
+        number(12),
+        [12, 12.0, "12", " 12 ", [12], '"12"'],
+        [13, "12 or 13", True, None, "", {}, [], [12, 12], "1e99", "nan"],
+    ),
+    (
+        number(Fraction(2469, 2), 2),
+        [1234.5, "1,234.50 €", "€1234.5", "1234.504"],
+        [1234.51, 1234, "1.234,50", "inf"],
+    ),
+    (number(Fraction(200, 3), 1), [66.7, 66.6667, "66.7%"], [66.6, 67, 66]),
+    (number(0), [0, "0", -0.0], ["", False, None, [], "zero"]),
+    (
+        text("Bela O'Neill"),
+        ["Bela O'Neill", "bela  o'neill", '"Bela O\'Neill".'],
+        ["Bela ONeill", "Bela", "", None, 3, {}],
+    ),
+    (text("2021-04"), ["2021-04", " 2021-04. "], ["2021-4", 2021, "2021-04-01"]),
+    (
+        texts(["a b", "c"]),
+        [["c", "A B"], "c, a b", '["a b", "c"]', "c\na b", "c; a b"],
+        [["c"], ["c", "c", "a b"], "c a b", "", None],
+    ),
+    (sequence(["b", "a"]), [["b", "a"], "b, a"], [["a", "b"], "a,b", "b", {}]),
+    (
+        pairs([("Ada Berg", 3), ("Bela O'Neill", Fraction(3, 2))], 1),
+        [
+            LETTERS,
+            LETTERS[::-1],
+            {"Ada Berg": 3, "Bela O'Neill": 1.5},
+            "Ada Berg: 3, Bela O'Neill: 1.5",
+            '[["ada berg", "3"], ["Bela O\'Neill", 1.5]]',
+        ],
+        [
+            LETTERS[:1],
+            [*LETTERS, LETTERS[0]],
+            [["Ada Berg", 3], ["Bela O'Neill", 2]],
+            "Ada Berg, Bela O'Neill",
+            [[["x"]]],
+            3,
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "right", "wrong"), TAKEN)
+def test_what_is_taken_for_an_answer(answer: Answer, right: list[Any], wrong: list[Any]) -> None:
+    assert [given for given in right if not answer.matches(given)] == []
+    assert [given for given in wrong if answer.matches(given)] == []
+
+
+def test_no_answer_is_too_much_to_be_compared() -> None:
+    deep: Any = "x"
+    for _ in range(200):
+        deep = [deep]
+    hostile = [
+        "9" * 1_000_000,
+        "[" * 100_000,
+        "," * 1_000_000,
+        [[]] * 100_000,
+        10**5000,
+        deep,
+        {"a": [deep]},
+        "\x00",
+        "\u202e",
+    ]
+    every = [number(1), text("a"), texts(["a"]), sequence(["a"]), pairs([("a", 1)])]
+    assert not any(answer.matches(given) for answer in every for given in hostile)

@@ -1,0 +1,144 @@
+"""What queries may do, and what they may not."""
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envs.sqlite_env.errors import QueryRefused
+from envs.sqlite_env.world.database import write_database
+from envs.sqlite_env.world.domains import LIBRARY
+from envs.sqlite_env.world.making import make_world
+from envs.sqlite_env.world.reading import MAX_RESULT, MAX_ROWS, Reader
+
+WORLD = make_world(LIBRARY, random.Random("reading"))
+PEOPLE, EVENTS = WORLD.naming["people"].name, WORLD.naming["events"].name
+LONG = f"'{'a' * 900}'"
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    found = Reader(write_database(WORLD), WORLD.today)
+    yield found
+    found.close()
+
+
+def everything(reader: Reader) -> list[object]:
+    return [reader.query(f"SELECT * FROM {table.name}")["rows"] for table in WORLD.naming.values()]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"DELETE FROM {PEOPLE}",
+        f"WITH x AS (SELECT 1) DELETE FROM {PEOPLE}",
+        f"WITH x AS (SELECT 1) INSERT INTO {PEOPLE} SELECT * FROM {PEOPLE}",
+        f"/* SELECT */ DROP TABLE {PEOPLE}",
+        f"-- SELECT\nDROP TABLE {PEOPLE}",
+        f"SELECT 1; DELETE FROM {PEOPLE}",
+        f"EXPLAIN DELETE FROM {PEOPLE}",
+        "CREATE TEMP TABLE x AS SELECT 1",
+        "ATTACH ':memory:' AS x",
+        "ATTACH '{tmp}/x.db' AS x",
+        "VACUUM INTO '{tmp}/x.db'",
+        "VACUUM",
+        "PRAGMA query_only = OFF",
+        "PRAGMA writable_schema = ON",
+        "SELECT * FROM pragma_database_list",
+        "SELECT count(*) FROM pragma_table_info('sqlite_master')",
+        "SELECT load_extension('{tmp}/x.so')",
+        "SELECT readfile('/etc/hostname')",
+        "SELECT writefile('{tmp}/x', 'x')",
+        "SELECT fts3_tokenizer('simple')",
+        "SELECT * FROM json_each('[1]')",
+        "SELECT * FROM dbstat",
+        "SELECT random()",
+        "SELECT current_timestamp",
+        "SELECT randomblob(1000000000)",
+        "SELECT zeroblob(1000000000)",
+        "SELECT printf('%1000000000d', 1)",
+        "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c",
+        "WITH c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c",
+        "BEGIN",
+        "SAVEPOINT x",
+        "SELECT * FROM no_such_table",
+        "SELECT",
+        "",
+        "-- nothing",
+        "SELECT \x00",
+        "\ud800",
+        "SELECT ?1",
+        "SELECT abs(-9223372036854775808)",
+        f"SELECT {'(' * 200}1{')' * 200}",
+        f"SELECT {'+'.join('1' * 3000)}",
+        f"SELECT {','.join('1' * 500)}",
+        " UNION ALL ".join(["SELECT 1"] * 100),
+        f"SELECT '{'x' * 9000}'",
+    ],
+)
+def test_what_is_refused_is_said_and_changes_nothing(reader: Reader, sql: str, tmp_path: Path) -> None:
+    before = everything(reader)
+    with pytest.raises(QueryRefused):
+        reader.query(sql.replace("{tmp}", str(tmp_path)))
+    assert everything(reader) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b, {EVENTS} c, {EVENTS} d",
+        f"SELECT {LONG} || a.rowid FROM {EVENTS} a, {EVENTS} b, {EVENTS} c ORDER BY 1",
+        f"SELECT count(DISTINCT {LONG} || a.rowid || b.rowid || c.rowid) FROM {EVENTS} a, {EVENTS} b, {EVENTS} c",
+        f"SELECT group_concat({LONG}) FROM {EVENTS} a",
+        f"SELECT sum({LONG} || c.rowid GLOB '{'*a' * 40}b') FROM {EVENTS} a, {EVENTS} b, {EVENTS} c",
+    ],
+)
+def test_queries_that_take_too_much_are_ended_and_the_next_one_runs(reader: Reader, sql: str) -> None:
+    with pytest.raises(QueryRefused, match=r"instructions|too big|longer"):
+        reader.query(sql)
+    assert reader.query(f"SELECT count(*) FROM {PEOPLE}")["rows"] == [[len(WORLD.people)]]
+
+
+def test_usual_queries_run(reader: Reader) -> None:
+    people = len(WORLD.people)
+    for sql in (
+        f"SELECT count(*) FROM {PEOPLE};",
+        f"  -- how many\n/* there are */ select count(*) from main.{PEOPLE}",
+        f"WITH x AS (SELECT 1 FROM {PEOPLE}), y AS (SELECT * FROM x) SELECT count(*) FROM y",
+        f"WITH x AS MATERIALIZED (SELECT * FROM {PEOPLE}) SELECT count(*) FROM x",
+        f"SELECT count(*) OVER () FROM {PEOPLE} LIMIT 1",
+        f"SELECT max(n) FROM (SELECT row_number() OVER (ORDER BY rowid) AS n FROM {PEOPLE})",
+        f"SELECT CASE WHEN EXISTS (SELECT 1 FROM {EVENTS}) THEN (SELECT count(*) FROM {PEOPLE}) END",
+    ):
+        assert reader.query(sql)["rows"] == [[people]], sql
+    assert reader.query("VALUES (1, 'a'), (NULL, x'00ff')")["rows"] == [[1, "a"], [None, "00ff"]]
+    assert reader.query("SELECT 9e999, -9e999")["rows"] == [["inf", "-inf"]]
+    assert {name for (name,) in reader.query("SELECT name FROM sqlite_master")["rows"]} == {
+        table.name for table in WORLD.naming.values()
+    }
+    assert "SCAN" in str(reader.query(f"EXPLAIN QUERY PLAN SELECT * FROM {PEOPLE}")["rows"])
+
+
+def test_results_are_cut_at_a_bound(reader: Reader) -> None:
+    many = reader.query(f"SELECT a.rowid FROM {EVENTS} a, {EVENTS} b")
+    assert (many["row_count"], len(many["rows"])) == (MAX_ROWS, MAX_ROWS)
+    assert "more rows" in many["truncated"]
+    assert "truncated" not in reader.query(f"SELECT rowid FROM {EVENTS} LIMIT {MAX_ROWS}")
+    wide = reader.query(f"SELECT {', '.join([LONG] * 3)} FROM {EVENTS}")
+    assert 0 < len(str(wide["rows"])) <= MAX_RESULT
+    assert reader.query(f"SELECT {LONG}")["rows"][0][0].endswith("... (900 characters)")
+
+
+def test_now_is_the_day_of_the_task(reader: Reader) -> None:
+    today = WORLD.today.isoformat()
+    row = reader.query(
+        "SELECT date('now'), date(), date(' NOW '), strftime('%Y-%m-%d'), strftime('%Y', 'now'), "
+        "date('now', '+1 day'), date('2024-02-28', '+1 day'), time('now', 'localtime'), strftime(), date(NULL), "
+        "julianday(date('now')) > 0"
+    )["rows"][0]
+    tomorrow = sqlite3.connect(":memory:").execute("SELECT date(?, '+1 day')", [today]).fetchone()[0]
+    assert row[:6] == [today, today, today, today, today[:4], tomorrow]
+    assert row[6:] == ["2024-02-29", None, None, None, 1]
