@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
@@ -16,6 +16,7 @@ from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory
+from servers.mcp.entry import McpEntry
 from servers.methods import name_of
 from servers.routes.about import MetadataSource, about_router
 from servers.routes.description import describe_api
@@ -29,6 +30,10 @@ from servers.routes.websocket import WebSocketRoute
 from servers.security import Guard
 from servers.sessions import SessionTable, Slots
 from servers.settings import MODES, Mode, ServerSettings
+from servers.tooling import Tooling
+
+if TYPE_CHECKING:
+    from servers.mcp.engine import Engine
 
 logger = logging.getLogger("servers")
 
@@ -121,12 +126,14 @@ class EnvironmentApp(FastAPI):
         sessions = SessionTable(served.factory, cap, executor, settings, slots, **extra)
         production = settings.mode == "production"
         decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=production)
-        rpc = JsonRpc(sessions)
+        tooling = Tooling(served.factory, served.action)
+        rpc = JsonRpc(sessions, tooling)
         self._settings = settings
         self._sessions = self.state.sessions = sessions
         self._sockets = Sockets()
         self._session_socket = WebSocketRoute(sessions, decoder, rpc, self._sockets, settings.send_timeout_s)
         self._mcp_socket = McpSocketRoute(sessions, rpc, self._sockets, settings.send_timeout_s)
+        self._mcp = McpEntry(super().__call__, lambda: _engine(sessions, tooling, _title(served), settings))
         self._guard = Guard(_Inside(self), settings)
         for route in self._routes:
             self.router.routes.remove(route)
@@ -154,6 +161,7 @@ class EnvironmentApp(FastAPI):
         self._sessions.draining = True
         await self._sockets.drain(deadline)
         await self._sessions.end_standing(deadline)
+        await self._mcp.drain(deadline)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
@@ -178,7 +186,10 @@ class EnvironmentApp(FastAPI):
             if path == MCP_PATH:
                 await self._mcp_socket(scope, receive, send)
                 return
-        await super().__call__(scope, receive, send)
+        if scope["type"] == "http":
+            await self._mcp(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -197,6 +208,7 @@ class EnvironmentApp(FastAPI):
                     yield
                 finally:
                     await self._sessions.shut_down()
+                    await self._mcp.stop()
         except OpenEnvError as error:
             self._refusal = error
             raise
@@ -230,6 +242,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     assert isinstance(app, EnvironmentApp)
     async with app.running():
         yield
+
+
+def _engine(sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> "Engine":
+    """Make what serves standard MCP; with it comes the SDK, so not before it is asked for."""
+    from servers.mcp.engine import Engine
+
+    return Engine(sessions, tooling, name, settings.max_body_bytes)
 
 
 def _title(served: Served) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
+from openenv_core.tools import is_tool_host
 from servers.methods import accepted, is_environment, plan_of
 from servers.threads import Call, Outcome, ThreadPool, contained
 
@@ -199,6 +200,24 @@ class Runner:
         """
         return await self._run(getattr(self._environment, name), args, {})
 
+    async def begin(self, name: str, *args: Any) -> Any:
+        """Run another method of the environment's up to its first wait.
+
+        Returns:
+            What the method returned. Where that is awaitable, it is for the caller to await on the loop, and to
+            cancel: a method that has not returned cannot be.
+
+        Raises:
+            AttributeError: It has none of that name.
+            Exception: Whatever the environment raised.
+        """
+        return await self._start(getattr(self._environment, name), args, {}, None)
+
+    @property
+    def is_tool_host(self) -> bool:
+        """Whether the environment has tools to list and to call."""
+        return is_tool_host(self._environment)
+
     def has(self, name: str) -> bool:
         """Whether the environment has a method of that name."""
         return callable(getattr(self._environment, name, None))
@@ -263,17 +282,25 @@ class Runner:
         then: Callable[[], None] | None = None,
     ) -> Any:
         """Run a method; `then` is what follows an abandoned call, and closes the environment by default."""
-        if self.plan.on_loop or inspect.iscoroutinefunction(fn):
-            result = _on_loop(fn, *args, **options)
-        else:
-            call = self._pool.submit(lambda: fn(*args, **options))
-            try:
-                result = await outcome_of(call)
-            except asyncio.CancelledError:
-                if call.outcome is None:
-                    self._abandon(call, then or self.discard)
-                raise
+        result = await self._start(fn, args, options, then)
         return await _awaited(result) if inspect.isawaitable(result) else result
+
+    async def _start(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        then: Callable[[], None] | None,
+    ) -> Any:
+        if self.plan.on_loop or inspect.iscoroutinefunction(fn):
+            return _on_loop(fn, *args, **options)
+        call = self._pool.submit(lambda: fn(*args, **options))
+        try:
+            return await outcome_of(call)
+        except asyncio.CancelledError:
+            if call.outcome is None:
+                self._abandon(call, then or self.discard)
+            raise
 
     def _abandon(self, call: Call, then: Callable[[], None]) -> None:
         def late(_: Outcome) -> None:

@@ -3,16 +3,22 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from inspect import isawaitable
+from typing import Any, TypeAlias, TypeVar
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.faults import short, text_of
 from openenv_core.protocol.jsonrpc import Fault, RpcRequest
-from servers.execution import FATAL
+from openenv_core.tools import SILENT, ToolResult
+from servers.execution import FATAL, Runner
+from servers.routes.failures import reported
 from servers.sessions import Session, SessionTable, UnknownSession
+from servers.tooling import NoTools, Tooling
 
 logger = logging.getLogger("servers")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +43,15 @@ class JsonRpc:
 
     Args:
         sessions: Where sessions come from.
+        tooling: How their tools are listed and called.
 
     Attributes:
         methods: What there is to ask for, by name.
     """
 
-    def __init__(self, sessions: SessionTable) -> None:
+    def __init__(self, sessions: SessionTable, tooling: Tooling) -> None:
         self._sessions = sessions
+        self._tooling = tooling
         self.methods: dict[str, Method] = {
             "openenv/session/create": self._create,
             "openenv/session/close": self._close,
@@ -105,15 +113,54 @@ class JsonRpc:
         return {"session_id": session_id, "closed": False, "closing": True}
 
     async def _list_tools(self, caller: Caller, params: Params) -> Any:
-        self._find(caller, params)
-        raise _no_tools()
+        session = self._find(caller, params)
+        declared = self._tooling.declared()
+        if declared is None:
+            declared = await self._ask(caller, session, self._tooling.list)
+        return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}
 
     async def _call_tool(self, caller: Caller, params: Params) -> Any:
-        self._find(caller, params)
-        name = params.get("name")
+        session = self._find(caller, params)
+        name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str) or not name:
             raise Fault(jsonrpc.INVALID_PARAMS, "expected params with the name of a tool, got none")
-        raise _no_tools()
+        if arguments is not None and not isinstance(arguments, dict):
+            raise Fault(jsonrpc.INVALID_PARAMS, "expected arguments as an object, got something else")
+
+        async def call(runner: Runner) -> ToolResult:
+            result = await self._tooling.begin(runner, name, arguments or {}, SILENT)
+            return await result if isawaitable(result) else result
+
+        result = await self._ask(caller, session, call)
+        if result.error is not None:
+            raise Fault(
+                jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
+            )
+        return {
+            "content": result.content,
+            "structured_content": result.structured,
+            "meta": None,
+            "data": result.value,
+            "is_error": False,
+        }
+
+    async def _ask(
+        self, caller: Caller, session: Session | None, work: Callable[[Runner], Awaitable[T]]
+    ) -> T:
+        """Do something in a session; where none is meant, in an environment of the request's own."""
+        if not self._tooling.possible:
+            raise _no_tools()
+        try:
+            if session is not None:
+                return await self._sessions.call(session, work, waits=True)
+            async with self._sessions.session(caller.owner) as own:
+                return await self._sessions.call(own, work, waits=True)
+        except NoTools:
+            raise _no_tools() from None
+        except Refusal:
+            raise
+        except FATAL as error:
+            raise Fault(jsonrpc.INTERNAL_ERROR, reported(error)) from error
 
     def _find(self, caller: Caller, params: Params) -> Session | None:
         """Return the session that is meant: the socket's own, the one that is named, or none."""

@@ -19,7 +19,7 @@ LOOKS = 4
 class Reaper:
     """Looks after standing sessions for as long as there are any.
 
-    It never touches one that has a socket, or whose call is under way.
+    It never touches one that has a socket or another open connection, or whose call is under way.
 
     Args:
         standing: Returns the sessions that stand by themselves.
@@ -57,7 +57,7 @@ class Reaper:
                     self._drop(session)
 
     def _unused(self, session: Session, now: float) -> bool:
-        if session.attached or session.busy or session.over:
+        if session.attached or session.listeners or session.busy or session.over:
             return False
         limit = self._idle_s if session.used else min(self._idle_s, UNUSED_S)
         return now - session.last_use > limit

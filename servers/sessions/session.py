@@ -1,6 +1,7 @@
 """One session: an environment, whose it is, and the order of those who ask it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from servers.execution import Runner
@@ -36,6 +37,8 @@ class Session:
         holds_slot: Its slot has not been given back yet.
         used: It has been asked for something.
         last_use: When that was, or when it was opened, by the loop's clock.
+        listeners: Requests under way beside its calls, streams that stay open among them; they keep it in use.
+        on_over: Called once when it has ended.
         call: The call that is under way, in a task of its own.
     """
 
@@ -48,6 +51,8 @@ class Session:
         "holds_slot",
         "id",
         "last_use",
+        "listeners",
+        "on_over",
         "over",
         "owner",
         "runner",
@@ -64,6 +69,8 @@ class Session:
         self.closing = self.over = self.used = False
         self.holds_slot = True
         self.last_use = 0.0
+        self.listeners = 0
+        self.on_over: Callable[[], None] | None = None
         self.call: UnderWay | None = None
         self._turn: asyncio.Lock | None = None
         self._waiting = 0

@@ -174,10 +174,17 @@ class SessionTable:
 
     # Work
 
-    async def call(self, session: Session, work: Callable[[Runner], Awaitable[T]]) -> T:
+    async def call(
+        self, session: Session, work: Callable[[Runner], Awaitable[T]], *, waits: bool = False
+    ) -> T:
         """Do something in a session that others may ask too: one call at a time, each with a deadline.
 
         The call of a session that stands by itself goes on when whoever asked has left.
+
+        Args:
+            session: The session.
+            work: What to do.
+            waits: It may wait, even where reset, step and state promise that they do not.
 
         Raises:
             Refusal: `Busy`, `UnknownSession` (it has ended meanwhile), or `DeadlinePassed`.
@@ -188,7 +195,7 @@ class SessionTable:
             session.give_turn()
             raise UnknownSession(session.id)
         session.used = True
-        if session.runner.step_inline is not None:
+        if session.runner.step_inline is not None and not waits:
             try:
                 return await work(session.runner)
             finally:
@@ -304,6 +311,9 @@ class SessionTable:
         session.over = True
         if session.id:
             self._sessions.pop((session.owner, session.id), None)
+        told, session.on_over = session.on_over, None
+        if told is not None:
+            told()
 
     async def finish(self, session: Session) -> None:
         """Close the environment of a session that nobody finds any more, and give its slot back.

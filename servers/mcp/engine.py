@@ -1,0 +1,258 @@
+"""Standard MCP over HTTP: finds the session of each request, and has the SDK answer it.
+
+The SDK draws an id for each connection. Here it goes no further than this file: what the client sees in its place
+names the session, so that ownership, idleness, caps and the choice of the worker are those of all sessions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from starlette.types import Message, Scope
+
+from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.jsonrpc import Fault
+from servers.execution import CLOSE_S, end, keep
+from servers.mcp.asked import CONNECTION_HEADER, INITIALIZE
+from servers.mcp.exchange import Exchange
+from servers.mcp.handlers import Handlers
+from servers.mcp.links import Full, Link, Links
+from servers.mcp.listeners import Hub
+from servers.mcp.opening import Opening
+from servers.mcp.refusals import Refused, no_session
+from servers.mcp.replies import Replies
+from servers.mcp.seat import KEY, Seat
+from servers.mcp.server import make_server
+from servers.sessions import Session, SessionTable
+from servers.tooling import Tooling
+
+logger = logging.getLogger("servers")
+
+GRACE_S: Final = 2.0
+"""Seconds that the replies under way get when their session has ended."""
+
+
+class Engine:
+    """Serves what `McpEntry` takes for standard MCP.
+
+    Args:
+        sessions: Where sessions come from.
+        tooling: How their tools are listed and called.
+        name: What the environment is called.
+        max_body_bytes: The greatest body of a request.
+    """
+
+    def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, max_body_bytes: int) -> None:
+        self._sessions = sessions
+        self._opening = Opening(sessions, tooling)
+        self._manager = StreamableHTTPSessionManager(
+            make_server(name, Handlers(sessions, tooling), tooling),
+            # Connections are bounded by the sessions that they belong to, and end with them.
+            session_idle_timeout=None,
+            max_sessions=None,
+            max_request_body_size=max_body_bytes,
+        )
+        self._links = Links()
+        self._hubs: dict[Session, Hub] = {}
+        self._parting: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Be ready for requests."""
+        logging.getLogger("mcp").setLevel(logging.WARNING)
+        ready = asyncio.Event()
+
+        async def run() -> None:
+            async with self._manager.run():
+                ready.set()
+                await self._stop.wait()
+
+        self._task = asyncio.create_task(run(), name="the SDK's connections")
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait([self._task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if not ready.is_set():
+            waiting.cancel()
+            self._task.result()
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until the connections of sessions that have ended are ended too.
+
+        Args:
+            deadline: On the loop's clock; it returns then in any case.
+        """
+        if self._parting:
+            remaining = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait(self._parting, timeout=max(0.0, remaining))
+
+    async def stop(self) -> None:
+        """End everything that runs here."""
+        for hub in self._hubs.values():
+            hub.close()
+        self._stop.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=CLOSE_S)
+            if not self._task.done():
+                await end(self._task)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request.
+
+        Raises:
+            Refused: It is not for the SDK.
+        """
+        asked = exchange.asked
+        self._opening.check(asked)
+        if asked.version is not None and asked.version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            await self._stateless(exchange)
+        elif asked.connection is not None:
+            await self._connected(exchange, asked.connection)
+        elif asked.http == "POST" and asked.method == INITIALIZE:
+            await self._initialize(exchange)
+        else:
+            text = (
+                "expected the header mcp-session-id of a connection, got none; begin with initialize, or send "
+                f"mcp-protocol-version: {MODERN_PROTOCOL_VERSIONS[-1]}"
+            )
+            raise Refused(400, Fault(jsonrpc.INVALID_REQUEST, text))
+
+    async def _stateless(self, exchange: Exchange) -> None:
+        asked, owner = exchange.asked, exchange.owner
+        session = None
+        if asked.http == "POST" and asked.version in MODERN_PROTOCOL_VERSIONS:
+            session = await self._opening.of_request(asked, owner)
+        if session is None:
+            await self._pass(exchange, Seat(owner))
+            return
+        with _using(session):
+            await self._pass(exchange, Seat(owner, session, self._hub(session)))
+
+    async def _initialize(self, exchange: Exchange) -> None:
+        opening = self._opening.of_connection(exchange.asked, exchange.owner)
+        session, opened = await exchange.while_connected(opening)
+        with _using(session):
+            link = None
+            try:
+                link = self._link(session, owns=opened)
+                await self._pass_on(link, exchange)
+            finally:
+                if link is None or not link.inner or link.refused:
+                    if link is not None:
+                        self._part(link)
+                    if opened:
+                        await self._sessions.close(session)
+
+    def _link(self, session: Session, *, owns: bool) -> Link:
+        try:
+            superfluous = self._links.superfluous(session)
+        except Full:
+            text = (
+                "expected a session with room for another connection, got one that is full; try again later"
+            )
+            raise Refused(503, Fault(jsonrpc.SERVER_ERROR, text), retry=True) from None
+        if superfluous is not None:
+            self._part(superfluous)
+        return Link(session, owns=owns)
+
+    async def _connected(self, exchange: Exchange, link_id: str) -> None:
+        asked = exchange.asked
+        link = self._links.find(exchange.owner, link_id)
+        if link is None or link.session.over or asked.in_path not in (None, link.session.id):
+            raise no_session("expected the mcp-session-id of a connection, got none of this caller's")
+        with _using(link.session):
+            if asked.http == "DELETE":
+                self._links.remove(link)
+                if link.owns:
+                    await self._sessions.close(link.session)
+            status = await self._pass_on(link, exchange)
+        if asked.http == "DELETE":
+            link.peer.close()
+        elif status == 404:  # the SDK has ended it
+            self._part(link)
+
+    async def _pass_on(self, link: Link, exchange: Exchange) -> int:
+        """Have the SDK answer a request on a connection; return the status."""
+        session = link.session
+
+        def drawn(inner: bytes) -> None:
+            link.inner = inner
+            self._links.add(link)
+            self._hub(session).peers.add(link.peer)
+
+        hub = None if session.over else self._hub(session)
+        stream = exchange.asked.http == "GET"
+        known = None if link.inner else drawn
+        replies = Replies(exchange.send, link.id.encode(), known, answers=not stream)
+        with link.in_use(stream=stream):
+            seat = Seat(session.owner, session, hub, link.peer, link)
+            await self._pass(exchange.on_connection(link.inner, replies), seat)
+        return replies.status
+
+    async def _pass(self, exchange: Exchange, seat: Seat) -> None:
+        scope = {**exchange.scope, KEY: seat}
+        await self._manager.handle_request(scope, exchange.replayed(), exchange.send)
+
+    def _hub(self, session: Session) -> Hub:
+        hub = self._hubs.get(session)
+        if hub is None:
+            hub = self._hubs[session] = Hub()
+            session.on_over = lambda: self._over(session)
+        return hub
+
+    def _over(self, session: Session) -> None:
+        """End what belongs to a session that has ended."""
+        hub = self._hubs.pop(session, None)
+        if hub is not None:
+            hub.close()
+        for link in self._links.of(session):
+            self._part(link)
+
+    def _part(self, link: Link) -> None:
+        """End a connection, after the replies that are under way on it."""
+        self._links.remove(link)
+        if (hub := self._hubs.get(link.session)) is not None:
+            hub.peers.discard(link.peer)
+        if link.inner:
+            task = keep(asyncio.create_task(self._delete(link)))
+            self._parting.add(task)
+            task.add_done_callback(self._parting.discard)
+
+    async def _delete(self, link: Link) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await link.idle.wait()
+        link.peer.close()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            pass
+
+        scope: Scope = {
+            "type": "http",
+            "method": "DELETE",
+            "path": "/mcp",
+            "query_string": b"",
+            "headers": [(CONNECTION_HEADER, link.inner)],
+        }
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._manager.handle_request(scope, receive, send)
+        except Exception:
+            logger.exception("a connection of the MCP SDK could not be ended")
+
+
+@contextmanager
+def _using(session: Session) -> Iterator[None]:
+    """Keep a session from going unused for as long as the block runs."""
+    session.listeners += 1
+    try:
+        yield
+    finally:
+        session.listeners -= 1
+        session.last_use = asyncio.get_running_loop().time()

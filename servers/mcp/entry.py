@@ -1,0 +1,117 @@
+"""The door of standard MCP: tells its requests from those of the released dialect, and imports the SDK at the first."""
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.jsonrpc import Fault
+from servers.mcp.asked import asked, is_mcp
+from servers.mcp.exchange import Exchange
+from servers.mcp.refusals import Refused
+from servers.security.bodies import replay
+from servers.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from servers.mcp.engine import Engine
+
+logger = logging.getLogger("servers")
+
+LOAD_S: Final = 60.0
+"""Seconds that the import of the SDK may take; usually it is one."""
+
+_MISSING: Final = (
+    "expected the package mcp for standard MCP, got none; on the server: pip install 'ropewalk[mcp]'"
+)
+
+
+class McpEntry:
+    """An ASGI application in front of another, which gets what is not standard MCP.
+
+    Args:
+        app: The other.
+        make: Makes what serves standard requests; called after the import of `servers.mcp.engine`.
+    """
+
+    def __init__(self, app: ASGIApp, make: "Callable[[], Engine]") -> None:
+        self._app = app
+        self._make = make
+        self._loading: asyncio.Task[Engine] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
+        if not is_mcp(scope):
+            await self._app(scope, receive, send)
+            return
+        body = b""
+        again = receive
+        if scope["method"] == "POST":
+            first = await receive()  # the guard has read it whole
+            body = first.get("body", b"")
+            again = replay(first, receive)
+        request = asked(scope, body)
+        if not request.standard:
+            await self._app(scope, again, send)
+            return
+        try:
+            engine = await self._engine()
+            await engine(Exchange(request, scope, body, receive, send))
+        except Refused as refused:
+            await refused.tell(request, scope, receive, send)
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until the connections of sessions that have ended are ended too.
+
+        Args:
+            deadline: On the loop's clock; it returns then in any case.
+        """
+        if (engine := self._loaded()) is not None:
+            await engine.drain(deadline)
+
+    async def stop(self) -> None:
+        """End what the SDK runs; a later request starts it anew."""
+        loading, self._loading = self._loading, None
+        if loading is None:
+            return
+        if loading.done() and not loading.cancelled() and loading.exception() is None:
+            await loading.result().stop()
+        else:
+            loading.cancel()
+
+    def _loaded(self) -> "Engine | None":
+        loading = self._loading
+        if loading is None or not loading.done() or loading.cancelled() or loading.exception() is not None:
+            return None
+        return loading.result()
+
+    async def _engine(self) -> "Engine":
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load(), name="standard MCP")
+        loading = self._loading
+        try:
+            return await asyncio.shield(loading)
+        except ImportError as error:
+            self._loading = None
+            logger.error("standard MCP cannot be served: %s", error)
+            raise Refused(501, Fault(jsonrpc.INTERNAL_ERROR, _MISSING)) from None
+        except Exception:
+            self._loading = None
+            raise
+
+    async def _load(self) -> "Engine":
+        # It takes a second, in which the loop has others to serve.
+        pool = ThreadPool(1, "import of the MCP SDK")
+        try:
+            async with asyncio.timeout(LOAD_S):
+                succeeded, value = await pool.submit(importlib.import_module, "servers.mcp.engine").waiter
+        finally:
+            pool.close()
+        if not succeeded:
+            raise value
+        engine = self._make()
+        await engine.start()
+        return engine

@@ -1,0 +1,234 @@
+"""The methods of MCP that an agent may use, each in the session of its request.
+
+reset, step, state and close are none of them: they are control, and not an agent's.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any, Final, TypeAlias, TypeVar
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+
+from openenv_core.errors import EpisodeOver
+from openenv_core.tools import ToolErrorType, ToolResult
+from servers.execution import FATAL, Runner
+from servers.mcp.context import CallContext, CallEnded
+from servers.mcp.failures import no_handle, told
+from servers.mcp.listeners import MAX_SUBSCRIPTIONS
+from servers.mcp.seat import Seat, seat_of
+from servers.sessions import SessionTable
+from servers.tooling import Tooling
+
+Ctx: TypeAlias = ServerRequestContext[Any, Any]
+Begin: TypeAlias = Callable[[Runner, CallContext], Awaitable[Any]]
+"""Does something up to its first wait; see `Runner.begin`."""
+
+T = TypeVar("T")
+
+ANSWER_SHARE: Final = 0.8
+"""Of the time that a step may take, what a client may take over a question: less, so that the tool can do without."""
+
+
+class Handlers:
+    """The methods.
+
+    Args:
+        sessions: Where sessions come from.
+        tooling: How their tools are listed and called.
+        only: The seat of all requests, where they do not come by HTTP.
+    """
+
+    def __init__(self, sessions: SessionTable, tooling: Tooling, only: Seat | None = None) -> None:
+        self._sessions = sessions
+        self._tooling = tooling
+        self._only = only
+        limit = sessions.step_timeout_s
+        self._answer_s = None if limit is None else limit * ANSWER_SHARE
+
+    def seat(self, ctx: Ctx) -> Seat:
+        """Return the seat of a request."""
+        return seat_of(ctx, self._only)
+
+    # Lists
+
+    async def list_tools(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        """Answer tools/list."""
+        _refuse_cursor(params)
+        specs = self._tooling.declared()
+        if specs is None:
+            specs = await self._look(ctx, self._tooling.list)
+        return {"tools": [spec.to_mcp() for spec in specs]}
+
+    async def list_resources(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        """Answer resources/list."""
+        return {"resources": await self._list(ctx, params, "list_resources")}
+
+    async def list_templates(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        """Answer resources/templates/list."""
+        return {"resourceTemplates": await self._list(ctx, params, "list_resource_templates")}
+
+    async def list_prompts(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        """Answer prompts/list."""
+        return {"prompts": await self._list(ctx, params, "list_prompts")}
+
+    # Calls
+
+    async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
+        """Answer tools/call."""
+
+        async def begin(runner: Runner, context: CallContext) -> Any:
+            try:
+                call = await self._tooling.begin(runner, params.name, params.arguments or {}, context)
+            except EpisodeOver as error:
+                return _over(error)
+            return _until_over(call) if isawaitable(call) else call
+
+        result, context = await self._call(ctx, begin)
+        if isinstance(result, dict):
+            return result
+        assert isinstance(result, ToolResult)
+        error = result.error
+        if error is not None and context.lacking and context.stateless:
+            raise MCPError(
+                types.MISSING_REQUIRED_CLIENT_CAPABILITY,
+                error.message,
+                {"requiredCapabilities": context.lacking},
+            )
+        if error is not None and error.error_type is ToolErrorType.TOOL_NOT_FOUND:
+            raise MCPError(types.INVALID_PARAMS, error.message)
+        answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
+        return answer if result.structured is None else answer | {"structuredContent": result.structured}
+
+    async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
+        """Answer resources/read."""
+        contents, _ = await self._call(
+            ctx, lambda runner, context: runner.begin("read_resource", str(params.uri), context)
+        )
+        return contents if isinstance(contents, dict) else {"contents": contents}
+
+    async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> dict[str, Any]:
+        """Answer prompts/get."""
+        arguments = params.arguments or {}
+        prompt, _ = await self._call(
+            ctx, lambda runner, context: runner.begin("get_prompt", params.name, arguments, context)
+        )
+        if isinstance(prompt, dict):
+            return prompt
+        answer: dict[str, Any] = {"messages": prompt.messages}
+        return answer if prompt.description is None else answer | {"description": prompt.description}
+
+    async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> dict[str, Any]:
+        """Answer completion/complete."""
+        ref = params.ref.model_dump(mode="json", by_alias=True, exclude_none=True)
+        argument = params.argument.model_dump(mode="json", by_alias=True, exclude_none=True)
+        found, _ = await self._call(
+            ctx, lambda runner, context: runner.begin("complete", ref, argument, context)
+        )
+        completion: dict[str, Any] = {"values": found.values, "hasMore": found.has_more}
+        return {"completion": completion if found.total is None else completion | {"total": found.total}}
+
+    # Listening
+
+    async def subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> dict[str, Any]:
+        """Answer resources/subscribe."""
+        subscriptions = self._subscriptions(ctx)
+        if len(subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise MCPError(
+                types.INVALID_PARAMS, f"expected at most {MAX_SUBSCRIPTIONS} subscriptions, got more"
+            )
+        subscriptions.add(str(params.uri))
+        return {}
+
+    async def unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> dict[str, Any]:
+        """Answer resources/unsubscribe."""
+        self._subscriptions(ctx).discard(str(params.uri))
+        return {}
+
+    async def listen(
+        self, ctx: Ctx, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        """Answer subscriptions/listen, for as long as the client listens."""
+        hub = self.seat(ctx).hub
+        if hub is None:
+            raise no_handle()
+        return await hub.listen(ctx, params)
+
+    async def set_level(self, ctx: Ctx, params: types.SetLevelRequestParams) -> dict[str, Any]:
+        """Answer logging/setLevel."""
+        peer = self.seat(ctx).peer
+        if peer is not None:
+            peer.level = params.level
+        return {}
+
+    def _subscriptions(self, ctx: Ctx) -> set[str]:
+        peer = self.seat(ctx).peer
+        if peer is None:
+            raise MCPError(types.METHOD_NOT_FOUND, "expected subscriptions/listen, got a subscription")
+        return peer.subscriptions
+
+    async def _list(
+        self, ctx: Ctx, params: types.PaginatedRequestParams, method: str
+    ) -> list[dict[str, Any]]:
+        _refuse_cursor(params)
+
+        async def work(runner: Runner) -> Any:
+            return await runner.call(method) if runner.has(method) else []
+
+        specs = self._tooling.listed(method)
+        return [spec.to_mcp() for spec in (await self._look(ctx, work) if specs is None else specs)]
+
+    async def _look(self, ctx: Ctx, work: Callable[[Runner], Awaitable[T]]) -> T:
+        """Look something up in the request's session; where it has none, in an environment of its own."""
+        seat = self.seat(ctx)
+        try:
+            if seat.session is not None:
+                return await self._sessions.call(seat.session, work, waits=True)
+            async with self._sessions.session(seat.owner) as session:
+                return await self._sessions.call(session, work, waits=True)
+        except FATAL as error:
+            raise told(ctx, error) from None
+
+    async def _call(self, ctx: Ctx, begin: Begin) -> tuple[Any, CallContext]:
+        """Do something in the request's session that may tell and ask its caller, and that it may give up."""
+        seat = self.seat(ctx)
+        session = seat.session
+        if session is None:
+            raise no_handle()
+        context = CallContext(ctx, seat, self._answer_s)
+
+        async def work(runner: Runner) -> Any:
+            begun = await begin(runner, context)
+            return await context.run(begun) if isawaitable(begun) else begun
+
+        try:
+            value = await self._sessions.call(session, work, waits=True)
+        except asyncio.CancelledError:
+            context.cancel()
+            raise
+        except CallEnded:
+            value = context.questions
+        except FATAL as error:
+            raise told(ctx, error) from None
+        finally:
+            if not context.cancelled:
+                await context.flush()
+        return value, context
+
+
+def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
+    if params.cursor is not None:
+        raise MCPError(types.INVALID_PARAMS, "expected no cursor, got one; every list comes whole")
+
+
+async def _until_over(call: Awaitable[ToolResult]) -> ToolResult:
+    try:
+        return await call
+    except EpisodeOver as error:
+        return _over(error)
+
+
+def _over(error: EpisodeOver) -> ToolResult:
+    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error))

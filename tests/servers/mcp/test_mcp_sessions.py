@@ -1,0 +1,279 @@
+"""Which session a standard request is answered by, whose it is, and when it ends."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from openenv_core.tools import ToolAction, ToolObservation
+from servers import create_app
+from servers.app import EnvironmentApp
+from servers.settings import ServerSettings
+from tests.servers.mcp.hosts import HANDSHAKE, STATELESS, host, text_of
+from tests.support.counter import Add, Count, Counter
+from tests.support.serving import eventually, opened, request, rpc, serving, socket_to
+from tests.support.toolbox import ToolBox
+
+ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
+STREAMS = {"accept": "application/json, text/event-stream"}
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 7,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+def boxes(cap: int = 8, **settings: Any) -> EnvironmentApp:
+    app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=cap)
+    app.configure(replace(ServerSettings(), **settings))
+    return app
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def greet(address: str, path: str = "/mcp", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await request(address, "POST", path, HELLO, STREAMS | named)
+
+
+async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        async with host(address) as client:
+            assert text_of(await client.call_tool("bump", {"by": 3})) == "3"
+            assert text_of(await client.call_tool("bump")) == "4"
+            (session,) = app.sessions.standing
+            told = await client.call_tool("where")
+            assert told.structured_content is not None
+            assert told.structured_content["episode"] == 1
+            assert client.server_info.name == "toolbox"
+        await eventually(lambda: session.over and not ToolBox.living)
+        assert app.sessions.active == 0
+
+
+async def test_the_id_on_the_wire_is_that_of_the_session() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        reply = await greet(address)
+        (session,) = app.sessions.standing
+        assert reply.headers["mcp-session-id"] == session.id
+        assert (await rpc(address, "tools/call", {"name": "bump", "session_id": session.id}))["result"][
+            "data"
+        ] == 1
+        async with host(address, f"/mcp/{session.id}", STATELESS) as client:
+            assert text_of(await client.call_tool("bump")) == "2"
+
+
+async def test_clients_of_both_kinds_do_not_meet_in_a_session_that_is_not_theirs() -> None:
+    app = boxes()
+    async with serving(app) as address, host(address) as one, host(address) as two:
+        handle = await opened(address)
+        async with host(address, mode=STATELESS, headers={"X-OpenEnv-Session": handle}) as three:
+            for client, by in ((one, 1), (two, 10), (three, 100)):
+                await client.call_tool("bump", {"by": by})
+            sums = [text_of(await client.call_tool("bump", {"by": 0})) for client in (one, two, three)]
+    assert sums == ["1", "10", "100"]
+
+
+async def test_several_connections_share_the_session_of_a_handle_and_leave_it() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        handle = await opened(address)
+        async with host(address, f"/mcp/{handle}") as one, host(address, f"/mcp/{handle}") as two:
+            await one.call_tool("bump")
+            assert text_of(await two.call_tool("bump")) == "2"
+        (session,) = app.sessions.standing
+        assert not session.over
+        assert (await rpc(address, "openenv/session/close", {"session_id": handle}))["result"]["closed"]
+
+
+async def test_the_stateless_wire_lists_without_a_session_and_does_nothing_else() -> None:
+    app = boxes()
+    async with serving(app) as address, host(address, mode=STATELESS) as client:
+        assert "bump" in [tool.name for tool in (await client.list_tools()).tools]
+        assert len((await client.list_prompts()).prompts) == 1
+        for call in (
+            client.call_tool("bump"),
+            client.read_resource("notes:all"),
+            client.get_prompt("sum_up"),
+        ):
+            with pytest.raises(MCPError, match="openenv/session/create"):
+                await call
+        assert app.sessions.active == 0
+
+
+async def test_a_header_opens_a_session_of_the_callers_choice_once() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        for _ in range(2):
+            async with host(address, mode=STATELESS, headers={"X-OpenEnv-Session": "mine"}) as client:
+                told = await client.call_tool("bump")
+        assert text_of(told) == "2"
+        assert [session.id for session in app.sessions.standing] == ["mine"]
+
+
+@pytest.mark.parametrize("header", ["new", "a b"])
+async def test_a_header_that_names_no_session_is_refused(header: str) -> None:
+    async with serving(boxes()) as address:
+        head = STREAMS | {"X-OpenEnv-Session": header, "mcp-protocol-version": STATELESS}
+        reply = await request(
+            address, "POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, head
+        )
+    assert reply.status_code == 400
+    assert reply.json()["id"] == 1
+
+
+async def test_another_token_finds_nothing() -> None:
+    app = boxes(tokens=(ALICE, BOB))
+    async with serving(app) as address:
+        mine = (await greet(address, authorization=f"Bearer {ALICE}")).headers["mcp-session-id"]
+        head = STREAMS | bearer(BOB)
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+        connected = head | {"mcp-session-id": mine}
+        assert (await request(address, "POST", "/mcp", listing, connected)).status_code == 404
+        assert (await request(address, "GET", "/mcp", None, connected)).status_code == 404
+        assert (await request(address, "DELETE", "/mcp", None, connected)).status_code == 404
+        assert (await request(address, "POST", f"/mcp/{mine}", HELLO, head)).status_code == 404
+        stateless = head | {"mcp-protocol-version": STATELESS}
+        assert (await request(address, "POST", f"/mcp/{mine}", listing, stateless)).status_code == 404
+        assert (await request(address, "POST", "/mcp", listing, STREAMS)).status_code == 401
+        owned = STREAMS | bearer(ALICE) | {"mcp-session-id": mine}
+        assert (await request(address, "DELETE", "/mcp", None, owned)).status_code == 200
+        assert (await request(address, "POST", "/mcp", listing, owned)).status_code == 404
+        assert app.sessions.active == 0
+
+
+async def test_the_cap_holds_and_a_slot_comes_back() -> None:
+    app = boxes(cap=1)
+    async with serving(app) as address:
+        first = await greet(address)
+        refused = await greet(address)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["data"] == {"active_sessions": 1, "max_sessions": 1}
+        assert refused.json()["id"] == 7
+        gone = await request(
+            address, "DELETE", "/mcp", None, {"mcp-session-id": first.headers["mcp-session-id"]}
+        )
+        assert gone.status_code == 200
+        assert (await greet(address)).status_code == 200
+
+
+async def test_a_handshake_that_fails_leaves_no_session() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        bad = HELLO | {"params": {"protocolVersion": "2025-11-25"}}
+        reply = await request(address, "POST", "/mcp", bad, STREAMS)
+        assert json.loads(reply.text.partition("data: ")[2])["error"]["code"] == -32602
+        assert (
+            await request(address, "POST", "/mcp", HELLO, {"accept": "application/json"})
+        ).status_code == 406
+        await eventually(lambda: app.sessions.active == 0)
+
+
+class Stubborn(ToolBox):
+    def reset(self, seed: int | None = None) -> Any:
+        raise RuntimeError("no game today")
+
+
+async def test_a_reset_that_fails_leaves_no_session() -> None:
+    app = create_app(Stubborn, ToolAction, ToolObservation, max_concurrent_envs=2)
+    async with serving(app) as address:
+        reply = await greet(address)
+        assert reply.status_code == 500
+        assert "no game today" in reply.json()["error"]["message"]
+        assert app.sessions.active == 0
+
+
+async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_not() -> None:
+    app = boxes(idle_timeout_s=0.2)
+    async with serving(app) as address:
+        async with host(address):
+            (listened,) = app.sessions.standing
+            await eventually(lambda: listened.listeners == 1)  # the stream of GET
+            unused = (await greet(address)).headers["mcp-session-id"]
+            await eventually(lambda: app.sessions.standing == [listened])
+            reply = await request(address, "GET", "/mcp", None, STREAMS | {"mcp-session-id": unused})
+            assert reply.status_code == 404
+            assert not listened.over
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_a_client_that_drops_its_connections_holds_nothing_for_ever() -> None:
+    app = boxes(idle_timeout_s=0.2)
+    async with serving(app) as address:
+        link = (await greet(address)).headers["mcp-session-id"]
+        head = STREAMS | {"mcp-session-id": link}
+        async with (
+            httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+            http.stream("GET", "/mcp", headers=head) as stream,
+        ):
+            assert stream.status_code == 200
+            (session,) = app.sessions.standing
+            await eventually(lambda: session.listeners == 1)
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_a_session_that_ends_takes_its_connections_along() -> None:
+    app = boxes()
+    async with serving(app) as address, host(address) as client:
+        (session,) = app.sessions.standing
+        await eventually(lambda: session.listeners == 1)
+        await app.sessions.close(session)
+        with pytest.raises(MCPError):
+            await client.call_tool("bump")
+        await eventually(lambda: session.listeners == 0)
+
+
+async def test_a_server_that_stops_ends_streams_and_sessions() -> None:
+    app = boxes(drain_s=2)
+    async with serving(app) as address:
+        link = (await greet(address)).headers["mcp-session-id"]
+        async with (
+            httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+            http.stream("GET", "/mcp", headers=STREAMS | {"mcp-session-id": link}) as stream,
+        ):
+            await app.drain(2)
+            async with asyncio.timeout(5):
+                assert not b"".join([part async for part in stream.aiter_bytes()])
+        assert not ToolBox.living
+
+
+async def test_an_environment_without_tools_says_so() -> None:
+    app = create_app(Counter, Add, Count)
+    async with serving(app) as address:
+        reply = await greet(address)
+        assert reply.status_code == 404
+        assert "offers none" in reply.json()["error"]["message"]
+
+
+async def test_production_keeps_mcp() -> None:
+    app = boxes(mode="production")
+    async with serving(app) as address, host(address, mode=HANDSHAKE) as client:
+        assert text_of(await client.call_tool("bump")) == "1"
+        assert (await request(address, "POST", "/reset")).status_code == 404
+
+
+async def test_a_socket_and_an_official_client_share_a_session() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        handle = await opened(address)
+        async with (
+            socket_to(address, f"?session_id={handle}") as socket,
+            host(address, f"/mcp/{handle}") as client,
+        ):
+            await client.call_tool("bump", {"by": 5})
+            frame = {"type": "step", "data": {"type": "call_tool", "tool_name": "bump", "arguments": {}}}
+            await socket.send(json.dumps(frame))
+            assert json.loads(await socket.recv())["data"]["observation"]["result"] == 6
