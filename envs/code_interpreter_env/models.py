@@ -17,6 +17,7 @@ from pydantic import (
 
 from openenv_core import Action, Observation, State
 from openenv_core.sandbox import CodeError, FileInfo, Output, Status, Truncated
+from openenv_core.tools import CallToolAction, ListToolsAction
 
 from .grading.verdict import Verdict
 
@@ -152,10 +153,17 @@ class Submit(CodeInterpreterAction):
     code: Code
 
 
+class ListTools(ListToolsAction):
+    """Asks which tools there are: the actions above, as clients of tools take them."""
+
+    model_config = _NAMED
+
+
 def _kind(value: Any) -> str | None:
-    """Return what says which action it is; code alone is to be executed."""
+    """Return what says which action it is; code alone is to be executed, and a tool's name says that it is called."""
     if isinstance(value, Mapping):
-        kind = value.get("type", "execute" if "code" in value else None)
+        bare = "execute" if "code" in value else "call_tool" if "tool_name" in value else None
+        kind = value.get("type", bare)
         return kind if isinstance(kind, str) else None
     return getattr(value, "type", None)
 
@@ -165,10 +173,13 @@ AnyAction: TypeAlias = Annotated[
     | Annotated[PutFile, Tag("put_file")]
     | Annotated[GetFile, Tag("get_file")]
     | Annotated[Restart, Tag("restart")]
-    | Annotated[Submit, Tag("submit")],
+    | Annotated[Submit, Tag("submit")]
+    | Annotated[ListTools, Tag("list_tools")]
+    | Annotated[CallToolAction, Tag("call_tool")],
     Discriminator(_kind),
 ]
-"""Every action that the server takes, by its `type`; `{"code": ...}` alone is an `Execute`."""
+"""Every action that the server takes, by its `type`; `{"code": ...}` alone is an `Execute`, and `{"tool_name": ...}` a
+call."""
 
 
 class FileContent(BaseModel):

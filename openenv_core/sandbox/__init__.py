@@ -13,7 +13,7 @@ from openenv_core.sandbox.errors import (
     SandboxFailure,
     SandboxUnavailable,
 )
-from openenv_core.sandbox.interpreter import Backend, Interpreter
+from openenv_core.sandbox.interpreter import Backend, Interpreter, Interruptible
 from openenv_core.sandbox.levels import Isolation
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.results import Call, CodeError, Execution, FileInfo, Output, Status, Truncated
@@ -31,6 +31,7 @@ __all__ = [
     "FileInfo",
     "FileRefused",
     "Interpreter",
+    "Interruptible",
     "Isolation",
     "Limits",
     "LimitsError",

@@ -1,6 +1,6 @@
 """What runs code, ours or another's: the seam between an environment and where its code runs."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.results import Execution, FileInfo
@@ -63,6 +63,14 @@ class Interpreter(Protocol):
 
     async def close(self) -> None:
         """End it and what belongs to it. Idempotent."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An interpreter that can be made to stop what it runs and keep its state."""
+
+    def interrupt(self) -> None:
+        """Interrupt what runs, as its time-out would; nothing where nothing runs."""
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ Status: TypeAlias = Literal["ok", "error", "timeout", "memory", "output_limit", 
 EXIT_OK: Final = 0
 EXIT_ERROR: Final = 1
 EXIT_TIMEOUT: Final = 124
+EXIT_INTERRUPTED: Final = 130
 EXIT_KILLED: Final = 137
 EXIT_SANDBOX: Final = -1
 
@@ -76,8 +77,8 @@ class Execution:
         status: How it ended.
         stdout: What was written to descriptor 1, invalid UTF-8 replaced.
         stderr: What was written to descriptor 2.
-        exit_code: 0 for ok, 1 for an error, what `SystemExit` carried, 124 for a time-out, 137 for a kill, -1 for
-            a sandbox error.
+        exit_code: 0 for ok, 1 for an error, what `SystemExit` carried, 124 for a time-out, 130 for an interrupt, 137
+            for a kill, -1 for a sandbox error.
         error: The exception that ended the code.
         result: `repr` of the last expression's value; None where it was None, or no expression.
         outputs: What was shown, in order.

@@ -216,6 +216,11 @@ class Session:
         """Go on with a life that there is already."""
         self._worker, self._workspace = life
 
+    def interrupt(self) -> None:
+        """Interrupt what runs, as its time-out would; nothing where nothing runs."""
+        if self._worker is not None:
+            self._worker.stop("interrupt")
+
     async def restart(self) -> None:
         """Begin anew, without variables and files.
 

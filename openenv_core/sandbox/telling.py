@@ -5,6 +5,7 @@ from typing import Final
 
 from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.results import (
+    EXIT_INTERRUPTED,
     EXIT_KILLED,
     EXIT_SANDBOX,
     EXIT_TIMEOUT,
@@ -18,6 +19,7 @@ ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
 
 _STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
     "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
+    "interrupt": ("error", EXIT_INTERRUPTED, "it was interrupted: whoever asked for it has given it up"),
     "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
     "disk": (
         "killed",

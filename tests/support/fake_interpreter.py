@@ -10,7 +10,10 @@ from openenv_core.sandbox import Execution, FileInfo, FileRefused, Interpreter, 
 
 @dataclass
 class FakeInterpreter:
-    """Answers each code with its own count; `lose` ends it, as a kill would. A gate holds its closing up."""
+    """Answers each code with its own count; `lose` ends it, as a kill would, and `hang` never ends.
+
+    A gate holds its closing up.
+    """
 
     session_id: str
     limits: Limits
@@ -32,6 +35,8 @@ class FakeInterpreter:
         self.asked.append((code, timeout_s, stdin))
         self.count += 1
         known = {"session_id": self.session_id, "isolation": self.isolation, "execution_count": self.count}
+        if code == "hang":
+            await asyncio.Event().wait()
         if code == "lose":
             self.files = {}
             return Execution(status="killed", exit_code=137, state_lost=True, signal=9, **known)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The ASGI app: `uvicorn envs.code_interpreter_env.server.app:app`."""
 
+from openenv_core.tools import ToolObservation
 from servers import create_app
 
 from ..models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
@@ -12,7 +13,7 @@ MAX_CONCURRENT_ENVS = 1024
 app = create_app(
     CodeInterpreterEnvironment,
     AnyAction,
-    CodeInterpreterObservation,
+    CodeInterpreterObservation | ToolObservation,
     env_name="code_interpreter",
     max_concurrent_envs=MAX_CONCURRENT_ENVS,
     state_cls=CodeInterpreterState,

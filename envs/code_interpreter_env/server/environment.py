@@ -2,22 +2,29 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import replace
+from inspect import isawaitable
 from typing import Any, Final
 from uuid import uuid4
 
 from openenv_core import Environment, EnvironmentMetadata
-from openenv_core.errors import ConfigurationError, EpisodeOver
+from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
-    Backend,
     Execution,
     FileInfo,
     FileRefused,
     Interpreter,
-    SandboxFailure,
-    SandboxUnavailable,
 )
-from servers.execution import keep
+from openenv_core.tools import (
+    CallToolAction,
+    ListToolsAction,
+    ToolAction,
+    ToolContext,
+    ToolFailed,
+    ToolObservation,
+    ToolUnavailable,
+)
 
 from ..errors import InvalidResetOption
 from ..grading import Grader, JsonlTasks, TaskSession
@@ -33,9 +40,12 @@ from ..models import (
     Submit,
 )
 from .house import House, house
+from .keeper import TROUBLE, Keeper
 from .observations import content_of, failed, full, refused, released, without_task
 from .options import ResetChoice, chosen
+from .sparing import lost, spared
 from .tasks import Judging, TaskMethods, chosen_task
+from .tools import InterpreterTools
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +53,10 @@ MAX_FETCHED_BYTES: Final = 8 << 20
 """The greatest file that one step returns: it is encoded on the event loop, where others wait."""
 
 
-TROUBLE: Final = (SandboxFailure, ConfigurationError, OSError)
-"""What a backend may raise where the infrastructure fails; none of it is the policy's."""
-
-
 class CodeInterpreterEnvironment(
-    TaskMethods, Environment[CodeInterpreterAction, CodeObservation, CodeInterpreterState]
+    TaskMethods,
+    InterpreterTools,
+    Environment[CodeInterpreterAction | ToolAction, CodeObservation | ToolObservation, CodeInterpreterState],
 ):
     """Runs Python that nobody has read, in an interpreter that keeps its state from step to step.
 
@@ -70,11 +78,7 @@ class CodeInterpreterEnvironment(
     def __init__(self, shared: House | None = None, tasks: JsonlTasks | None = None) -> None:
         self._house = shared or house()
         self._tasks = self._house.tasks if tasks is None else tasks
-        self._backend: Backend | None = None
-        self._interpreter: Interpreter | None = None
-        self._lost = False
-        self._brought: tuple[FileInfo, ...] = ()
-        self._choice = chosen({}, self._house.settings)
+        self._keeper = Keeper(self._house, chosen({}, self._house.settings))
         self._task: TaskSession | None = None
         self._state = CodeInterpreterState(episode_id=str(uuid4()))
 
@@ -99,9 +103,9 @@ class CodeInterpreterEnvironment(
         task = await self._began(choice, seed)
         if task is not None:
             choice = replace(choice, files={**task.files, **choice.files})
-        await self._end_interpreter()
-        self._lost = False
-        self._choice, self._task = choice, task
+        await self._keeper.end()
+        self._keeper.lost = False
+        self._keeper.choice, self._task = choice, task
         self._state = CodeInterpreterState(
             episode_id=str(uuid4()) if episode_id is None else episode_id,
             seed=seed,
@@ -109,20 +113,22 @@ class CodeInterpreterEnvironment(
         )
         try:
             await self._ready()
-            began = self._told(Execution(status="ok", files=self._brought))
+            began = self._told(Execution(status="ok", files=self._keeper.brought))
         except ConfigurationError as error:
             raise InvalidResetOption(str(error)) from error
         except FileRefused as error:
             raise InvalidResetOption(f"reset option files: {error}") from error
         except TROUBLE as error:
-            await self._end_interpreter()
+            await self._keeper.end()
             began = self._failed(error)
         if all(value is None for value in options.values()):
             return released(began, None)
         return full(began) if task is None else full(began, prompt=task.prompt, task=task.view)
 
-    async def step(self, action: CodeInterpreterAction, *, timeout_s: float | None = None) -> CodeObservation:
-        """Applies an action.
+    async def step(
+        self, action: CodeInterpreterAction | ToolAction, *, timeout_s: float | None = None
+    ) -> CodeObservation | ToolObservation:
+        """Applies an action, or calls a tool that is one.
 
         Args:
             action: What to do.
@@ -131,19 +137,31 @@ class CodeInterpreterEnvironment(
         Raises:
             EpisodeOver: A solution was submitted.
         """
-        if self._state.done:
-            raise EpisodeOver
-        self._state.step_count += 1
+        if isinstance(action, ListToolsAction | CallToolAction):
+            told = self.tool_step(action)
+            return await told if isawaitable(told) else told
+        self._count()
+        if isinstance(action, Execute) and "type" not in action.model_fields_set:
+            return released(await self._execute(action, timeout_s), action.code)
+        return await self._act(action, timeout_s)
+
+    async def _act(
+        self,
+        action: CodeInterpreterAction,
+        timeout_s: float | None = None,
+        context: ToolContext | None = None,
+    ) -> CodeInterpreterObservation:
         if isinstance(action, Execute):
-            execution = await self._execute(action, timeout_s)
-            return full(execution) if "type" in action.model_fields_set else released(execution, action.code)
+            return full(await self._execute(action, timeout_s, context))
         if isinstance(action, Submit):
             return await self._submit(action)
         fields: dict[str, Any] = {}
         try:
             files: tuple[FileInfo, ...] = ()
             if isinstance(action, Restart):
-                files = await self._restarted()
+                self._known(await self._keeper.anew())
+                self._state.execution_count = 0
+                files = self._keeper.brought
             else:
                 interpreter = await self._ready()
                 if isinstance(action, PutFile):
@@ -154,7 +172,7 @@ class CodeInterpreterEnvironment(
         except FileRefused as error:
             execution = self._told(refused(error))
         except TROUBLE as error:
-            await self._end_interpreter()
+            await self._keeper.end()
             execution = self._failed(error)
         return full(execution, **fields)
 
@@ -165,16 +183,11 @@ class CodeInterpreterEnvironment(
 
     async def close(self) -> None:
         """End the interpreter."""
-        try:
-            await self._end_interpreter()
-        finally:
-            if self._backend is not None:
-                self._backend = None
-                await self._house.release()
+        await self._keeper.close()
 
     async def get_metadata(self) -> EnvironmentMetadata:
         """What the environment says of itself, and what its code runs behind."""
-        backend = await self._held()
+        backend = await self._keeper.held()
         return EnvironmentMetadata(
             name="code_interpreter",
             description=(
@@ -187,21 +200,44 @@ class CodeInterpreterEnvironment(
         if choice.task is None:
             return None
         task = await chosen_task(self._tasks, choice.task, seed)
-        return TaskSession(task, Grader(Judging(self._held, choice.packages)))
+        return TaskSession(task, Grader(Judging(self._keeper.held, choice.packages)))
 
-    async def _execute(self, action: Execute, timeout_s: float | None) -> Execution:
+    async def _execute(
+        self, action: Execute, timeout_s: float | None, context: ToolContext | None = None
+    ) -> Execution:
         timeout_s = timeout_s if action.timeout_s is None else action.timeout_s
         try:
             interpreter = await self._ready()
-            execution = await interpreter.execute(action.code, timeout_s=timeout_s, stdin=action.stdin)
+            running = interpreter.execute(action.code, timeout_s=timeout_s, stdin=action.stdin)
+            execution = await (running if context is None else self._spared(running, interpreter, context))
         except TROUBLE as error:
-            await self._end_interpreter()
+            await self._keeper.end()
             execution = self._failed(error)
-        self._lost = execution.state_lost
+        self._keeper.lost = execution.state_lost
         state = self._state
         state.last_exit_code = execution.exit_code
         state.execution_count = execution.execution_count
         return execution
+
+    async def _spared(
+        self, running: Coroutine[Any, Any, Execution], interpreter: Interpreter, context: ToolContext
+    ) -> Execution:
+        task = asyncio.ensure_future(running)
+        try:
+            return await spared(task, interpreter, self._keeper.choice.limits.grace_s, context.progress)
+        except asyncio.CancelledError:
+            self._keeper.lost = lost(task)
+            raise
+
+    async def _listed(self) -> list[FileInfo]:
+        try:
+            return await (await self._ready()).list_files()
+        except FileRefused as error:
+            raise ToolFailed(str(error)) from error
+        except TROUBLE as error:
+            await self._keeper.end()
+            self._failed(error)
+            raise ToolUnavailable(str(error)) from error
 
     async def _submit(self, action: Submit) -> CodeInterpreterObservation:
         if self._task is None:
@@ -214,47 +250,13 @@ class CodeInterpreterEnvironment(
             seen = replace(self._told(Execution(status="ok")), isolation=verdict.isolation)
         return full(seen, done=done, reward=verdict.reward, verdict=verdict)
 
-    async def _held(self) -> Backend:
-        if self._backend is None:
-            try:
-                self._backend = await self._house.hold()
-            except ConfigurationError as error:  # the server's, not that of who asked
-                raise SandboxUnavailable(str(error)) from error
-        return self._backend
-
     async def _ready(self) -> Interpreter:
-        """Return the interpreter: the one that there is, a fresh one where there is none or its state is gone."""
-        interpreter = self._interpreter
-        if interpreter is not None and not self._lost:
-            return interpreter  # one that ended between two actions says so itself, before anything runs without it
-        await self._end_interpreter()
-        choice = self._choice
-        backend = await self._held()
-        interpreter = await backend.open(choice.limits, packages=choice.packages, snapshot=choice.snapshot)
-        self._interpreter = interpreter
-        try:
-            self._brought = await self._put_back(interpreter)
-        except BaseException:
-            await self._end_interpreter()
-            raise
-        self._lost = False
+        return self._known(await self._keeper.ready())
+
+    def _known(self, interpreter: Interpreter) -> Interpreter:
         self._state.session_id = interpreter.session_id
         self._state.isolation = interpreter.isolation
         return interpreter
-
-    async def _restarted(self) -> tuple[FileInfo, ...]:
-        interpreter = self._interpreter
-        if interpreter is None or self._lost:
-            await self._ready()
-        else:
-            await interpreter.restart()
-            self._brought = await self._put_back(interpreter)
-        self._state.execution_count = 0
-        return self._brought
-
-    async def _put_back(self, interpreter: Interpreter) -> tuple[FileInfo, ...]:
-        """Put the files of the reset into a workspace that has none."""
-        return tuple([await interpreter.put_file(path, data) for path, data in self._choice.files.items()])
 
     async def _fetched(self, interpreter: Interpreter, path: str) -> bytes:
         data = await interpreter.get_file(path)
@@ -263,12 +265,6 @@ class CodeInterpreterEnvironment(
                 path, f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
             )
         return data
-
-    async def _end_interpreter(self) -> None:
-        interpreter, self._interpreter = self._interpreter, None
-        if interpreter is not None:
-            # Whoever waits may be cancelled, as a caller that goes away is: the closing goes on.
-            await asyncio.shield(keep(asyncio.create_task(_close(interpreter))))
 
     def _told(self, execution: Execution) -> Execution:
         """Return an execution that came from no interpreter with what there is to know of the one that there is."""
@@ -284,10 +280,3 @@ class CodeInterpreterEnvironment(
         logger.warning("the sandbox failed: %s", error)
         self._state.last_exit_code = -1
         return self._told(failed(str(error), state_lost=True))
-
-
-async def _close(interpreter: Interpreter) -> None:
-    try:
-        await interpreter.close()
-    except TROUBLE:
-        logger.exception("an interpreter did not close")

@@ -15,11 +15,12 @@ from envs.code_interpreter_env import (
     Restart,
     Submit,
 )
-from envs.code_interpreter_env.models import AnyAction
+from envs.code_interpreter_env.models import AnyAction, ListTools
 from envs.code_interpreter_env.server.observations import full, released
 from openenv_core.checker.drawing.sampling import sample
 from openenv_core.protocol.replies import encode_observation
 from openenv_core.sandbox import CodeError, Execution, FileInfo, Output, Truncated
+from openenv_core.tools import CallToolAction
 
 ACTIONS: TypeAdapter[Any] = TypeAdapter(AnyAction)
 
@@ -73,6 +74,9 @@ class ReleasedObservation(BaseModel):
         ({"type": "get_file", "path": "a"}, GetFile(path="a")),
         ({"type": "restart"}, Restart()),
         ({"type": "submit", "code": "1"}, Submit(code="1")),
+        ({"type": "list_tools"}, ListTools()),
+        ({"tool_name": "a", "arguments": {"b": 1}}, CallToolAction(tool_name="a", arguments={"b": 1})),
+        ({"type": "call_tool", "tool_name": "a"}, CallToolAction(tool_name="a")),
     ],
 )
 def test_every_action_is_told_by_its_type(data: dict[str, Any], action: Any) -> None:
@@ -110,8 +114,10 @@ def test_what_is_no_action_is_refused(data: dict[str, Any]) -> None:
 def test_whatever_the_schema_allows_is_an_action(modest: bool) -> None:
     drawn = sample(ACTIONS.json_schema(), 80, 1, modest=modest)
     actions = [ACTIONS.validate_python(action) for action in drawn]
-    assert {type(action) for action in actions} == {Execute, PutFile, GetFile, Restart, Submit}
-    assert any("type" not in action for action in drawn)
+    own = {Execute, PutFile, GetFile, Restart, Submit}
+    assert {type(action) for action in actions} == own | {ListTools, CallToolAction}
+    bare = {type(action) for action, data in zip(actions, drawn, strict=True) if "type" not in data}
+    assert bare == {Execute, CallToolAction}
     assert all(isinstance(action.data, bytes) for action in actions if isinstance(action, PutFile))
 
 

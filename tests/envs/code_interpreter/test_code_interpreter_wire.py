@@ -169,7 +169,7 @@ def test_the_server_says_how_strong_its_walls_are(server: ServeProcess) -> None:
     assert status == 200
     assert any(f"Isolation: {rung}." in about["description"] for rung in RUNGS)
     arms = server.get("/schema")[1]["action"]["oneOf"]
-    assert len(arms) == 5
+    assert len(arms) == 7
 
 
 def test_a_task_is_given_judged_and_over(client: Any) -> None:

@@ -1,0 +1,260 @@
+"""The interpreter's actions as tools: what a caller who knows tools alone gets, over real interpreters and fakes."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+from fake_interpreter import FakeBackend
+from serving import eventually
+
+from envs.code_interpreter_env import CodeInterpreterObservation, Execute
+from envs.code_interpreter_env.models import ListTools
+from envs.code_interpreter_env.server import house as house_module
+from envs.code_interpreter_env.server import sparing
+from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
+from envs.code_interpreter_env.server.house import House
+from envs.code_interpreter_env.server.settings import InterpreterSettings
+from openenv_core import EpisodeOver, infrastructure_failure
+from openenv_core.sandbox import Isolation
+from openenv_core.tools import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsObservation,
+    ToolContext,
+    ToolResult,
+    is_tool_host,
+)
+
+SETTINGS = InterpreterSettings(
+    packages=("json",),
+    strongest_isolation=Isolation.PROCESS,
+    minimum_isolation=Isolation.PROCESS,
+    tasks="none",
+)
+PNG = b"\x89PNG\r\n\x1a\n and more"
+
+
+class Told(ToolContext):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        self.seconds.append(progress)
+
+
+@pytest.fixture
+async def env() -> AsyncIterator[CodeInterpreterEnvironment]:
+    environment = CodeInterpreterEnvironment(House(SETTINGS))
+    yield environment
+    await environment.close()
+
+
+@pytest.fixture
+async def faked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[CodeInterpreterEnvironment, FakeBackend]]:
+    backend = FakeBackend()
+    monkeypatch.setattr(house_module, "make_backend", lambda *_: backend)
+    environment = CodeInterpreterEnvironment(House(SETTINGS))
+    yield environment, backend
+    await environment.close()
+
+
+async def call(
+    env: CodeInterpreterEnvironment, name: str, context: ToolContext | None = None, **arguments: Any
+) -> ToolResult:
+    result = env.call_tool(name, arguments, context or ToolContext())
+    return result if isinstance(result, ToolResult) else await result
+
+
+def texts(result: ToolResult) -> list[str]:
+    return [block["text"] for block in result.content if block["type"] == "text"]
+
+
+def error(result: ToolResult) -> tuple[str, str]:
+    assert result.error is not None
+    return result.error.error_type.value, result.error.message
+
+
+async def test_tools_are_listed_with_schemas_and_called_as_steps(env: CodeInterpreterEnvironment) -> None:
+    assert is_tool_host(CodeInterpreterEnvironment)
+    listed = await env.step(ListTools())
+    assert isinstance(listed, ListToolsObservation)
+    schemas = {tool.name: tool.input_schema for tool in listed.tools}
+    assert list(schemas) == ["run_python", "read_file", "write_file", "list_files"]
+    assert schemas["run_python"]["required"] == ["code"]
+    assert set(schemas["run_python"]["properties"]) == {"code", "timeout_s"}
+    assert env.state.step_count == 0  # looking is no step
+    called = await env.step(
+        CallToolAction(tool_name="run_python", arguments={"code": "n = 20\nprint('on')\nn + 1"})
+    )
+    assert isinstance(called, CallToolObservation)
+    assert (called.error, called.result["stdout"], called.result["result"]) == (None, "on\n", "21")
+    seen = await env.step(Execute(type="execute", code="n"))  # the same interpreter, and the same count
+    assert isinstance(seen, CodeInterpreterObservation)
+    assert (seen.result, env.state.step_count, env.state.execution_count) == ("20", 2, 2)
+
+
+async def test_a_run_is_shown_as_text_and_pictures_and_told_as_data(env: CodeInterpreterEnvironment) -> None:
+    code = (
+        "import sys\n"
+        "class Figure:\n"
+        f"    def _repr_png_(self): return {PNG!r}\n"
+        "print('out'); print('err', file=sys.stderr)\n"
+        "open('made.txt', 'w').write('x')\n"
+        "Figure()"
+    )
+    result = await call(env, "run_python", code=code)
+    assert result.content[:2] == [
+        {"type": "text", "text": "out\n"},
+        {"type": "text", "text": "stderr:\nerr\n"},
+    ]
+    assert result.content[2] == {
+        "type": "image",
+        "data": base64.b64encode(PNG).decode(),
+        "mimeType": "image/png",
+    }
+    assert result.structured is not None
+    assert (result.structured["status"], result.structured["exit_code"]) == ("ok", 0)
+    assert [file["path"] for file in result.structured["files"]] == ["made.txt"]
+    assert texts(await call(env, "run_python", code="x = 1")) == ["It ran, and printed nothing."]
+
+
+async def test_what_code_does_wrong_is_the_call_s_error_and_the_variables_stay(
+    env: CodeInterpreterEnvironment,
+) -> None:
+    failed = await call(env, "run_python", code="kept = 5\nprint('before')\n1 / 0")
+    kind, message = error(failed)
+    assert kind == "execution_error"
+    assert message.startswith("before\n")
+    assert message.endswith("ZeroDivisionError: division by zero")
+    assert failed.structured is not None
+    assert failed.structured["error"]["ename"] == "ZeroDivisionError"
+    assert infrastructure_failure(failed.observation("run_python")) is None
+    late = await call(env, "run_python", code="while True: pass", timeout_s=0.1)
+    assert error(late)[0] == "timeout"
+    assert (await call(env, "run_python", code="kept")).structured["result"] == "5"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("run_python", {}),
+        ("run_python", {"code": 1}),
+        ("run_python", {"code": "1", "timeout_s": 0}),
+        ("run_python", {"code": "1", "shell": True}),
+        ("write_file", {"path": "a"}),
+        ("write_file", {"path": "a", "content": "x", "content_base64": "AAEC"}),
+        ("write_file", {"path": "a", "content_base64": "***"}),
+        ("read_file", {"path": ""}),
+    ],
+)
+async def test_arguments_are_as_the_schema_says(
+    faked: tuple[CodeInterpreterEnvironment, FakeBackend], name: str, arguments: Mapping[str, Any]
+) -> None:
+    env, backend = faked
+    assert error(await call(env, name, **arguments))[0] == "invalid_args"
+    assert not backend.opened  # nothing was begun for it
+
+
+async def test_files_are_written_read_and_listed(env: CodeInterpreterEnvironment) -> None:
+    written = await call(env, "write_file", path="data/words.txt", content="héllo")
+    assert written.structured is not None
+    assert (written.structured["path"], written.structured["size"]) == ("data/words.txt", 6)
+    await call(env, "write_file", path="one.png", content_base64=base64.b64encode(PNG).decode())
+    await call(env, "write_file", path="any.bin", content_base64="/wD/")
+    words = await call(env, "read_file", path="data/words.txt")
+    assert (words.value, texts(words)) == ("héllo", ["héllo"])
+    picture = await call(env, "read_file", path="one.png")
+    assert picture.content == [
+        {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
+    ]
+    other = await call(env, "read_file", path="any.bin")
+    assert other.content[0]["resource"]["blob"] == "/wD/"
+    assert other.value["content_base64"] == "/wD/"
+    listed = await call(env, "list_files")
+    assert [file["path"] for file in listed.value] == ["any.bin", "data/words.txt", "one.png"]
+    assert (await call(env, "run_python", code="open('data/words.txt').read()")).value["result"] == "'héllo'"
+    for path in ("none.txt", "../out.txt"):
+        assert error(await call(env, "read_file", path=path))[0] == "execution_error"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("run_python", {"code": "1"}),
+        ("read_file", {"path": "a"}),
+        ("write_file", {"path": "a", "content": ""}),
+        ("list_files", {}),
+    ],
+)
+async def test_a_failure_of_the_infrastructure_is_told_as_that(
+    faked: tuple[CodeInterpreterEnvironment, FakeBackend], name: str, arguments: Mapping[str, Any]
+) -> None:
+    env, backend = faked
+    backend.refusing = True
+    result = await call(env, name, **arguments)
+    kind, message = error(result)
+    assert kind == "transport_error"
+    assert "expected a free place" in message
+    assert infrastructure_failure(result.observation(name)) == "expected a free place, got none"
+    backend.refusing = False
+    assert not (await call(env, "run_python", code="1")).is_error
+
+
+async def test_a_caller_who_gives_up_interrupts_the_code_and_the_interpreter_lives(
+    env: CodeInterpreterEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparing, "TELL_S", 0.02)
+    await call(env, "write_file", path="kept.txt", content="x")
+    code = "begun = True\nwhile True: pass"
+    told = Told()
+    running = asyncio.create_task(call(env, "run_python", told, code=code))
+    await eventually(lambda: len(told.seconds) > 2)
+    assert told.seconds == sorted(told.seconds)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    after = await call(env, "run_python", code="begun, open('kept.txt').read()")
+    assert after.value["result"] == "(True, 'x')"
+    assert not after.value["state_lost"]
+
+
+async def test_code_that_ignores_an_interrupt_is_ended_and_the_files_of_the_reset_are_back(
+    env: CodeInterpreterEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparing, "TELL_S", 0.02)
+    await env.reset(files={"given": "y"}, limits={"grace_s": 0.05})
+    code = "begun = True; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    told = Told()
+    running = asyncio.create_task(call(env, "run_python", told, code=code))
+    await eventually(lambda: len(told.seconds) > 5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    after = await call(env, "run_python", code="'begun' in globals(), open('given').read()")
+    assert after.value["result"] == "(False, 'y')"
+
+
+async def test_an_interpreter_that_knows_no_interrupt_is_ended_when_its_caller_gives_up(
+    faked: tuple[CodeInterpreterEnvironment, FakeBackend],
+) -> None:
+    env, backend = faked
+    running = asyncio.create_task(call(env, "run_python", code="hang"))
+    await eventually(lambda: backend.opened and backend.opened[0].asked)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not (await call(env, "run_python", code="1")).is_error
+    assert [one.closed for one in backend.opened] == [True, False]
+
+
+async def test_an_episode_that_is_over_has_no_calls(env: CodeInterpreterEnvironment) -> None:
+    env._state.done = True
+    for name in ("run_python", "none"):
+        with pytest.raises(EpisodeOver):
+            await call(env, name, code="1")
