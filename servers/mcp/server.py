@@ -52,7 +52,8 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> McpServer:
     def add(method: str, params: type[BaseModel], handler: Callable[[Ctx, Any], Awaitable[Result]]) -> None:
         async def complete(ctx: Ctx, given: Any) -> Result:
             answer = await handler(ctx, given)
-            return {"resultType": "complete"} | answer if isinstance(answer, dict) else answer
+            # An answer without content stays without: clients of the handshake versions refuse any key in it.
+            return {"resultType": "complete"} | answer if isinstance(answer, dict) and answer else answer
 
         server.add_request_handler(method, params, complete)
 
