@@ -1,0 +1,1 @@
+"""The server's side: other people's MCP servers, one set of them a session."""

@@ -1,0 +1,167 @@
+"""One entry of `mcpServers`: a command or an address, and what calls to it may cost."""
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from ..upstream.addresses import check
+from ..upstream.errors import AddressRefused
+from .placeholders import expanded, needs_folder, placed
+
+ENVIRON: Final = "environ"
+"""The key of the validation context that has the variables of the environment's server."""
+
+MAX_SECONDS: Final = 3600.0
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Patterns: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=256)
+]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Policy(_Entry):
+    """What is ours in an entry, below the key "ropewalk".
+
+    Attributes:
+        allow: Patterns of the server's own tool names (as in file names: `read_*`); the others are not offered.
+        deny: Likewise of those that are not offered, allowed or not.
+        prefix: What stands before the names of its tools. By default nothing where it is the only server, else the
+            server's name and two underscores.
+        timeout_s: What a call may take.
+        calls: How many calls it takes in an episode; None: as many as the episode has.
+        start_timeout_s: What it may take to start, to its list of tools.
+        restart: A server that has died is started anew for the next call; false: its death ends the episode.
+        max_restarts: How often in one episode.
+        max_result_bytes: Of what one call returns; the rest is cut off, and the observation says so.
+        protocol: "handshake": MCP up to 2025-11-25, in which a connection is a session of its own. "stateless":
+            2026-07-28. "auto": the first, and where the server knows only the other, that.
+        allow_private: Addresses of this machine and of private networks are right.
+        env_pass: Variables of the environment's server that the process gets too.
+    """
+
+    allow: Patterns = ("*",)
+    deny: Patterns = ()
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,32}$")] | None = None
+    timeout_s: Seconds = 30.0
+    calls: Annotated[int, Field(ge=1)] | None = None
+    start_timeout_s: Seconds = 30.0
+    restart: bool = True
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    max_result_bytes: Annotated[int, Field(ge=1024, le=32 << 20)] = 1 << 20
+    protocol: Literal["auto", "handshake", "stateless"] = "auto"
+    allow_private: bool = False
+    env_pass: Annotated[tuple[str, ...], Field(max_length=256)] = ()
+
+
+class StdioServer(_Entry):
+    """A server that is a process of the session's own.
+
+    Attributes:
+        command: The program; looked for on the PATH unless it is a path.
+        args: Its arguments.
+        env: Variables that it gets beside a few harmless ones.
+        cwd: Where it runs; by default the session's folder.
+    """
+
+    type: Literal["stdio"] = "stdio"
+    command: Annotated[str, Field(min_length=1)]
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    cwd: str | None = None
+    ropewalk: Policy = Policy()
+
+    @field_validator("command", "args", "env", "cwd")
+    @classmethod
+    def _expand(cls, value: Any, info: ValidationInfo) -> Any:
+        return _expanded(value, _environ(info))
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if needs_folder(self.command):
+            raise ValueError("expected a command that is there before the session, got ${SESSION_DIR} in it")
+        if any(
+            "\0" in text for text in (self.command, *self.args, *self.env, *self.env.values(), self.cwd or "")
+        ):
+            raise ValueError("expected text without NUL characters in command, args, env and cwd")
+        if bad := [name for name in self.env if not name or "=" in name]:
+            raise ValueError(f"expected names of variables in env, got {bad[0]!r}")
+        if self.ropewalk.allow_private:
+            raise ValueError("expected allow_private for a url, got it for a command; leave it out")
+        return self
+
+
+class HttpServer(_Entry):
+    """A server at an address, where each session has a connection of its own.
+
+    Attributes:
+        url: Its MCP endpoint.
+        headers: What every request to it carries.
+    """
+
+    type: Literal["http", "streamable-http"] = "http"
+    url: str
+    headers: dict[str, str] = Field(default_factory=dict)
+    ropewalk: Policy = Policy()
+
+    @field_validator("url", "headers")
+    @classmethod
+    def _expand(cls, value: Any, info: ValidationInfo) -> Any:
+        value = _expanded(value, _environ(info))
+        texts = [value] if isinstance(value, str) else list(value.values())
+        if any(needs_folder(text) for text in texts):
+            raise ValueError("expected ${SESSION_DIR} in args, env or cwd of a command, got it here")
+        # No session has a part in it: this is how it stays.
+        return (
+            placed(value, "")
+            if isinstance(value, str)
+            else {key: placed(text, "") for key, text in value.items()}
+        )
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        parts = urlsplit(self.url)
+        try:
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"expected an address for url, got one that cannot be read: {error}") from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise ValueError("expected a url that begins with http:// or https:// and names a host")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("expected a url without a user and a password; put credentials into headers")
+        if any("\n" in text or "\r" in text for pair in self.headers.items() for text in pair):
+            raise ValueError("expected headers without line ends")
+        if self.ropewalk.env_pass:
+            raise ValueError("expected env_pass for a command, got it for a url; leave it out")
+        if not self.ropewalk.allow_private:
+            try:
+                check(str(ipaddress.ip_address(host.strip("[]"))))
+            except AddressRefused as error:
+                raise ValueError(f"{error}; set ropewalk.allow_private where that is right") from None
+            except ValueError:
+                pass  # a name: looked up, and checked, at each connection
+        return self
+
+
+ServerSpec: TypeAlias = StdioServer | HttpServer
+
+
+def _environ(info: ValidationInfo) -> Mapping[str, str]:
+    context = info.context
+    return context.get(ENVIRON, {}) if isinstance(context, Mapping) else {}
+
+
+def _expanded(value: Any, environ: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return expanded(value, environ)
+    if isinstance(value, tuple):
+        return tuple(expanded(text, environ) for text in value)
+    if isinstance(value, dict):
+        return {key: expanded(text, environ) for key, text in value.items()}
+    return value

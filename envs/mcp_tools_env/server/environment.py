@@ -1,0 +1,195 @@
+"""The environment: sessions of other people's MCP servers, whose tools are called step by step."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from openenv_core import Environment
+from openenv_core.errors import EpisodeOver
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR
+from openenv_core.tools import (
+    SILENT,
+    Completion,
+    ListToolsAction,
+    ListToolsObservation,
+    NoSuchPrompt,
+    NoSuchResource,
+    PromptResult,
+    PromptSpec,
+    ResourceContents,
+    ResourceSpec,
+    ResourceTemplateSpec,
+    ToolAction,
+    ToolContext,
+    ToolObservation,
+    ToolResult,
+    ToolSpec,
+)
+from servers.execution import keep
+
+from ..models import McpToolsState
+from .episode.options import chosen
+from .episode.play import Episode
+from .house import House, house
+from .upstream.errors import ServerFailed
+
+logger = logging.getLogger(__name__)
+
+
+class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState]):
+    """Tools of the MCP servers that the environment's server is configured with, each session with its own of them.
+
+    Reset is not needed: what is asked before the first one begins an episode with all servers that are configured.
+    An episode ends where its calls or its time are used up, and where a server dies that is not started anew. There
+    are no rewards.
+
+    What a tool does never raises here: the observation's error tells it, and tells it apart from a failure of the
+    infrastructure (`metadata["infrastructure_error"]`), which no policy should be blamed for. Over MCP the same tools
+    are offered, and a call there is a step of the same episode. Resources and prompts of the tool servers are not
+    passed on.
+
+    Args:
+        shared: What the sessions of this process share; by default as the environment's variables say.
+    """
+
+    BLOCKING = False
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, shared: House | None = None) -> None:
+        self._house = shared or house()
+        self._episode: Episode | None = None
+        self._beginning = asyncio.Lock()
+        self._state = McpToolsState(episode_id=str(uuid4()))
+
+    async def reset(
+        self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
+    ) -> ListToolsObservation:
+        """Begins an episode with fresh tool servers; those of the one before are ended.
+
+        Args:
+            seed: Decides nothing: what tools do is theirs.
+            episode_id: The caller's name for the episode; None makes a uuid4.
+            **options: `servers`: names of those that play. `allow`, `deny`: patterns of the names that tools are
+                offered under. `calls`, `time_s`: the budget, no more than the server's. `transcript`: false keeps
+                none.
+
+        Returns:
+            The tools; `metadata["servers"]` tells of the servers.
+
+        Raises:
+            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on.
+        """
+        choice = chosen(options, self._house.settings)
+        await self._end()
+        self._state = McpToolsState(episode_id=str(uuid4()) if episode_id is None else episode_id)
+        episode = Episode(self._house, choice)
+        try:
+            await episode.start()
+        except ServerFailed as error:
+            logger.warning("a tool server failed: %s", error)
+            self._episode = episode
+            return ListToolsObservation(tools=[], done=True, metadata={INFRASTRUCTURE_ERROR: str(error)})
+        self._episode = episode
+        return ListToolsObservation(
+            tools=[spec.wire() for spec in episode.specs],
+            metadata={
+                "servers": [info.model_dump(exclude={"calls", "restarts", "dead"}) for info in episode.about]
+            },
+        )
+
+    async def step(self, action: ToolAction) -> ToolObservation:
+        """Lists the tools, or calls one.
+
+        Raises:
+            EpisodeOver: The episode has ended.
+        """
+        if isinstance(action, ListToolsAction):
+            return ListToolsObservation(tools=[spec.wire() for spec in await self.list_tools()])
+        return (await self.call_tool(action.tool_name, action.arguments, SILENT)).observation(
+            action.tool_name
+        )
+
+    async def list_tools(self) -> Sequence[ToolSpec]:
+        """Return the tools that there are now.
+
+        Raises:
+            EpisodeOver: The episode has ended.
+        """
+        return await (await self._playing()).list_tools()
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """Call a tool; what it does wrong is in the result.
+
+        Raises:
+            EpisodeOver: The episode has ended.
+        """
+        episode = await self._playing()
+        self._state.step_count += 1
+        return await episode.call_tool(name, arguments, context)
+
+    def list_resources(self) -> Sequence[ResourceSpec]:
+        """Return nothing: resources of tool servers are not passed on."""
+        return []
+
+    def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
+        """Return nothing, likewise."""
+        return []
+
+    def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
+        """Refuse: there is none.
+
+        Raises:
+            NoSuchResource: Always.
+        """
+        raise NoSuchResource(f"expected no resource, got {uri[:200]!r}; tools alone are passed on")
+
+    def list_prompts(self) -> Sequence[PromptSpec]:
+        """Return nothing: prompts of tool servers are not passed on."""
+        return []
+
+    def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
+        """Refuse: there is none.
+
+        Raises:
+            NoSuchPrompt: Always.
+        """
+        raise NoSuchPrompt(f"expected no prompt, got {name[:200]!r}; tools alone are passed on")
+
+    def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
+    ) -> Completion:
+        """Return nothing: there is nothing to complete."""
+        return Completion(values=[])
+
+    @property
+    def state(self) -> McpToolsState:
+        """Where the episode stands."""
+        if self._episode is not None:
+            self._episode.describe(self._state)
+        return self._state
+
+    async def close(self) -> None:
+        """End the tool servers."""
+        await self._end()
+
+    async def _playing(self) -> Episode:
+        """Return the episode that is under way; one with all servers where nobody has begun any."""
+        async with self._beginning:
+            if self._episode is None:
+                began = await self.reset(episode_id=self._state.episode_id)
+                if began.done:
+                    raise EpisodeOver(
+                        f"expected tool servers that start, got: {began.metadata[INFRASTRUCTURE_ERROR]}"
+                    )
+        assert self._episode is not None
+        if self._episode.ended is not None:
+            raise EpisodeOver
+        return self._episode
+
+    async def _end(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            # Whoever waits may be cancelled, as a caller that goes away is: the ending goes on.
+            await asyncio.shield(keep(asyncio.create_task(episode.close())))

@@ -1,0 +1,222 @@
+"""One tool server of an episode: started, called, started anew where it has died."""
+
+import asyncio
+import fnmatch
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import mcp_types as types
+
+from openenv_core.tools import ToolContext, ToolErrorType
+
+from ..config.servers import HttpServer, Policy, ServerSpec
+from ..upstream.connection import About, Connection
+from ..upstream.errors import CallFailed, ServerFailed
+from ..upstream.schemas import ArgumentCheck
+from ..upstream.wires import HttpWire, StdioWire, Wire
+from .folder import Folder
+
+_MODES: Final[Mapping[str, tuple[str, ...]]] = {
+    "auto": ("legacy", "auto"),
+    "handshake": ("legacy",),
+    "stateless": ("auto",),
+}
+"""Protocols to try, in the SDK's words. The handshake comes first: in it a connection has a session of its own."""
+
+
+class Member:
+    """One server of an episode.
+
+    Args:
+        name: As it is configured.
+        spec: Likewise.
+        folder: The session's.
+        modes: The protocol that a server took, by its name: the next session begins with that.
+
+    Attributes:
+        calls: How many were made.
+        restarts: How often it was started anew.
+        tools: What it offers, by its own names, as far as its configuration allows; of its last list.
+    """
+
+    def __init__(self, name: str, spec: ServerSpec, folder: Folder, modes: dict[str, str]) -> None:
+        self.name = name
+        self._spec = spec
+        self._known = modes
+        self._folder = folder
+        self._connection: Connection | None = None
+        self._about: About | None = None
+        self._checks: dict[str, ArgumentCheck] = {}
+        self.calls = 0
+        self.restarts = 0
+        self.tools: dict[str, types.Tool] = {}
+
+    @property
+    def policy(self) -> Policy:
+        """What its configuration allows."""
+        return self._spec.ropewalk
+
+    @property
+    def about(self) -> About | None:
+        """What it says of itself; None before it was started."""
+        return self._about
+
+    @property
+    def death(self) -> str | None:
+        """Why it is of no more use; None while it is."""
+        return None if self._connection is None else self._connection.dead
+
+    @property
+    def stale(self) -> bool:
+        """Whether it has said that its list of tools is another one now."""
+        return self._connection is not None and self._connection.stale
+
+    async def start(self) -> None:
+        """Start it, and ask for its tools.
+
+        Raises:
+            ServerFailed: It does not come, or not in time.
+        """
+        connection = Connection(self._wire, self._modes())
+        self._connection = connection
+        timeout_s = self.policy.start_timeout_s
+        try:
+            await connection.open(timeout_s)
+            self._about = connection.about
+            await self._list(connection)
+        except (CallFailed, ServerFailed) as error:
+            await self.close()
+            raise ServerFailed(f"{self.name}: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        if self.policy.protocol == "auto":
+            self._known[self.name] = connection.mode
+
+    async def close(self) -> None:
+        """End it. Bounded in time."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def refresh(self) -> None:
+        """Ask for its tools again, where they may have changed. One that has died keeps what it had.
+
+        Raises:
+            CallFailed: It does not answer.
+        """
+        connection = self._connection
+        if connection is not None and connection.dead is None and (connection.stale or connection.stateless):
+            await self._list(connection)
+
+    async def ready(self) -> bool:
+        """See to it that it can be called; return whether it had to be started anew.
+
+        Raises:
+            ServerFailed: It has died, and is not started anew, or not once more.
+        """
+        connection = self._connection
+        if connection is not None and connection.dead is None and connection.hung:
+            try:
+                if not await connection.answers():
+                    connection.dead = "it gave no sign of life after a call that took too long"
+            except CallFailed as error:
+                connection.dead = str(error)
+        if connection is not None and connection.dead is None:
+            return False
+        why = self.death or "it is not there"
+        if not self.policy.restart:
+            raise ServerFailed(f"{self.name}: {why}")
+        if self.restarts >= self.policy.max_restarts:
+            raise ServerFailed(
+                f"{self.name}: {why}; it was started anew {self.restarts} times, which is the most"
+            )
+        self.restarts += 1
+        await self.close()
+        await self.start()
+        return True
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
+    ) -> types.CallToolResult:
+        """Call a tool by its own name.
+
+        Raises:
+            CallFailed: There is no result.
+        """
+        connection = self._connection
+        if connection is None:
+            raise CallFailed(
+                ToolErrorType.TRANSPORT_ERROR, "the tool server is not there", infrastructure=True
+            )
+        self.calls += 1
+        return await connection.call(tool, arguments, timeout_s, context)
+
+    async def still_has(self, tool: str) -> bool:
+        """Return whether it offers a tool by its list of now; true where it does not say."""
+        connection = self._connection
+        if connection is None or connection.dead is not None:
+            return True
+        try:
+            await self._list(connection)
+        except CallFailed:
+            return True
+        return tool in self.tools
+
+    def faults(self, tool: str, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return what is wrong with arguments, by the tool's own schema."""
+        if (check := self._checks.get(tool)) is None:
+            check = self._checks[tool] = ArgumentCheck(self.tools[tool].input_schema)
+        return check.faults(arguments)
+
+    async def _list(self, connection: Connection) -> None:
+        try:
+            listed = await connection.list_tools(min(self.policy.timeout_s, self.policy.start_timeout_s))
+        except CallFailed as error:
+            if error.infrastructure or error.error_type is ToolErrorType.TIMEOUT:
+                raise
+            listed = []  # a server without tools says that it does not know the method
+        self._checks = {}
+        self.tools = {tool.name: tool for tool in listed if self._allows(tool.name)}
+
+    def _allows(self, tool: str) -> bool:
+        return matches(tool, self.policy.allow) and not matches(tool, self.policy.deny)
+
+    def _wire(self) -> Wire:
+        spec, folder = self._spec, self._folder
+        if isinstance(spec, HttpServer):
+            return HttpWire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
+        return StdioWire(
+            folder.command(spec), folder.environment(spec, os.environ), folder.cwd(spec), folder.path
+        )
+
+    def _modes(self) -> tuple[str, ...]:
+        known = self._known.get(self.name) if self.policy.protocol == "auto" else None
+        return (known,) if known is not None else _MODES[self.policy.protocol]
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name is of one of the patterns, which are those of file names."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+async def start_all(members: Sequence[Member], at_once: asyncio.Semaphore) -> None:
+    """Start servers side by side; where one fails, the others are ended before it is told.
+
+    Raises:
+        ServerFailed: One of them does not come.
+    """
+
+    async def start(member: Member) -> None:
+        async with at_once:
+            await member.start()
+
+    tasks = [asyncio.create_task(start(member)) for member in members]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

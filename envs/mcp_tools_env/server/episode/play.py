@@ -1,0 +1,249 @@
+"""One episode: its servers, the names of their tools, and a call from its asking to its result."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import mcp_types as types
+
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR
+from openenv_core.tools import ToolContext, ToolErrorType, ToolResult, ToolSpec
+
+from ...models import McpToolsState, ServerInfo
+from ..house import House
+from ..upstream.errors import CallFailed, ServerFailed
+from ..upstream.results import result_of
+from .budget import Budget
+from .folder import Folder
+from .member import Member, matches, start_all
+from .naming import offered, prefix_of
+from .options import ResetChoice
+from .transcript import Transcript
+
+STATE_LOST: Final = "state_lost"
+"""The key of an observation's metadata that names the server that was started anew, and has forgotten all."""
+
+BUDGET: Final = "budget"
+"""The key of an observation's metadata that says which part of the budget is used up."""
+
+MAX_TEXT: Final = 4096
+"""Of what a server says of itself, and of a tool's description."""
+
+_INVALID: Final = f"MCP error {types.INVALID_PARAMS}:"
+"""How servers on the TypeScript SDK begin a result that is no result: the arguments, or the tool, were not known."""
+
+
+class Episode:
+    """An episode. `start` first, `close` last.
+
+    Args:
+        house: What the sessions of the process share.
+        choice: What the reset asked for.
+
+    Attributes:
+        ended: Why it has; None while it has not.
+        specs: The tools as they were listed last, by the names that they are offered under.
+    """
+
+    def __init__(self, house: House, choice: ResetChoice) -> None:
+        self._house = house
+        self._choice = choice
+        self._folder = Folder()
+        self._members = {
+            name: Member(name, house.settings.servers[name], self._folder, house.modes)
+            for name in choice.servers
+        }
+        self._budget = Budget(choice.calls, choice.time_s)
+        self._transcript = Transcript(choice.transcript)
+        self._names: dict[str, tuple[str, str]] = {}
+        self.ended: Literal["calls", "time", "infrastructure"] | None = None
+        self.specs: list[ToolSpec] = []
+
+    @property
+    def about(self) -> list[ServerInfo]:
+        """What there is to know of the servers."""
+        return [_info(member) for member in self._members.values()]
+
+    async def start(self) -> None:
+        """Start the servers, side by side.
+
+        Raises:
+            ServerFailed: One of them does not come. The others are ended.
+        """
+        try:
+            await start_all(list(self._members.values()), self._house.starts)
+        except BaseException as error:
+            self.ended = "infrastructure"
+            await self._folder.remove()
+            if isinstance(error, OSError):
+                raise ServerFailed(f"expected to start the tool servers, got: {error}") from error
+            raise
+        self._name()
+
+    async def close(self) -> None:
+        """End the servers and remove their folder. Bounded in time."""
+        self.ended = self.ended or "infrastructure"
+        await asyncio.gather(*(member.close() for member in self._members.values()), return_exceptions=True)
+        await self._folder.remove()
+
+    async def list_tools(self) -> list[ToolSpec]:
+        """Return the tools that there are now; a server that does not answer is listed as it was."""
+        for member in self._members.values():
+            try:
+                await member.refresh()
+            except CallFailed:
+                continue  # a call of its tools tells
+        self._name()
+        return self.specs
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """Call a tool by the name that it is offered under."""
+        started_s = self._budget.elapsed_s
+        began = time.monotonic()
+        if (spent := self._budget.spent) is not None:
+            self.ended = spent
+            kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
+            result = replace(ToolResult.failed(kind, self._budget.words(spent), **{BUDGET: spent}), done=True)
+        else:
+            self._budget.made += 1
+            result = await self._called(name, arguments, context)
+        self._transcript.add(name, arguments, result, started_s, time.monotonic() - began)
+        return result
+
+    def describe(self, state: McpToolsState) -> None:
+        """Write into the state where the episode stands."""
+        state.servers = self.about
+        state.calls = self._budget.made
+        state.calls_left = self._budget.calls_left
+        state.time_left_s = round(self._budget.time_left_s, 3)
+        state.done = self.ended is not None
+        state.ended = self.ended
+        state.transcript = self._transcript.entries
+        state.transcript_dropped = self._transcript.dropped
+
+    async def _called(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        if name not in self._names:
+            await self.list_tools()
+        if name not in self._names:
+            return self._not_found(name)
+        server, tool = self._names[name]
+        member = self._members[server]
+        metadata: dict[str, Any] = {}
+        try:
+            if await member.ready():
+                self._name()
+                metadata[STATE_LOST] = f"{server} had died and was started anew: what it knew is gone"
+                if tool not in member.tools:
+                    return replace(self._not_found(name), metadata=metadata)
+        except ServerFailed as error:
+            self.ended = "infrastructure"
+            return _failed(ToolErrorType.TRANSPORT_ERROR, str(error), infrastructure=True, done=True)
+        if faults := member.faults(tool, arguments):
+            return _failed(ToolErrorType.INVALID_ARGS, "; ".join(faults), metadata)
+        if member.policy.calls is not None and member.calls >= member.policy.calls:
+            words = f"the {member.policy.calls} calls that {server} takes in an episode are used up"
+            return _failed(ToolErrorType.EXECUTION_ERROR, words, {**metadata, BUDGET: server})
+        result = await self._asked(member, name, tool, arguments, context)
+        return replace(result, metadata={**metadata, **result.metadata})
+
+    async def _asked(
+        self, member: Member, name: str, tool: str, arguments: Mapping[str, Any], context: ToolContext
+    ) -> ToolResult:
+        timeout_s = max(0.001, min(member.policy.timeout_s, self._budget.time_left_s))
+        try:
+            answer = await member.call(tool, arguments, timeout_s, context)
+        except CallFailed as error:
+            if error.error_type is ToolErrorType.INVALID_ARGS and not await member.still_has(tool):
+                self._name()
+                return self._not_found(name)
+            if error.infrastructure and member.death is not None and not member.policy.restart:
+                self.ended = "infrastructure"
+            return _failed(
+                error.error_type,
+                str(error),
+                infrastructure=error.infrastructure,
+                done=self.ended is not None,
+            )
+        result = result_of(answer, member.policy.max_result_bytes)
+        if result.error is not None and (member.stale or result.error.message.startswith(_INVALID)):
+            if not await member.still_has(tool):
+                self._name()
+                return self._not_found(name)
+            if result.error.message.startswith(_INVALID):
+                error_type = ToolErrorType.INVALID_ARGS
+                return replace(result, error=result.error.model_copy(update={"error_type": error_type}))
+        return result
+
+    def _name(self) -> None:
+        """Work out the names that tools are offered under, from the lists that the servers gave last."""
+        count = len(self._house.settings.servers)
+        found = offered(
+            (member.name, prefix_of(member.name, member.policy.prefix, count), tool)
+            for member in self._members.values()
+            for tool in member.tools
+        )
+        self._names = {
+            name: place
+            for name, place in found.items()
+            if matches(name, self._choice.allow) and not matches(name, self._choice.deny)
+        }
+        self.specs = [
+            _spec(name, self._members[place[0]].tools[place[1]]) for name, place in self._names.items()
+        ]
+
+    def _not_found(self, name: str) -> ToolResult:
+        there = ", ".join(self._names)
+        return _failed(
+            ToolErrorType.TOOL_NOT_FOUND,
+            f"expected one of the tools {there[:1000] or 'none'}, got {name[:200]!r}",
+        )
+
+
+def _failed(
+    error_type: ToolErrorType,
+    message: str,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    infrastructure: bool = False,
+    done: bool = False,
+) -> ToolResult:
+    told = dict(metadata or {})
+    if infrastructure:
+        told[INFRASTRUCTURE_ERROR] = message
+    return replace(ToolResult.failed(error_type, message, **told), done=done)
+
+
+def _spec(name: str, tool: types.Tool) -> ToolSpec:
+    annotations = None
+    if tool.annotations is not None:
+        annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return ToolSpec(
+        name=name,
+        title=tool.title,
+        description=(tool.description or "")[:MAX_TEXT],
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        annotations=annotations,
+    )
+
+
+def _info(member: Member) -> ServerInfo:
+    about = member.about
+    told: dict[str, Any] = {}
+    if about is not None:
+        told = {
+            "title": about.name[:256],
+            "version": about.version[:64],
+            "protocol": about.protocol,
+            "instructions": about.instructions[:MAX_TEXT],
+        }
+    return ServerInfo(
+        name=member.name,
+        tools=len(member.tools),
+        calls=member.calls,
+        restarts=member.restarts,
+        dead=member.death,
+        **told,
+    )

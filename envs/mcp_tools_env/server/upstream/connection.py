@@ -1,0 +1,339 @@
+"""One connection to one tool server: opened, asked, and closed by a task of its own.
+
+The SDK's streams, sessions and groups of tasks belong to the task that enters them. So one task enters them and stays
+inside until the connection is closed or dies; whoever asks does so from its own.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import mcp_types as types
+from mcp.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import TypeAdapter, ValidationError
+
+from openenv_core.tools import ToolContext, ToolErrorType
+
+from .errors import CallFailed, ServerFailed, told
+from .wires import Wire
+
+T = TypeVar("T")
+
+MAX_TOOLS: Final = 1024
+"""Of one server: a list that never ends is cut here."""
+
+MAX_PAGES: Final = 64
+
+PING_S: Final = 2.0
+"""What a server gets to show that it lives, after a call that took too long."""
+
+CLOSE_S: Final = 4.5
+"""What closing may take: a process is ended within it, and whoever closes a session waits no longer."""
+
+_CALL_RESULT: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
+    types.CallToolResult | types.InputRequiredResult
+)
+_INFO: Final = types.Implementation(name="ropewalk", version="0.1.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a server says of itself."""
+
+    name: str
+    version: str
+    protocol: str
+    instructions: str
+
+
+class Connection:
+    """A connection to a tool server. `open` first, `close` last; `open` may fail, and has closed it then.
+
+    Args:
+        make_wire: Makes the way to reach it; a second one where the first protocol is not its own.
+        modes: Protocols to try, in the SDK's words.
+
+    Attributes:
+        mode: The protocol that it took.
+        stale: Its list of tools has changed, or may have, since it was last asked.
+        dead: Why it is of no more use; None while it is.
+        hung: A call has taken too long: whether it still answers is not known.
+    """
+
+    def __init__(self, make_wire: Callable[[], Wire], modes: tuple[str, ...]) -> None:
+        self._make_wire = make_wire
+        self._modes = modes
+        self._wire: Wire | None = None
+        self._client: Client | None = None
+        self._context: ToolContext | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._wire_is_well = True
+        self.mode = modes[0]
+        self.stale = True
+        self.dead: str | None = None
+        self.hung = False
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect, and agree on a protocol.
+
+        Raises:
+            ServerFailed: It does not start, or not in time, or does not speak MCP.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                for mode in self._modes:
+                    self.mode = mode
+                    if (refusal := await self._opened(mode)) is None:
+                        return
+        except TimeoutError:
+            said = self._wire.last_words() if self._wire is not None else ""
+            await self.close()
+            heard = f"; its last words: {said}" if said else ""
+            raise ServerFailed(f"expected it to start within {timeout_s:g} s, got nothing{heard}") from None
+        except BaseException:
+            await self.close()
+            raise
+        self.dead = refusal
+        raise ServerFailed(refusal)
+
+    async def close(self) -> None:
+        """End the connection, and the process where there is one. Bounded in time."""
+        self._closing.set()
+        if (owner := self._owner) is None:
+            return
+        if self._client is None:
+            owner.cancel()  # it is still on its way in, and listens to nothing else
+        _, late = await asyncio.wait([owner], timeout=CLOSE_S)
+        if late:
+            owner.cancel()
+            await asyncio.wait([owner], timeout=CLOSE_S)
+
+    @property
+    def about(self) -> About:
+        """What the server says of itself."""
+        client = self._alive()
+        info = client.server_info
+        return About(
+            name=info.name if info else "",
+            version=info.version if info else "",
+            protocol=client.protocol_version,
+            instructions=client.instructions or "",
+        )
+
+    @property
+    def stateless(self) -> bool:
+        """Whether the server has no session: it sends no word of a changed list either."""
+        return self._client is not None and self._client.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+    async def list_tools(self, timeout_s: float) -> list[types.Tool]:
+        """Ask which tools it has.
+
+        Raises:
+            CallFailed: It does not say, or says what is no list.
+        """
+        session = self._alive().session
+        self.stale = False
+        found: list[types.Tool] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            params = None if cursor is None else types.PaginatedRequestParams(cursor=cursor)
+            page = await self._asked(session.list_tools(params=params), timeout_s)
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None or len(found) >= MAX_TOOLS:
+                break
+        return found[:MAX_TOOLS]
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
+    ) -> types.CallToolResult:
+        """Call a tool; one that takes too long is told to stop.
+
+        Raises:
+            CallFailed: There is no result.
+        """
+        session = self._alive().session
+        request = types.CallToolRequest(
+            params=types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        )
+
+        async def progress(progress: float, total: float | None, message: str | None) -> None:
+            context.progress(progress, total, message)
+
+        self._context = context
+        try:
+            result = await self._asked(
+                session.send_request(
+                    request,
+                    _CALL_RESULT,
+                    request_read_timeout_seconds=timeout_s,
+                    progress_callback=progress,
+                ),
+                timeout_s,
+            )
+        finally:
+            self._context = None
+        if isinstance(result, types.InputRequiredResult):
+            raise CallFailed(
+                ToolErrorType.EXECUTION_ERROR,
+                f"the tool {name!r} asks its user back, and there is none here",
+            )
+        return result
+
+    async def answers(self) -> bool:
+        """Return whether it still answers, after a call that took too long."""
+        session = self._alive().session
+        try:
+            if self.stateless:
+                await self._asked(session.list_tools(), PING_S)
+            else:
+                await self._asked(session.send_request(types.PingRequest(), types.EmptyResult), PING_S)
+        except CallFailed as error:
+            # An error is an answer too.
+            self.hung = error.infrastructure or error.error_type is ToolErrorType.TIMEOUT
+        else:
+            self.hung = False
+        return not self.hung
+
+    async def _opened(self, mode: str) -> str | None:
+        """Try one protocol; return why the server refuses it, None where it took it."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner = asyncio.create_task(self._own(mode, ready))
+        await asyncio.wait([ready, self._owner], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done() and ready.exception() is None:
+            return None
+        await asyncio.wait([self._owner])
+        error = ready.exception() if ready.done() else None
+        if isinstance(error, MCPError | RuntimeError | ValidationError) and self._wire_is_well:
+            return f"it refused the connection: {told(error)}"
+        raise ServerFailed(self.dead or "it ended before it was connected")
+
+    async def _own(self, mode: str, ready: "asyncio.Future[None]") -> None:
+        """Hold the connection from its beginning to its end."""
+        self._wire = wire = self._make_wire()
+        dying: asyncio.Task[str] | None = None
+        self._wire_is_well = True
+        try:
+            transport = await wire.open()
+            dying = asyncio.create_task(wire.died())
+            client = Client(
+                transport,
+                mode=mode,
+                cache=None,
+                client_info=_INFO,
+                message_handler=self._heard,
+                logging_callback=self._logged,
+            )
+            async with client:
+                self._client = client
+                self.dead = None
+                ready.set_result(None)
+                closing = asyncio.create_task(self._closing.wait())
+                try:
+                    await asyncio.wait([closing, dying], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    closing.cancel()
+        except Exception as error:
+            if not ready.done():
+                ready.set_exception(error)
+                ready.exception()  # whoever waits may have gone
+            self.dead = wire.fault.take() or told(error)
+        finally:
+            self._client = None
+            if dying is not None:
+                # The end of its output comes a moment before that of the process.
+                with suppress(asyncio.TimeoutError):
+                    if not self._closing.is_set():
+                        self.dead = f"it {await asyncio.wait_for(asyncio.shield(dying), 0.1)}"
+                        self._wire_is_well = False
+                dying.cancel()
+            self.dead = self.dead or "it was closed"
+            await wire.close()
+
+    async def _asked(self, answer: Awaitable[T], timeout_s: float) -> T:
+        """Wait for an answer, for its time, or for a fault that means that it will not come.
+
+        Raises:
+            CallFailed: It does not come, or is an error.
+        """
+        wire = self._wire
+        assert wire is not None
+        wire.fault.take()  # what went wrong before is nothing of this
+        asking = asyncio.ensure_future(answer)
+        fault = asyncio.create_task(wire.fault.event.wait())
+        try:
+            await asyncio.wait([asking, fault], timeout=timeout_s + 1.0, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() and not fault.done():
+                self.hung = True
+                raise CallFailed(ToolErrorType.TIMEOUT, _too_long(timeout_s))
+            if not asking.done():
+                # The answer may be what the fault is: an error that says more.
+                await asyncio.wait([asking], timeout=0.05)
+            return await self._settled(asking, wire, timeout_s)
+        finally:
+            fault.cancel()
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait([asking], timeout=1.0)
+
+    async def _settled(self, asking: "asyncio.Future[T]", wire: Wire, timeout_s: float) -> T:
+        fault = wire.fault.take()
+        if not asking.done():
+            raise _broken(fault or "it gave no answer")
+        error = asking.exception()
+        if error is None:
+            return asking.result()
+        if fault is not None:
+            raise _broken(fault)
+        if isinstance(error, MCPError):
+            if error.code == types.REQUEST_TIMEOUT and error.error.data is None:
+                self.hung = True
+                raise CallFailed(ToolErrorType.TIMEOUT, _too_long(timeout_s))
+            if error.code == types.CONNECTION_CLOSED or error.error.message == "Session terminated":
+                raise _broken(await self._obituary(error))
+            raise _refusal(error)
+        if isinstance(error, ValidationError):
+            raise _broken(f"it answered with what is no result: {told(error)}")
+        raise _broken(told(error))
+
+    async def _obituary(self, error: MCPError) -> str:
+        """Return how it died; the connection knows it a moment later than who waits for an answer."""
+        if self._owner is not None and error.code == types.CONNECTION_CLOSED:
+            await asyncio.wait([self._owner], timeout=0.5)
+        self.dead = self.dead or told(error)
+        return self.dead
+
+    def _alive(self) -> Client:
+        if self._client is None or self.dead is not None:
+            raise _broken(self.dead or "it is not connected")
+        return self._client
+
+    async def _heard(self, message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self.stale = True
+            if self._context is not None:
+                self._context.tools_changed()
+
+    async def _logged(self, params: types.LoggingMessageNotificationParams) -> None:
+        if self._context is not None:
+            self._context.log(params.level, params.data, params.logger)
+
+
+def _too_long(timeout_s: float) -> str:
+    return f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
+
+
+def _broken(why: str) -> CallFailed:
+    return CallFailed(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {why}", infrastructure=True)
+
+
+def _refusal(error: MCPError) -> CallFailed:
+    kind = ToolErrorType.EXECUTION_ERROR
+    if error.code == types.INVALID_PARAMS:
+        kind = ToolErrorType.INVALID_ARGS
+    return CallFailed(kind, told(error))

@@ -1,0 +1,45 @@
+"""What can go wrong between the environment and a tool server. None of it leaves the environment as an exception."""
+
+# ruff: noqa: N818 - the names say what happened
+
+from openenv_core.tools import ToolErrorType
+
+
+class UpstreamError(Exception):
+    """The root of what is raised here."""
+
+
+class ServerFailed(UpstreamError):
+    """A tool server did not start, or has died: the connection to it is of no more use."""
+
+
+class AddressRefused(UpstreamError):
+    """An address that a tool server may not have."""
+
+
+class CallFailed(UpstreamError):
+    """A call came to nothing.
+
+    Attributes:
+        error_type: How.
+        infrastructure: It tells nothing of the policy.
+    """
+
+    def __init__(self, error_type: ToolErrorType, message: str, *, infrastructure: bool = False) -> None:
+        super().__init__(message)
+        self.error_type = error_type
+        self.infrastructure = infrastructure
+
+
+def leaf(error: BaseException) -> BaseException:
+    """Return the first error that is none of a group of them: the SDK's tasks raise groups."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return error
+
+
+def told(error: BaseException) -> str:
+    """Return an error in words, of one line that is not too long."""
+    found = leaf(error)
+    words = " ".join(str(found).split())
+    return (words or type(found).__name__)[:500]

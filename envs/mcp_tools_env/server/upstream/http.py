@@ -1,0 +1,182 @@
+"""The wire to a tool server at an address: streamable HTTP by the SDK, over connections that go nowhere else.
+
+Each connection's host is looked up once, every address of it is checked, and one of these is connected to, so that a
+name cannot mean one thing to the check and another to the connection. Redirects are refused, proxies that the
+environment's variables name are passed over, and bodies are taken as they are, within a bound.
+"""
+
+import json
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import Any, Final
+
+import httpcore2
+import httpx2
+from mcp.client import Transport
+from mcp.client.streamable_http import streamable_http_client
+
+from .addresses import Resolve, checked, resolve
+from .errors import AddressRefused, told
+from .fault import Fault
+
+MAX_BODY_BYTES: Final = 32 << 20
+"""The longest answer, or event of one, that a tool server may send."""
+
+CONNECT_S: Final = 10.0
+READ_S: Final = 3700.0
+"""Of a stream that says nothing: longer than any call may take, which has a bound of its own."""
+
+
+def http_wire(url: str, headers: dict[str, str], fault: Fault, *, allow_private: bool) -> Transport:
+    """Return the streams of a server at an address, as `mcp.Client` enters them."""
+    return _wire(url, headers, fault, allow_private)
+
+
+@asynccontextmanager
+async def _wire(url: str, headers: dict[str, str], fault: Fault, allow_private: bool) -> AsyncIterator[Any]:
+    transport = PinnedTransport(fault, allow_private=allow_private)
+    timeout = httpx2.Timeout(CONNECT_S, read=READ_S)
+    async with (
+        httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BODY_BYTES) as streams,
+    ):
+        yield streams
+
+
+class PinnedTransport(httpx2.AsyncHTTPTransport):
+    """Connects to checked addresses, follows nothing, and unpacks nothing.
+
+    Args:
+        fault: Is told why an answer is of no use.
+        allow_private: Addresses that are not public are right.
+        look_up: Finds the addresses of a host.
+    """
+
+    def __init__(self, fault: Fault, *, allow_private: bool, look_up: Resolve = resolve) -> None:
+        super().__init__(verify=_certificates())
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=_certificates(),
+            max_connections=16,
+            keepalive_expiry=5.0,
+            network_backend=PinnedBackend(allow_private=allow_private, look_up=look_up),
+        )
+        self._fault = fault
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; what has to be refused becomes an error of the server."""
+        # What is packed could be far larger than what is counted.
+        request.headers["accept-encoding"] = "identity"
+        fault = self._fault if request.method == "POST" else Fault()  # nobody waits for the others
+        try:
+            response = await super().handle_async_request(request)
+        except AddressRefused as error:
+            fault.tell(told(error))
+            raise httpx2.ConnectError(str(error)) from error
+        except httpx2.TransportError as error:
+            fault.tell(f"it cannot be reached: {told(error)}")
+            raise
+        if response.is_redirect:
+            return await _refused(
+                response, fault, "it redirects, which is not followed; configure where it is"
+            )
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            return await _refused(response, fault, "it packs its answers though it was asked not to")
+        if response.status_code >= 500 or response.status_code in (401, 403, 407, 429):
+            fault.tell(f"it answered with HTTP {response.status_code}")
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            # Of a stream of events each is bounded, by the SDK.
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _Bounded(response.stream, fault)
+        return response
+
+
+class PinnedBackend(httpcore2.AsyncNetworkBackend):
+    """Opens connections to addresses that were looked up once, and checked.
+
+    Args:
+        allow_private: Addresses that are not public are right.
+        look_up: Finds the addresses of a host.
+        inner: Opens the connections.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_private: bool,
+        look_up: Resolve = resolve,
+        inner: httpcore2.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._allow_private = allow_private
+        self._look_up = look_up
+        self._inner = inner or httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Connect to one of a host's addresses.
+
+        Raises:
+            AddressRefused: One of them is not public.
+        """
+        addresses = await checked(host, port, allow_private=self._allow_private, look_up=self._look_up)
+        for address in addresses[:-1]:
+            try:
+                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                continue
+        return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+
+    async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
+        """Refuse: an address is a host and a port.
+
+        Raises:
+            AddressRefused: Always.
+        """
+        raise AddressRefused("expected a host and a port, got the path of a socket")
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait between two tries."""
+        await self._inner.sleep(seconds)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that breaks off where it becomes too long."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, fault: Fault) -> None:
+        self._stream = stream
+        self._fault = fault
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        length = 0
+        async for part in self._stream:
+            length += len(part)
+            if length > MAX_BODY_BYTES:
+                words = f"it answered with more than {MAX_BODY_BYTES} bytes, which is the most here"
+                self._fault.tell(words)
+                raise httpx2.StreamError(words)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _refused(response: httpx2.Response, fault: Fault, why: str) -> httpx2.Response:
+    """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
+    await response.aclose()
+    fault.tell(why)
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": why}}
+    return httpx2.Response(
+        502, headers={"content-type": "application/json"}, content=json.dumps(body).encode()
+    )
+
+
+@lru_cache(maxsize=1)
+def _certificates() -> ssl.SSLContext:
+    return httpx2.create_ssl_context()

@@ -1,0 +1,93 @@
+"""What a tool server answered, as a result of ours: one value for a policy, and the content for MCP."""
+
+import json
+from typing import Any, Final
+
+from mcp_types import CallToolResult
+
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.tools import ContentBlock, ToolError, ToolErrorType, ToolResult
+
+TRUNCATED: Final = "truncated"
+"""The key of an observation's metadata that says how much of a result was cut off."""
+
+_WRAPPED: Final = "result"
+
+
+def result_of(answer: CallToolResult, max_bytes: int) -> ToolResult:
+    """Return the result that an answer is, of no more bytes than it may have.
+
+    The value is the structured content where there is some, else the one text, else the content. A plain value that
+    the server's SDK put into `{"result": ...}`, because structured content has to be an object, is taken out.
+    """
+    content: list[ContentBlock] = [
+        block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in answer.content
+    ]
+    structured = answer.structured_content if isinstance(answer.structured_content, dict) else None
+    size = _size(content) + (0 if structured is None else len(dumps(structured)))
+    metadata: dict[str, Any] = {}
+    if size > max_bytes:
+        content, structured = _cut(content, max_bytes), None
+        metadata[TRUNCATED] = {"bytes": size, "kept": _size(content)}
+    if answer.is_error:
+        message = _text(content) or "the tool failed, and did not say why"
+        return ToolResult(
+            content=content,
+            structured=structured,
+            error=ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message),
+            metadata=metadata,
+        )
+    return ToolResult(
+        content=content, structured=structured, value=_value(content, structured), metadata=metadata
+    )
+
+
+def _value(content: list[ContentBlock], structured: dict[str, Any] | None) -> Any:
+    if structured is not None:
+        return structured[_WRAPPED] if _is_wrapped(structured, content) else structured
+    if not content:
+        return None
+    if len(content) == 1 and content[0]["type"] == "text":
+        return content[0]["text"]
+    return content
+
+
+def _is_wrapped(structured: dict[str, Any], content: list[ContentBlock]) -> bool:
+    """Whether an object was put around a plain value: the text beside it tells of the value alone then."""
+    if set(structured) != {_WRAPPED}:
+        return False
+    if len(content) != 1 or content[0]["type"] != "text":
+        return True
+    try:
+        return bool(json.loads(content[0]["text"]) != structured)
+    except (ValueError, RecursionError):
+        return True
+
+
+def _text(content: list[ContentBlock]) -> str:
+    return "\n".join(block["text"] for block in content if block["type"] == "text")
+
+
+def _size(content: list[ContentBlock]) -> int:
+    return sum(len(dumps(block)) for block in content)
+
+
+def _cut(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
+    """Keep what fits, in order: texts are cut, anything else is kept whole or named."""
+    kept: list[ContentBlock] = []
+    left = max_bytes
+    for block in content:
+        size = len(dumps(block))
+        if size <= left:
+            kept.append(block)
+        elif block["type"] == "text" and left > 0:
+            cut = block["text"].encode(errors="replace")[:left].decode(errors="ignore")
+            kept.append({"type": "text", "text": cut})
+            size = left
+        else:
+            kept.append({"type": "text", "text": f"[{block['type']} of {size} bytes left out]"})
+            size = 0
+        left -= size
+        if len(kept) >= 1024:
+            break
+    return kept

@@ -1,0 +1,194 @@
+"""Whether arguments are what a tool's JSON schema asks for, told before the tool is called.
+
+The schema comes from a tool server and the arguments from a policy, and neither may cost more than a moment. What
+cannot be checked within bounds is left to the server, which has to check it in any case: references to elsewhere,
+patterns that can take for ever, schemas that fold back on themselves.
+"""
+
+import json
+import re
+import re._constants as constants  # type: ignore[import-not-found] # the only parser of patterns that there is
+import re._parser as parser  # type: ignore[import-not-found]
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import jsonschema
+from jsonschema import validators
+from jsonschema.protocols import Validator
+from referencing import Registry
+
+MAX_SCHEMA_BYTES: Final = 256 << 10
+MAX_CHECKS: Final = 50_000
+"""Keywords looked at for one set of arguments."""
+
+MAX_PATTERN_CHARS: Final = 512
+MAX_MATCHED_CHARS: Final = 4096
+MAX_FAULTS: Final = 3
+
+_Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Any]
+
+_LEFT_OUT: Final = ("unevaluatedProperties", "unevaluatedItems", "format")
+"""Keywords whose cost has no bound here."""
+
+
+class _TooMuch(Exception):  # noqa: N818 - says what happened
+    pass
+
+
+class ArgumentCheck:
+    """Checks the arguments of one tool.
+
+    Args:
+        schema: The tool's.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = dict(schema)
+        self._validator: Validator | None = None
+        try:
+            if len(json.dumps(self._schema)) <= MAX_SCHEMA_BYTES:
+                kind = _bounded(validators.validator_for(self._schema, jsonschema.Draft202012Validator))
+                # An empty registry: nothing is fetched for a reference.
+                self._validator = kind(self._schema, registry=Registry())
+        except Exception:
+            self._validator = None  # not a schema: the server's affair
+
+    def faults(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Return what is wrong with the arguments, in words; nothing where that cannot be told."""
+        if self._validator is None:
+            return []
+        found: list[str] = []
+        token = _BUDGET.set(_Budget())
+        try:
+            for error in self._validator.iter_errors(dict(arguments)):
+                found.append(_words(error))
+                if len(found) >= MAX_FAULTS:
+                    break
+        except Exception:  # whatever a schema can bring about: too much, too deep, a reference to elsewhere
+            return []
+        finally:
+            _BUDGET.reset(token)
+        return found
+
+
+class _Budget:
+    def __init__(self) -> None:
+        self.left = MAX_CHECKS
+
+    def spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise _TooMuch
+
+
+_BUDGET: Final[ContextVar[_Budget]] = ContextVar("budget")
+"""Of the check under way; the keywords of a validator have no other way to hear of it."""
+
+
+def _words(error: jsonschema.ValidationError) -> str:
+    place = ".".join(str(part) for part in error.absolute_path)
+    text = error.message if len(error.message) <= 300 else f"{error.message[:300]}..."
+    return f"{place}: {text}" if place else text
+
+
+@lru_cache(maxsize=16)
+def _bounded(kind: type[Validator]) -> type[Validator]:
+    """Return a kind of validator whose every keyword is counted, and whose dangerous ones are tamed."""
+    keywords: dict[str, _Keyword] = {
+        name: _counted(keyword) for name, keyword in kind.VALIDATORS.items() if name not in _LEFT_OUT
+    }
+    keywords |= dict.fromkeys((name for name in _LEFT_OUT if name in kind.VALIDATORS), _pass)
+    keywords["uniqueItems"] = _unique
+    keywords["pattern"] = _pattern
+    for name in ("patternProperties", "additionalProperties"):
+        if name in keywords:
+            keywords[name] = _where_patterns_are_tame(keywords[name])
+    extended: type[Validator] = validators.extend(kind, keywords)  # type: ignore[no-untyped-call]
+    return extended
+
+
+def _counted(keyword: _Keyword) -> _Keyword:
+    def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        _BUDGET.get().spend()
+        for error in keyword(validator, value, instance, schema) or ():
+            _BUDGET.get().spend()
+            yield error
+
+    return check
+
+
+def _pass(validator: Any, value: Any, instance: Any, schema: Any) -> None:
+    return None
+
+
+def _unique(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    """As the standard has it, in one pass: two equal items have one text."""
+    if wanted is True and isinstance(instance, list):
+        texts = [json.dumps(item, sort_keys=True) for item in instance]
+        if len(set(texts)) != len(texts):
+            yield jsonschema.ValidationError("has items that are equal, and may not")
+
+
+def _pattern(
+    validator: Any, pattern: Any, instance: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    _BUDGET.get().spend()
+    if not isinstance(instance, str) or len(instance) > MAX_MATCHED_CHARS or not is_tame(pattern):
+        return
+    if not re.search(pattern, instance):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _where_patterns_are_tame(keyword: _Keyword) -> _Keyword:
+    def check(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        patterns = schema.get("patternProperties", {}) if isinstance(schema, Mapping) else {}
+        tame = isinstance(patterns, Mapping) and all(is_tame(pattern) for pattern in patterns)
+        if tame and not (
+            patterns and isinstance(instance, Mapping) and any(len(key) > 256 for key in instance)
+        ):
+            yield from keyword(validator, value, instance, schema) or ()
+
+    return check
+
+
+@lru_cache(maxsize=1024)
+def is_tame(pattern: Any) -> bool:
+    """Whether a pattern takes time in proportion to what it is held against, or not much more.
+
+    One that repeats what itself repeats, refers back, or has more than one repetition without a bound is not.
+    """
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
+        return False
+    try:
+        return _repetitions(parser.parse(pattern), inside=False) <= 1
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
+_REPEATS: Final = (constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT)
+_WILD: Final = 1_000
+_LONG: Final = 64
+"""A repetition with this bound or a greater one is as good as one without."""
+
+
+def _repetitions(parsed: Any, *, inside: bool) -> int:
+    """Count the repetitions without a bound; many where one is inside of another."""
+    found = 0
+    for kind, given in parsed:
+        if kind in _REPEATS:
+            _, most, what = given
+            endless = most is constants.MAXREPEAT or most > _LONG
+            if inside and most > 1:
+                return _WILD
+            found += endless + _repetitions(what, inside=inside or most > 1)
+        elif kind in (constants.GROUPREF, constants.GROUPREF_EXISTS, constants.ASSERT, constants.ASSERT_NOT):
+            return _WILD
+        elif kind is constants.SUBPATTERN:
+            found += _repetitions(given[3], inside=inside)
+        elif kind is constants.ATOMIC_GROUP:
+            found += _repetitions(given, inside=inside)
+        elif kind is constants.BRANCH:
+            found += sum(_repetitions(branch, inside=inside) for branch in given[1])
+    return found
