@@ -2,6 +2,7 @@
 
 import json
 import os
+import site
 import socket
 import subprocess
 import sys
@@ -63,6 +64,24 @@ def scaffold(version: str, folder: Path) -> Path:
     return found[0]
 
 
+def borrowed(version: str, folder: Path) -> Path:
+    """Fill a folder with what a release's environment has installed and this one has not, fastmcp for one.
+
+    The release itself is left out: it and ours cannot be in one process.
+    """
+    (there,) = python(version).parents[1].glob("lib/python*/site-packages")
+    here = {name for path in map(Path, site.getsitepackages()) for name in map(_name, path.iterdir())}
+    for path in there.iterdir():
+        if _name(path) not in here and not path.name.startswith("openenv") and path.suffix != ".pth":
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def _name(path: Path) -> str:
+    """Return what an installed file belongs to, whatever its version."""
+    return path.name.partition("-")[0].lower() if path.suffix == ".dist-info" else path.name
+
+
 @contextmanager
 def released_server(version: str, app: str, cwd: Path, **variables: str) -> Iterator[str]:
     """Serve an app as its release's own images do: uvicorn, one process."""
@@ -72,9 +91,13 @@ def released_server(version: str, app: str, cwd: Path, **variables: str) -> Iter
 
 
 @contextmanager
-def our_server(target: str, *options: str, cwd: Path = ROOT, **variables: str) -> Iterator[str]:
+def our_server(
+    target: str, *options: str, cwd: Path = ROOT, packages: Path | None = None, **variables: str
+) -> Iterator[str]:
     command = [sys.executable, "-m", "openenv_core.cli", "serve", target, "--log-level", "warning", *options]
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "support")))
+    path = os.pathsep.join(
+        (str(ROOT), str(ROOT / "tests" / "support"), *([str(packages)] if packages else []))
+    )
     with _serving(command, cwd, environment(PYTHONPATH=path, **variables)) as url:
         yield url
 

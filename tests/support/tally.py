@@ -9,7 +9,7 @@ from openenv_core import EpisodeOver, Observation, State
 from openenv_core.tools import ToolAction, ToolEnvironment, ToolFailed, ToolObservation, ToolResult, tool
 from servers import create_app
 
-ENOUGH = 100
+ENOUGH = 10_000
 
 
 class Tally(ToolEnvironment[State]):

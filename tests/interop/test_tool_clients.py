@@ -1,0 +1,209 @@
+"""Tools: released clients against our servers, ours against released servers, standard ones beside both."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from released import (
+    DRIVERS,
+    PATIENCE_S,
+    borrowed,
+    drive,
+    environment,
+    exchange,
+    our_server,
+    python,
+    released_server,
+)
+
+from openenv_core import MCPToolClient, ToolCallFailed
+from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
+
+WITH_TOOLS = ("0.10.0", "0.3.1")
+"""The releases that know tools."""
+
+SESSIONS = 200
+CALLS = 5
+
+FOLDER = Path(__file__).parent / "folders" / "tally_env"
+OURS = ["add", "greet", "profile", "fail", "wait"]
+NAMES = ["add", "greet", "profile", "mumble", "fail", "wait", "block"]
+PLAN: list[dict[str, Any]] = [
+    {"reset": {"seed": 3, "episode_id": "mine"}},
+    {"list": None},
+    {"call": ["add", {"amount": 2}]},
+    {"call": ["add", {"amount": 1}]},
+    {"call": ["profile", {"who": "x"}]},
+    {"call": ["fail", {"why": "because"}]},
+    {"call": ["add", {"amount": "many"}]},
+    {"call": ["nope", {}]},
+    {"has": "add"},
+    {"has": "reset"},
+    {"state": None},
+]
+
+
+@pytest.fixture(scope="module")
+def tally_url() -> Iterator[str]:
+    with our_server("tally:app") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def folder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The folder that was written for the released package, served by ours; the fastmcp that it wants is borrowed."""
+    packages = borrowed("0.3.1", tmp_path_factory.mktemp("packages"))
+    with our_server(str(FOLDER), packages=packages) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def released_tally() -> Iterator[Callable[[str], str]]:
+    """The same folder, served by its release."""
+    urls: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def of(version: str) -> str:
+            if version not in urls:
+                server = released_server(version, "tally_env.server.app:app", FOLDER.parent)
+                urls[version] = stack.enter_context(server)
+            return urls[version]
+
+        yield of
+
+
+@pytest.mark.parametrize("version", WITH_TOOLS)
+def test_released_clients_see_no_difference(
+    version: str, tally_url: str, folder_url: str, released_tally: Callable[[str], str]
+) -> None:
+    """By our own environment of tools, by the released folder served by ours, and by its release."""
+    urls = (tally_url, folder_url, released_tally(version))
+    # The list is a step to 0.3.1; to 0.10 nothing of this is one, since it goes past the step of its own servers.
+    steps = {"0.10.0": (6, 6, 0), "0.3.1": (6, 7, 7)}[version]
+    played = drive(version, "tool_client", str(FOLDER), *urls, plan=PLAN)
+    for outcomes, counted, names in zip(played, steps, (OURS, NAMES, NAMES), strict=True):
+        for begun, listed, five, six, profile, failed, wrong, nope, has, has_not, state in outcomes.values():
+            assert begun["done"] is False
+            assert [tool[0] for tool in listed] == names
+            assert listed[0] == ["add", "Add to the total, and return it.", ["amount"]]
+            assert (five, six) == (5, 6)
+            # The client of 0.3 takes whatever has a key "data" for a wrapping.
+            unwrapped = version == "0.3.1" and names is OURS
+            assert profile == ([1, 2] if unwrapped else {"who": "x", "data": [1, 2]})
+            assert all(outcome["error"] for outcome in (failed, wrong, nope))  # a RuntimeError each time
+            assert "because" in failed["text"]
+            assert (has, has_not) == (True, False)
+            assert state == {"episode_id": "mine", "step_count": counted}
+
+
+@pytest.mark.parametrize("version", [*WITH_TOOLS, "ours"])
+@pytest.mark.parametrize("mode", ["simulation", "production"])
+async def test_our_client_calls_tools_of_a_folder(
+    version: str, mode: str, folder_url: str, released_tally: Callable[[str], str]
+) -> None:
+    url = folder_url if version == "ours" else released_tally(version)
+    async with MCPToolClient(url, mode=mode) as env:
+        begun = await env.reset(seed=3, episode_id="mine")
+        assert (begun.reward, begun.observation.done) == (0.0, False)
+        tools = await env.list_tools()
+        assert [tool.name for tool in tools] == NAMES
+        assert tools[0].input_schema["required"] == ["amount"]
+        assert await env.call_tool("add", amount=2) == 5
+        assert await asyncio.gather(*(env.call_tool("add", amount=1) for _ in range(10))) == list(
+            range(6, 16)
+        )
+        assert await env.call_tool("greet", name="Ada") == "Hello, Ada!"
+        assert await env.call_tool("profile", who="x") == {"who": "x", "data": [1, 2]}
+        assert json.loads(await env.call_tool("mumble", word="hm")) == ["hm", "hm"]
+        kinds = set()
+        for name, arguments in (("fail", {"why": "because"}), ("add", {}), ("nope", {})):
+            with pytest.raises(ToolCallFailed) as failed:
+                await env.call_tool(name, **arguments)
+            kinds.add(failed.value.error_type)
+        if mode == "simulation" or version == "ours":
+            assert kinds == {
+                ToolErrorType.EXECUTION_ERROR,
+                ToolErrorType.INVALID_ARGS,
+                ToolErrorType.TOOL_NOT_FOUND,
+            }
+        else:
+            assert kinds == {ToolErrorType.EXECUTION_ERROR}  # the released JSON-RPC does not tell them apart
+        counted = (await env.state()).step_count
+        assert counted == (17 if mode == "simulation" or version == "ours" else 0)
+        step = await env.step(CallToolAction(tool_name="add", arguments={"amount": 1}))
+        assert isinstance(step.observation, CallToolObservation)
+        assert step.observation.result["data"] == 16
+
+
+@pytest.mark.parametrize("version", WITH_TOOLS)
+def test_our_client_without_asyncio(version: str, released_tally: Callable[[str], str]) -> None:
+    with MCPToolClient(released_tally(version)).sync() as env:
+        env.reset(seed=1)
+        assert env.call_tool("add", amount=2) == 3
+        assert env.has_tool("add")
+        assert [tool["function"]["name"] for tool in env.openai_tools()] == NAMES
+        with pytest.raises(RuntimeError, match="because"):
+            env.call_tool("fail", why="because")
+
+
+@contextmanager
+def released_counters(url: str, sessions: int) -> Iterator["subprocess.Popen[str]"]:
+    """Many released clients in a process of their own; it waits for a line once all are open."""
+    command = [str(python("0.10.0")), str(DRIVERS / "many_tool_clients.py"), url, str(sessions), str(CALLS)]
+    process = subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def said(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        return (await asyncio.to_thread(process.stdout.readline)).strip()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_released_and_standard_clients_at_once_on_one_server(workers: str) -> None:
+    """Half of the sessions are released clients', a quarter begins with initialize, a quarter is stateless."""
+    mcp = pytest.importorskip("mcp")
+    half = SESSIONS // 2
+
+    def standard(url: str, number: int) -> Any:
+        if number % 2:
+            return mcp.Client(f"{url}/mcp", mode="legacy")
+        call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
+        session_id = exchange(url, "POST", "/mcp", call)[1]["result"]["session_id"]
+        return mcp.Client(f"{url}/mcp/{session_id}", mode="2026-07-28")
+
+    async def count(client: Any, number: int) -> list[int]:
+        return [
+            (await client.call_tool("add", {"amount": number})).structured_content["result"]
+            for _ in range(CALLS)
+        ]
+
+    with our_server("tally:app", "--workers", workers) as url, released_counters(url, half) as released:
+        async with AsyncExitStack() as stack:
+            clients = {
+                number: await stack.enter_async_context(standard(url, number))
+                for number in range(half + 1, SESSIONS + 1)
+            }
+            assert await said(released) == "open"
+            assert released.stdin is not None
+            released.stdin.write("go\n")
+            released.stdin.flush()
+            seen = await asyncio.gather(*(count(client, number) for number, client in clients.items()))
+            theirs = json.loads(await said(released))
+        totals = {
+            number: [number * calls for calls in range(1, CALLS + 1)] for number in range(1, SESSIONS + 1)
+        }
+        assert dict(zip(clients, seen, strict=True)) == {number: totals[number] for number in clients}
+        assert theirs == [{"totals": totals[number], "steps": CALLS} for number in range(1, half + 1)]
