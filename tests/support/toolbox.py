@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import time
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from openenv_core import Observation, State
 from openenv_core.tools import (
@@ -21,6 +22,8 @@ from openenv_core.tools import (
     tool,
 )
 from servers import create_app
+from servers.app import EnvironmentApp
+from servers.settings import ServerSettings
 
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
@@ -152,6 +155,13 @@ class ToolBox(ToolEnvironment[State]):
     @completion(prompt="sum_up", argument="tone")
     def tones(self, typed: str) -> list[str]:
         return [tone for tone in ("dry", "drunk", "sweet") if tone.startswith(typed)]
+
+
+def boxes(cap: int = 8, **settings: Any) -> EnvironmentApp:
+    """Return a server of boxes with settings of its own."""
+    app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=cap)
+    app.configure(replace(ServerSettings(), **settings))
+    return app
 
 
 app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=64)

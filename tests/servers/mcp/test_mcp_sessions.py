@@ -2,21 +2,18 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from counter import Add, Count, Counter
 from mcp.shared.exceptions import MCPError
+from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from serving import eventually, opened, request, rpc, serving, socket_to
+from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
-from servers.app import EnvironmentApp
-from servers.settings import ServerSettings
-from tests.servers.mcp.hosts import HANDSHAKE, STATELESS, host, text_of
-from tests.support.counter import Add, Count, Counter
-from tests.support.serving import eventually, opened, request, rpc, serving, socket_to
-from tests.support.toolbox import ToolBox
 
 ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
 STREAMS = {"accept": "application/json, text/event-stream"}
@@ -30,12 +27,6 @@ HELLO = {
         "clientInfo": {"name": "test", "version": "1"},
     },
 }
-
-
-def boxes(cap: int = 8, **settings: Any) -> EnvironmentApp:
-    app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=cap)
-    app.configure(replace(ServerSettings(), **settings))
-    return app
 
 
 def bearer(token: str) -> dict[str, str]:

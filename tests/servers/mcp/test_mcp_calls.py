@@ -1,0 +1,269 @@
+"""Calls as official clients make them: results, failures, progress, questions, and calls that are given up."""
+
+import asyncio
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
+from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from serving import eventually, opened, rpc, serving
+from toolbox import ToolBox, boxes
+
+ERAS = [HANDSHAKE, STATELESS]
+
+
+@pytest.fixture(params=ERAS)
+def era(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def connected(address: str, era: str, **options: Any) -> Any:
+    path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
+    return host(address, path, era, **options)
+
+
+async def test_results_in_every_form(era: str) -> None:
+    async with serving(boxes()) as address, await connected(address, era) as client:
+        where = await client.call_tool("where")
+        assert where.structured_content is not None
+        assert not where.is_error
+        picture = await client.call_tool("picture")
+        assert [block.type for block in picture.content] == ["text", "image"]
+        failed = await client.call_tool("fail")
+        assert failed.is_error
+        assert text_of(failed) == "it cannot be done"
+        assert (await client.call_tool("break_down")).is_error
+        assert (await client.call_tool("bump", {"by": "many"})).is_error
+        with pytest.raises(MCPError) as unknown:
+            await client.call_tool("nothing")
+        assert unknown.value.code == types.INVALID_PARAMS
+        assert (await client.call_tool("bump")).structured_content == {"result": 1}
+
+
+async def test_ten_megabytes_pass(era: str) -> None:
+    async with serving(boxes()) as address, await connected(address, era) as client:
+        assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
+        assert text_of(await client.call_tool("bump")) == "1"
+
+
+async def test_resources_prompts_and_completions(era: str) -> None:
+    async with serving(boxes()) as address, await connected(address, era) as client:
+        assert [str(one.uri) for one in (await client.list_resources()).resources] == ["notes:all"]
+        (template,) = (await client.list_resource_templates()).resource_templates
+        assert template.uri_template == "notes://{title}"
+        (held,) = (await client.read_resource("notes://first")).contents
+        assert isinstance(held, types.TextResourceContents)
+        assert held.text == "hello"
+        with pytest.raises(MCPError) as missing:
+            await client.read_resource("notes://second")
+        assert missing.value.code == (types.INVALID_PARAMS if era == STATELESS else -32002)
+        prompt = await client.get_prompt("sum_up", {"tone": "dry"})
+        assert "dry tone" in str(prompt.messages[0].content)
+        for name, arguments in (("other", {}), ("sum_up", {})):
+            with pytest.raises(MCPError):
+                await client.get_prompt(name, arguments)
+        found = await client.complete(types.PromptReference(name="sum_up"), {"name": "tone", "value": "d"})
+        assert found.completion.values == ["dry", "drunk"]
+
+
+async def test_progress_and_log_come_before_the_result(era: str) -> None:
+    heard: list[Any] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        heard.append((done, total, message))
+
+    async def log(params: types.LoggingMessageNotificationParams) -> None:
+        heard.append(params.data)
+
+    options: dict[str, Any] = {"logging_callback": log}
+    if era == STATELESS:
+        options["log_level"] = "info"
+    async with serving(boxes()) as address, await connected(address, era, **options) as client:
+        result = await client.call_tool("wait", {"seconds": 0}, progress_callback=progress)
+        assert text_of(result) == "waited"
+        await eventually(lambda: len(heard) == 2)
+    assert heard == [(1, 2, "half"), {"waiting": 0}]
+
+
+async def test_the_level_of_the_log_holds() -> None:
+    heard: list[Any] = []
+
+    async def log(params: types.LoggingMessageNotificationParams) -> None:
+        heard.append(params.data)
+
+    async with (
+        serving(boxes()) as address,
+        await connected(address, HANDSHAKE, logging_callback=log) as client,
+    ):
+        with pytest.warns(MCPDeprecationWarning):
+            await client.set_logging_level("warning")
+        await client.call_tool("wait", {"seconds": 0})
+        await client.call_tool("wait", {"seconds": 0})
+    assert heard == []
+
+
+async def give_up(client: Client, tool: str, name: str) -> None:
+    """Begin a call, and cancel it once it runs."""
+    begun = asyncio.Event()
+
+    async def progress(*_: Any) -> None:
+        begun.set()
+
+    call = asyncio.create_task(client.call_tool(tool, {"name": name}, progress_callback=progress))
+    await asyncio.wait_for(begun.wait(), 10)
+    call.cancel()
+    await asyncio.wait([call], timeout=10)
+    await eventually(lambda: name in ToolBox.cancelled)
+
+
+@pytest.mark.parametrize("tool", ["wait", "work"])
+async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool: str) -> None:
+    app = boxes()
+    async with serving(app) as address, await connected(address, era) as client:
+        await client.call_tool("bump", {"by": 4})
+        await give_up(client, tool, f"{tool} {era}")
+        assert text_of(await client.call_tool("bump")) == "5"
+        assert app.sessions.executor.abandoned == 0
+
+
+async def test_a_tool_that_hangs_ends_its_session_and_no_other(era: str) -> None:
+    app = boxes(step_timeout_s=0.4)
+    async with (
+        serving(app) as address,
+        await connected(address, era) as other,
+        await connected(address, era) as client,
+    ):
+        with pytest.raises(MCPError, match=r"within 0\.4 s"):
+            await client.call_tool("wait")
+        with pytest.raises(MCPError):
+            await client.call_tool("bump")
+        assert text_of(await other.call_tool("bump")) == "1"
+        await eventually(lambda: app.sessions.active == 1)
+
+
+async def answer(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={"name": params.message[:3].strip()})
+
+
+async def think(_: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+    return types.CreateMessageResult(
+        role="assistant", content=types.TextContent(type="text", text="4"), model="m"
+    )
+
+
+async def test_a_tool_asks_its_caller_back(era: str) -> None:
+    async with (
+        serving(boxes()) as address,
+        await connected(address, era, elicitation_callback=answer, sampling_callback=think) as client,
+    ):
+        assert text_of(await client.call_tool("greet")) == "hello Who and And"
+        assert text_of(await client.call_tool("think")) == "4"
+
+
+async def test_a_caller_that_cannot_be_asked_is_not(era: str) -> None:
+    async with serving(boxes()) as address, await connected(address, era) as client:
+        assert text_of(await client.call_tool("think")) == "nobody thinks"
+        if era == HANDSHAKE:
+            assert (await client.call_tool("greet")).is_error
+        else:
+            with pytest.raises(MCPError) as refused:
+                await client.call_tool("greet")
+            assert refused.value.error.data == {"requiredCapabilities": {"elicitation": {}}}
+
+
+async def test_the_state_of_a_call_is_bound_to_its_session_tool_and_arguments() -> None:
+    async with serving(boxes()) as address:
+        mine, other = await opened(address), await opened(address)
+
+        async def call(handle: str, state: str | None = None, **changed: Any) -> Any:
+            responses = changed.pop("responses", {"who": {"action": "accept", "content": {"name": "Ann"}}})
+            asked = {
+                "name": "greet",
+                "request_state": state,
+                "input_responses": state and responses,
+                **changed,
+            }
+            async with host(address, f"/mcp/{handle}", STATELESS, elicitation_callback=answer) as client:
+                try:
+                    return await client.session.call_tool(**asked, allow_input_required=True)
+                except MCPError as error:
+                    return error.error
+
+        first = await call(mine)
+        state = first.request_state
+        for handle, sealed, changed in (
+            (other, state, {}),
+            (mine, state + "x", {}),
+            (mine, state, {"arguments": {"a": 1}}),
+            (mine, state, {"name": "think"}),
+        ):
+            refused = await call(handle, sealed, **changed)
+            assert refused.code == types.INVALID_PARAMS
+            assert "requestState" in refused.message
+        wrong = {"nobody": {"action": "cancel"}}
+        second = await call(mine, state, responses=wrong)
+        assert second.input_requests["who"].params.message == "Who are you?"
+        third = await call(mine, second.request_state)
+        assert third.input_requests["who"].params.message == "And you?"
+        assert text_of(await call(mine, third.request_state)) == "hello Ann and Ann"
+
+
+async def test_changes_are_told_to_those_who_listen() -> None:
+    heard: list[str] = []
+
+    async def listen(message: Any) -> None:
+        if isinstance(message, types.ServerNotification.__args__):  # type: ignore[attr-defined]
+            heard.append(message.method)
+
+    app = boxes()
+    async with serving(app) as address, host(address, message_handler=listen) as client:
+        (session,) = app.sessions.standing
+        await client.list_tools()
+        await eventually(lambda: session.listeners == 1)  # the stream of GET
+        await client.list_tools()
+        with pytest.warns(MCPDeprecationWarning):
+            await client.subscribe_resource("notes://first")
+        await client.call_tool("note", {"title": "first", "text": "a"})
+        await client.call_tool("note", {"title": "second", "text": "b"})
+        await eventually(lambda: len(heard) == 3)
+        with pytest.warns(MCPDeprecationWarning):
+            await client.unsubscribe_resource("notes://first")
+        await client.call_tool("note", {"title": "first", "text": "c"})
+        await client.call_tool("note", {"title": "third", "text": "d"})
+        await eventually(lambda: len(heard) == 5)
+    changed = ["notifications/resources/list_changed", "notifications/tools/list_changed"]
+    assert heard == ["notifications/resources/updated", *changed, *changed]
+
+
+async def test_changes_are_told_on_the_stateless_wire() -> None:
+    async with serving(boxes()) as address:
+        handle = await opened(address)
+        async with (
+            host(address, f"/mcp/{handle}", STATELESS) as client,
+            client.listen(tools_list_changed=True, resource_subscriptions=["notes://first"]) as events,
+        ):
+            for title in ("first", "second"):
+                params = {"name": "note", "arguments": {"title": title, "text": "x"}, "session_id": handle}
+                await client.call_tool("note", {"title": title, "text": "x"})
+                assert (await rpc(address, "tools/call", params))["result"]["is_error"] is False
+            seen = []
+            async with asyncio.timeout(10):
+                async for event in events:
+                    seen.append(type(event).__name__)
+                    if len(seen) == 2:
+                        break
+    assert seen == ["ResourceUpdated", "ToolsListChanged"]
+
+
+async def test_many_callers_at_once_get_their_own() -> None:
+    app = boxes(cap=64)
+    async with serving(app) as address:
+
+        async def play(number: int, era: str) -> None:
+            async with await connected(address, era) as client:
+                for turn in range(3):
+                    assert text_of(await client.call_tool("bump", {"by": number})) == str(number * (turn + 1))
+
+        await asyncio.gather(*(play(number + 1, ERAS[number % 2]) for number in range(8)))
