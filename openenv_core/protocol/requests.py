@@ -8,7 +8,6 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import from_json
 
-from openenv_core.protocol.actions import readable
 from openenv_core.protocol.codes import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, Refusal
 from openenv_core.protocol.faults import MAX_ECHO, faults_of
 from openenv_core.protocol.jsonio import dumps, to_plain
@@ -99,6 +98,9 @@ class RequestDecoder(Generic[ActT]):
     """
 
     def __init__(self, action_type: type[ActT], production: bool = False) -> None:
+        # With it come the models of tools, which a client that only writes requests does without.
+        from openenv_core.protocol.actions import readable
+
         read: Any = readable(action_type)
         build: Any = create_model  # its overloads do not know types made at run time
         step: Any = build("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(read, ...))

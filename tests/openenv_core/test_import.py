@@ -17,10 +17,14 @@ HEAVY = (
 )
 
 
-def loaded_by(statement: str) -> set[str]:
+def modules_of(statement: str) -> set[str]:
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    return {name.partition(".")[0] for name in output.split()}
+    return set(output.split())
+
+
+def loaded_by(statement: str) -> set[str]:
+    return {name.partition(".")[0] for name in modules_of(statement)}
 
 
 def test_the_package_is_light() -> None:
@@ -32,6 +36,13 @@ def test_so_are_the_client_and_the_provider() -> None:
     loaded = loaded_by("from openenv_core import EnvClient, GenericEnvClient, LocalProcessProvider")
     assert "picows" in loaded
     assert not loaded & set(HEAVY)
+
+
+def test_tools_cost_those_who_call_them() -> None:
+    assert "openenv_core.tools" not in modules_of("from openenv_core import EnvClient, GenericEnvClient")
+    callers = modules_of("from openenv_core import MCPToolClient; import openenv_core.compat.mcp_environment")
+    assert "openenv_core.tools" in callers
+    assert not {name.partition(".")[0] for name in callers} & {*HEAVY, "mcp", "fastmcp"}
 
 
 def test_every_name_that_is_promised_is_there() -> None:
