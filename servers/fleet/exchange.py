@@ -1,13 +1,13 @@
 """One HTTP exchange with a neighbour over a Unix socket, on connections that are kept.
 
-A general client costs three times what the neighbour takes to answer; this one knows that bodies are whole and that
-the other side is a server of ours.
+A general client costs three times what the neighbour takes to answer; this one knows that bodies are whole, unless
+they are streams of events, and that the other side is a server of ours.
 """
 
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import h11
 
@@ -16,6 +16,9 @@ IDLE_S: Final = 30.0
 
 APPEARS_S: Final = 0.02
 """Pause between two looks for a neighbour that starts."""
+
+STREAM_S: Final = 60.0
+"""Seconds without anything on a stream after which its other side is taken for dead; it says something every 15."""
 
 _READ_BYTES: Final = 65_536
 
@@ -26,6 +29,16 @@ class Answer(NamedTuple):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+
+
+class Live(Protocol):
+    """Takes an answer that is a stream of events, as it comes."""
+
+    async def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Take its beginning."""
+
+    async def part(self, data: bytes) -> None:
+        """Take what comes next of it."""
 
 
 class ExchangeFailed(Exception):  # noqa: N818 - what happened
@@ -41,13 +54,16 @@ class _Line:
         self._http = h11.Connection(h11.CLIENT)
         self.idle_since = 0.0
 
-    async def exchange(self, request: h11.Request, body: bytes) -> Answer:
+    async def exchange(
+        self, request: h11.Request, body: bytes, live: Live | None, deadline: asyncio.Timeout
+    ) -> Answer | None:
         http = self._http
         head = http.send(request) or b""
         content = http.send(h11.Data(data=body)) or b"" if body else b""
         http.send(h11.EndOfMessage())
         self._writer.write(head + content)
         response: Any = None
+        streams = False
         parts: list[bytes] = []
         while True:
             event = http.next_event()
@@ -55,10 +71,20 @@ class _Line:
                 http.receive_data(await self._reader.read(_READ_BYTES))
             elif isinstance(event, h11.Response):
                 response = event
+                if live is not None and _is_stream(event):
+                    streams = True
+                    await live.head(event.status_code, list(event.headers))
+            elif streams and isinstance(event, h11.Data):
+                assert live is not None
+                if deadline.when() is not None:
+                    deadline.reschedule(asyncio.get_running_loop().time() + STREAM_S)
+                await live.part(bytes(event.data))
             elif isinstance(event, h11.Data):
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                return Answer(response.status_code, list(response.headers), b"".join(parts))
+                return (
+                    None if streams else Answer(response.status_code, list(response.headers), b"".join(parts))
+                )
             elif not isinstance(event, h11.InformationalResponse):
                 raise ExchangeFailed("the connection ended")
 
@@ -93,9 +119,14 @@ class Exchanges:
         self._idle: list[_Line] = []
 
     async def exchange(
-        self, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
-    ) -> Answer:
-        """Send a request and return its answer.
+        self,
+        method: str,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        live: Live | None = None,
+    ) -> Answer | None:
+        """Send a request and return its answer; None where that was a stream, which `live` has taken.
 
         Raises:
             ExchangeFailed: There is none.
@@ -105,9 +136,9 @@ class Exchanges:
         except (OSError, TimeoutError) as error:
             raise ExchangeFailed(str(error) or type(error).__name__) from error
         try:
-            async with asyncio.timeout(self._reply_s):
+            async with asyncio.timeout(self._reply_s) as deadline:
                 request = h11.Request(method=method, target=target, headers=list(headers))
-                answer = await line.exchange(request, body)
+                answer = await line.exchange(request, body, live, deadline)
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             line.close()
             raise ExchangeFailed(str(error) or type(error).__name__) from error
@@ -136,6 +167,12 @@ class Exchanges:
         async with asyncio.timeout(self._connect_s):
             await appeared(self._path)
             return _Line(*await asyncio.open_unix_connection(self._path))
+
+
+def _is_stream(response: h11.Response) -> bool:
+    return any(
+        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers
+    )
 
 
 async def appeared(path: str) -> None:

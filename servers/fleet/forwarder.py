@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol.codes import Refusal
 from servers.fleet.ids import worker_of
+from servers.mcp.asked import INITIALIZE, asked, is_mcp
 from servers.routes.paths import MCP_PATH, SESSION_PATH, path_of
 from servers.routes.standing import NEW, session_named_by
 from servers.security.bodies import replay
@@ -25,7 +26,7 @@ class Peers(Protocol):
     """Passes a connection on to another worker."""
 
     async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Pass on a request, and its response back."""
+        """Pass on a request, and its response back, which may be a stream."""
 
     async def socket(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a WebSocket, in both ways, until it closes."""
@@ -95,15 +96,24 @@ class Forwarder:
             worker = self._place(_named_session(scope))
             if worker is not None and scope["method"] == "POST":
                 body, receive = await _peek(receive)
-        elif path == MCP_PATH and scope["method"] == "POST":
-            body, receive = await _peek(receive)
-            # A call that names no session works on nothing that a worker would have to itself.
-            method, session = _asked_in(body)
-            worker = self._place(session) if session or method == _CREATE else None
+        elif is_mcp(scope):
+            if scope["method"] == "POST":
+                body, receive = await _peek(receive)
+            worker = self._place_mcp(scope, body)
         if worker is None:
             await self._app(scope, receive, send)
         else:
             await self._peers.http(worker, scope, body, receive, send)
+
+    def _place_mcp(self, scope: Scope, body: bytes) -> int | None:
+        """Return the worker for a request to /mcp; one that names no session, and opens none, may stay."""
+        request = asked(scope, body)
+        if request.standard:
+            opens, session = request.method == INITIALIZE, request.session
+        else:
+            method, session = _asked_in(body)
+            opens = method == _CREATE
+        return self._place(session) if session or opens else None
 
     def _place(self, session: str | None) -> int | None:
         """Return the worker to pass a connection to; None where it stays here."""

@@ -102,14 +102,21 @@ class UnixPeers:
         headers.append((b"content-length", str(len(body)).encode()))
         query = scope.get("query_string", b"")
         target = scope["raw_path"] + (b"?" + query if query else b"")
+        live = _Live(send)
         try:
-            answer = await self._exchanges(worker).exchange(scope["method"], target, headers, body)
+            answer = await self._exchanges(worker).exchange(scope["method"], target, headers, body, live)
         except ExchangeFailed as failed:
             logger.warning("worker %d did not answer: %s", worker, failed)
+            if live.begun:
+                await live.end()
+                return
             text = f"expected worker {worker}, which holds this session, to answer, got: {failed}; "
             await turn_away(Turned(502, text + "if it died, its sessions are gone: reset"), scope, send)
             return
-        kept = [(name, value) for name, value in answer.headers if name.lower() not in _HOP_BY_HOP]
+        if answer is None:
+            await live.end()
+            return
+        kept = _kept(answer.headers)
         kept.append((b"content-length", str(len(answer.body)).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": kept})
         await send({"type": "http.response.body", "body": answer.body})
@@ -142,6 +149,33 @@ class UnixPeers:
             open_timeout=CONNECT_S,
             close_timeout=CONNECT_S,
         )
+
+
+class _Live:
+    """Passes on a stream of events.
+
+    Attributes:
+        begun: The caller has seen its beginning. Where the worker dies then, the stream ends, and the caller misses
+            what it waits for.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": _kept(headers)})
+
+    async def part(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP]
 
 
 async def _disconnected(receive: Receive) -> None:

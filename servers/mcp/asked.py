@@ -19,6 +19,7 @@ SHARED: Final = ":"
 """Stands, in the id of a connection that shares a session with others, behind the session's id, which has none."""
 
 _HANDLE_HEADER: Final = SESSION_HEADER.lower().encode()
+_INITIALIZE: Final = INITIALIZE.encode()
 _STREAM: Final = b"text/event-stream"
 
 
@@ -71,9 +72,10 @@ def asked(scope: Scope, body: bytes) -> Asked:
     for name, value in scope["headers"]:
         headers.setdefault(name.lower(), value)
     in_path = _in_path(path_of(scope))
-    method, request_id = _rpc(body)
     streams = any(_STREAM in value.lower() for name, value in scope["headers"] if name.lower() == b"accept")
-    marked = CONNECTION_HEADER in headers or VERSION_HEADER in headers
+    marked = streams or in_path is not None or CONNECTION_HEADER in headers or VERSION_HEADER in headers
+    # The released dialect is read by whoever answers it, and need not be read here too.
+    method, request_id = _rpc(body) if marked or _INITIALIZE in body else (None, None)
     return Asked(
         http=scope["method"],
         connection=_text(headers.get(CONNECTION_HEADER)),
@@ -82,7 +84,7 @@ def asked(scope: Scope, body: bytes) -> Asked:
         in_header=_text(headers.get(_HANDLE_HEADER)),
         method=method,
         request_id=request_id,
-        standard=marked or streams or in_path is not None or method == INITIALIZE,
+        standard=marked or method == INITIALIZE,
     )
 
 

@@ -18,6 +18,7 @@ from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonrpc import Fault
 from servers.execution import CLOSE_S, end, keep
 from servers.mcp.asked import CONNECTION_HEADER, INITIALIZE
+from servers.mcp.events import RETRY_MS, Events
 from servers.mcp.exchange import Exchange
 from servers.mcp.handlers import Handlers
 from servers.mcp.links import Full, Link, Links
@@ -49,12 +50,15 @@ class Engine:
     def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, max_body_bytes: int) -> None:
         self._sessions = sessions
         self._opening = Opening(sessions, tooling)
+        self._events = Events()
         self._manager = StreamableHTTPSessionManager(
             make_server(name, Handlers(sessions, tooling), tooling),
             # Connections are bounded by the sessions that they belong to, and end with them.
             session_idle_timeout=None,
             max_sessions=None,
             max_request_body_size=max_body_bytes,
+            event_store=self._events,
+            retry_interval=RETRY_MS,
         )
         self._links = Links()
         self._hubs: dict[Session, Hub] = {}
@@ -187,7 +191,7 @@ class Engine:
         stream = exchange.asked.http == "GET"
         known = None if link.inner else drawn
         replies = Replies(exchange.send, link.id.encode(), known, answers=not stream)
-        with link.in_use(stream=stream):
+        with link.in_use(stream=stream), self._events.of(link.kept):
             seat = Seat(session.owner, session, hub, link.peer, link)
             await self._pass(exchange.on_connection(link.inner, replies), seat)
         return replies.status

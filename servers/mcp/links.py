@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from servers.mcp.asked import SHARED
+from servers.mcp.events import Kept
 from servers.mcp.listeners import Peer
 from servers.sessions import Session
 
@@ -25,6 +26,7 @@ class Link:
         id: What the client knows it by.
         inner: What the SDK knows it by; empty until the SDK has drawn it.
         peer: The client.
+        kept: What it was told last.
         refused: The SDK did not take the handshake.
         posts: Requests under way.
         idle: Set while there are none.
@@ -37,6 +39,7 @@ class Link:
         self.id = session.id if owns else f"{session.id}{SHARED}{secrets.token_hex(16)}"
         self.inner = b""
         self.peer = Peer()
+        self.kept = Kept()
         self.refused = False
         self.posts = 0
         self.streams = 0

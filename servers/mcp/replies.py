@@ -1,5 +1,6 @@
 """What the SDK sends to a client of the handshake versions, on its way there."""
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -10,7 +11,8 @@ from servers.mcp.asked import CONNECTION_HEADER
 MAX_EVENT_BYTES: Final = 512 * 1024
 """Official clients drop events beyond a megabyte, and take JSON of any size."""
 
-_EVENT: Final = b"event: message\r\ndata: "
+_EVENT: Final = re.compile(rb"(?:id: \d+\r\n)?event: message\r\ndata: ")
+_PRIMING: Final = re.compile(rb"id: \d+\r\ndata: \r\n(?:retry: \d+\r\n)?\r\n")
 _END: Final = b"\r\n\r\n"
 _OF_STREAMS: Final = (
     b"content-type",
@@ -43,7 +45,7 @@ class Replies:
         self._link_id = link_id
         self._drawn = drawn
         self._answers = answers
-        self._held: Message | None = None
+        self._held: list[Message] = []
         self._over = False
         self.status = 0
 
@@ -53,17 +55,21 @@ class Replies:
             message = self._renamed(message)
             self.status = message["status"]
             if self._answers and _streams(message):
-                self._held = message
+                self._held = [message]
                 return
-        elif self._held is not None:
-            head, self._held = self._held, None
+        elif self._held:
             body = message.get("body", b"")
+            if len(self._held) == 1 and _PRIMING.fullmatch(body):
+                self._held.append(message)  # the number to come back with, should the stream be cut
+                return
+            held, self._held = self._held, []
             if len(body) > MAX_EVENT_BYTES and (reply := _whole(body)) is not None:
                 self._over = True
-                await self._send(_as_json(head, len(reply)))
+                await self._send(_as_json(held[0], len(reply)))
                 await self._send({"type": "http.response.body", "body": reply})
                 return
-            await self._send(head)
+            for earlier in held:
+                await self._send(earlier)
         if not self._over:
             await self._send(message)
 
@@ -87,9 +93,10 @@ def _streams(message: Message) -> bool:
 
 def _whole(body: bytes) -> bytes | None:
     """Return the reply in an event; None where it is none, or something else follows."""
-    if not body.startswith(_EVENT) or not body.endswith(_END):
+    begins = _EVENT.match(body)
+    if begins is None or not body.endswith(_END):
         return None
-    data = body[len(_EVENT) : -len(_END)]
+    data = body[begins.end() : -len(_END)]
     # A reply has no method, and comes last; where a notification comes first, a stream it has to be.
     is_reply = b'"result":' in data[:256] or b'"error":' in data[:256]
     return data if is_reply and b"\n" not in data else None

@@ -1,0 +1,118 @@
+"""Standard MCP with two worker processes: whichever of them a request reaches, its session is found."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from serve_process import ServeProcess, serve
+from serving import opened, request
+
+from servers.fleet.ids import worker_of
+
+# Fleets of real processes, one of them killed.
+pytestmark = pytest.mark.slow
+
+STREAMS = {"accept": "application/json, text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[ServeProcess]:
+    with serve("--workers", "2", app="toolbox:app") as server:
+        yield server
+
+
+async def play(address: str, number: int, era: str) -> None:
+    path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
+    seen: list[float] = []
+
+    async def progress(done: float, *_: Any) -> None:
+        seen.append(done)
+
+    async with host(address, path, era) as client:
+        for turn in range(3):
+            assert text_of(await client.call_tool("bump", {"by": number})) == str(number * (turn + 1))
+        assert (
+            text_of(await client.call_tool("wait", {"seconds": 0.2}, progress_callback=progress)) == "waited"
+        )
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
+async def test_no_session_is_lost_and_none_is_mixed_up(fleet: ServeProcess, era: str) -> None:
+    await asyncio.gather(*(play(fleet.address, number + 1, era) for number in range(12)))
+
+
+@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
+async def test_ten_megabytes_pass_between_workers(fleet: ServeProcess, era: str) -> None:
+    for number in range(2):
+        name = next(name for i in range(100) if worker_of(name := f"{era}-{i}", 2) == number)
+        async with host(fleet.address, mode=era, headers={"X-OpenEnv-Session": name}) as client:
+            assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
+
+
+async def test_calls_are_given_up_and_sessions_are_closed_between_workers(fleet: ServeProcess) -> None:
+    async def give_up(era: str) -> None:
+        path = f"/mcp/{await opened(fleet.address)}" if era == STATELESS else "/mcp"
+        begun = asyncio.Event()
+
+        async def progress(*_: Any) -> None:
+            begun.set()
+
+        async with host(fleet.address, path, era) as client:
+            call = asyncio.create_task(client.call_tool("wait", progress_callback=progress))
+            await asyncio.wait_for(begun.wait(), 10)
+            call.cancel()
+            await asyncio.wait([call])
+            assert text_of(await client.call_tool("bump")) == "1"  # or it would wait for the call
+
+    await asyncio.gather(*(give_up(era) for era in (HANDSHAKE, STATELESS) for _ in range(4)))
+
+
+async def test_changes_reach_a_stream_that_another_worker_holds(fleet: ServeProcess) -> None:
+    for _ in range(4):
+        handle = await opened(fleet.address)
+        async with (
+            host(fleet.address, f"/mcp/{handle}", STATELESS) as client,
+            client.listen(tools_list_changed=True) as events,
+        ):
+            await client.call_tool("note", {"title": "new", "text": "x"})
+            async with asyncio.timeout(10):
+                async for event in events:
+                    assert type(event).__name__ == "ToolsListChanged"
+                    break
+
+
+async def test_a_worker_that_dies_takes_its_sessions_alone() -> None:
+    with serve("--workers", "2", app="toolbox:app") as server:
+        names = [next(n for i in range(100) if worker_of(n := f"id-{i}", 2) == number) for number in range(2)]
+        async with (
+            host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[0]}) as one,
+            host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[1]}) as two,
+        ):
+            await one.call_tool("bump")
+            begun = asyncio.Event()
+
+            async def progress(*_: Any) -> None:
+                begun.set()
+
+            call = asyncio.create_task(one.call_tool("wait", progress_callback=progress))
+            await asyncio.wait_for(begun.wait(), 10)
+            (killed,) = (w for w in psutil.Process(server.process.pid).children() if _index(w) == 0)
+            os.kill(killed.pid, signal.SIGKILL)
+            with pytest.raises(MCPError):
+                await asyncio.wait_for(call, 20)
+            assert text_of(await two.call_tool("bump")) == "1"
+        listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        reply = await request(server.address, "POST", "/mcp", listing, STREAMS | {"mcp-session-id": names[0]})
+        assert reply.status_code in (404, 502)
+
+
+def _index(worker: psutil.Process) -> int:
+    (path,) = {str(c.laddr) for c in worker.net_connections("unix") if str(c.laddr).endswith(".sock")}
+    return int(path.rpartition("/")[2].removesuffix(".sock"))
