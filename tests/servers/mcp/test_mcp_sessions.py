@@ -166,7 +166,7 @@ async def test_a_handshake_that_fails_leaves_no_session() -> None:
     async with serving(app) as address:
         bad = HELLO | {"params": {"protocolVersion": "2025-11-25"}}
         reply = await request(address, "POST", "/mcp", bad, STREAMS)
-        assert json.loads(reply.text.partition("data: ")[2])["error"]["code"] == -32602
+        assert json.loads(reply.text.rpartition("data: ")[2])["error"]["code"] == -32602
         assert (
             await request(address, "POST", "/mcp", HELLO, {"accept": "application/json"})
         ).status_code == 406
