@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "envs" / "blackjack_env"
 
+import pytest
+
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
     done = subprocess.run(
@@ -30,6 +32,7 @@ def setuptools_is_new_enough() -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_wheel_builds_and_imports_under_its_own_name(tmp_path: Path) -> None:
     # A copy, since a build writes into the folder that it builds.
     source = tmp_path / "source"
