@@ -143,8 +143,8 @@ async def measure(kind: str, url: str, clients: int, seconds: float, warm_up_s: 
             "calls": len(took),
             "warm_up": warm_up,
             "seconds": time.perf_counter() - began,
-            "cpu_us": 1e6 * (time.process_time() - cpu) / len(took),
-            "p50_us": 1e6 * statistics.median(took),
+            "cpu_us": 1e6 * (time.process_time() - cpu) / max(1, len(took)),
+            "p50_us": 1e6 * statistics.median(took or [0.0]),
         }
 
 

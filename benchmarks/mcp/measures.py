@@ -88,6 +88,9 @@ def _measure(way: Way, clients: int, plan: Plan, figures: Figures) -> None:
             command = [sys.executable, "-m", *_module(way.server), "--port", str(port)]
             server = stack.enter_context(serving(Server(command, port, {}, SERVER_CORE, health=way.health)))
         ask = [sys.executable, "-m", "benchmarks.mcp.calls", way.kind, str(port), str(clients)]
+        if server is not None:
+            # What is loaded at the first request, as the SDK is by ours, is no part of a call.
+            run([*ask, "0", "0.1"], {}, CLIENT_CORE)
         before = 0 if server is None else server.cpu_ns()
         found = json.loads(run([*ask, str(plan.seconds), str(plan.warm_up_s)], {}, CLIENT_CORE))
         load = _load(clients)

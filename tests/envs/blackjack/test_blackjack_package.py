@@ -10,10 +10,10 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "envs" / "blackjack_env"
-
-import pytest
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
