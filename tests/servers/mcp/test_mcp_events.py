@@ -1,0 +1,98 @@
+"""A stream that is cut, and the client who comes back for the rest of it."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from mcp_types import JSONRPCNotification, JSONRPCResponse
+from serving import PATIENCE_S, serving
+from test_mcp_sessions import STREAMS, greet
+from toolbox import boxes
+
+from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, Kept, weigh
+
+VERSION = {"mcp-protocol-version": "2025-11-25"}
+
+
+def call(seconds: float) -> dict[str, Any]:
+    params = {"name": "wait", "arguments": {"seconds": seconds}, "_meta": {"progressToken": "p"}}
+    return {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params}
+
+
+async def events(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
+    """Yield the id and the data of each event."""
+    text = ""
+    async for part in reply.aiter_text():
+        text += part
+        while "\r\n\r\n" in text:
+            event, _, text = text.partition("\r\n\r\n")
+            if found := re.search(r"^id: (\d+)", event):
+                yield found[1], event.rpartition("data: ")[2].partition("\r\n")[0]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.3])
+async def test_who_comes_back_gets_the_rest_and_nobody_else(seconds: float) -> None:
+    async with serving(boxes()) as address:
+        url = f"http://{address}/mcp"
+        ids = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
+        mine, other = ({**STREAMS, **VERSION, "mcp-session-id": one} for one in ids)
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
+            async with http.stream("POST", url, json=call(seconds), headers=mine) as reply:
+                seen = events(reply)
+                first, nothing = await anext(seen)
+                last, progress = await anext(seen)
+                assert nothing == ""  # only a number to come back with
+                assert json.loads(progress)["method"] == "notifications/progress"
+            async with http.stream("GET", url, headers={**mine, "last-event-id": last}) as reply:
+                rest = [json.loads(data) async for _, data in _to_the_end(reply) if data]
+            assert rest[-1]["id"] == 9
+            assert rest[-1]["result"]["content"][0]["text"] == "waited"
+            assert "notifications/progress" not in [one.get("method") for one in rest]
+            for headers, event_id in ((other, first), (other, last), (mine, "77"), (mine, "nonsense")):
+                async with http.stream("GET", url, headers={**headers, "last-event-id": event_id}) as reply:
+                    assert [data async for _, data in _to_the_end(reply)] == []
+            async with http.stream("GET", url, headers={**mine, "last-event-id": first}) as reply:
+                again = [json.loads(data) async for _, data in events(reply) if data]  # it ends by itself
+            assert again[-1]["id"] == 9
+
+
+async def _to_the_end(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
+    """Yield events up to the one that answers; the SDK keeps a stream open that it has resumed."""
+    async for event_id, data in events(reply):
+        yield event_id, data
+        if data and "result" in json.loads(data):
+            return
+
+
+def answer(text: str) -> JSONRPCResponse:
+    return JSONRPCResponse(jsonrpc="2.0", id=1, result={"content": [{"type": "text", "text": text}]})
+
+
+def test_what_is_kept_has_bounds() -> None:
+    kept = Kept()
+    for number in range(MAX_EVENTS + 1):
+        kept.add("a", JSONRPCNotification(jsonrpc="2.0", method="m", params={"progress": number}))
+    assert kept.after("1") is None
+    assert (found := kept.after("2")) is not None
+    assert len(found[1]) == MAX_EVENTS - 1
+    kept.add("b", answer("x" * MAX_WEIGHT))  # heavier than all that may be: told, and not kept
+    assert (found := kept.after("2")) is not None
+    one, other = kept.add("b", answer("1")), kept.add("d", answer("2"))
+    assert kept.after(one) == ("b", [])
+    assert kept.after(other) == ("d", [])
+    heavy = [kept.add("c", answer("x" * (MAX_WEIGHT // 3))) for _ in range(3)]
+    assert kept.after(one) is None
+    assert kept.after(heavy[0]) is None
+    assert kept.after(heavy[1]) is not None
+
+
+def test_a_message_is_weighed_without_being_written() -> None:
+    assert 5 * 10_000 < weigh(answer("x" * 50_000)) < 51_000
+    assert weigh(None) < 100
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = {"a": [deep]}
+    assert weigh(JSONRPCNotification(jsonrpc="2.0", method="m", params=deep)) > 5000
