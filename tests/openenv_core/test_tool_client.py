@@ -18,6 +18,7 @@ from openenv_core import (
     ProtocolError,
     ServerError,
     ToolCallFailed,
+    ValidationFailed,
 )
 from openenv_core.protocol.jsonrpc import Fault
 from openenv_core.protocol.toolcalls import (
@@ -74,11 +75,48 @@ async def test_tools_are_listed_and_called(mode: str) -> None:
         assert await env.call_tool("add", amount=1) == 6
 
 
-async def test_a_server_in_production_mode_is_found_out(client: MCPToolClient) -> None:
+def steps_of(client: MCPToolClient, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that the client's steps will be in."""
+    steps: list[Any] = []
+    step = client.step
+
+    async def noted(action: Any) -> Any:
+        steps.append(action)
+        return await step(action)
+
+    monkeypatch.setattr(client, "step", noted)
+    return steps
+
+
+async def test_a_server_in_production_mode_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tally_app(mode="production")) as address, MCPToolClient(f"http://{address}") as env:
+        steps = steps_of(env, monkeypatch)
         assert await env.call_tool("add", amount=2) == 2  # and nothing is counted twice
         assert await env.call_tool("add", amount=2) == 4
         assert await env.has_tool("add")
+        assert len(steps) == 1
+
+
+async def test_a_client_in_production_mode_does_not_even_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(Counter, Add, Count, max_concurrent_envs=2)
+    async with serving(app) as address, MCPToolClient(f"http://{address}", mode="production") as env:
+        steps = steps_of(env, monkeypatch)
+        with pytest.raises(ServerError, match="tools"):
+            await env.list_tools()
+        with pytest.raises(ToolCallFailed, match="tools"):
+            await env.call_tool("add", amount=1)
+        assert not steps
+
+
+@pytest.mark.parametrize("refusal", [ValidationFailed("mcp?", "UNKNOWN_TYPE"), Fault(-32601, "what?")])
+async def test_a_server_that_lists_by_steps_alone(
+    refusal: Exception, client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any) -> Any:
+        raise refusal
+
+    monkeypatch.setattr(client, "_ask", refused)
+    assert [tool.name for tool in await client.list_tools()] == NAMES
 
 
 async def test_a_call_is_a_step_of_the_episode(client: MCPToolClient) -> None:
@@ -215,6 +253,7 @@ RELEASED = {
         # Values of our own tools that look a little like it are what they are.
         ({"data": 3, "content": "x"}, {"data": 3, "content": "x"}),
         ({"data": 3}, {"data": 3}),
+        ({"data": 3, "content": [], "is_error": "no"}, {"data": 3, "content": [], "is_error": "no"}),
         ([1], [1]),
         (None, None),
     ],
