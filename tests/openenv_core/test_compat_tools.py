@@ -17,6 +17,7 @@ from serving import ask, rpc, serving, socket_to
 
 from openenv_core import (
     Action,
+    ClientClosed,
     ConfigurationError,
     EpisodeOver,
     MCPToolClient,
@@ -207,6 +208,8 @@ def test_nothing_is_left_of_a_closed_one() -> None:
         time.sleep(0.01)  # threads that tools ran in end with their event loop
     assert threading.active_count() == before
     assert (env.mcp_server, env.mcp_client) == (None, None)
+    with pytest.raises(ClientClosed, match="close"):
+        env.step(call("add", amount=1))
 
 
 async def test_it_is_a_host_of_tools_resources_and_prompts(abacus: Abacus) -> None:
