@@ -1,4 +1,7 @@
-"""The client under test, as a command: `conformance_client.py URL`, which a suite starts anew for each scenario."""
+"""The client under test, as a command: `conformance_client.py URL`, which a suite starts anew for each scenario.
+
+It is the connection that envs/mcp_tools_env has to a tool server at an address, as the environment opens it.
+"""
 
 import asyncio
 import json
@@ -7,8 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mcp import Client
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from envs.mcp_tools_env.server.upstream.connection import Connection
+from envs.mcp_tools_env.server.upstream.errors import CallFailed
+from envs.mcp_tools_env.server.upstream.wires import HttpWire
+from openenv_core.tools import SILENT
+
+TIMEOUT_S = 20.0
+# The default of a server's "protocol", and `stateless`; the suite says which of the two it speaks.
+HANDSHAKE, STATELESS = ("legacy", "auto"), ("auto",)
 # What scenarios want to be called with, where it is not what a schema alone leads to.
 WANTED: Mapping[str, Mapping[str, Any]] = {"add_numbers": {"a": 5, "b": 3}}
 STUBS: Mapping[str, Any] = {
@@ -26,16 +37,23 @@ async def main(url: str) -> None:
     """Do what the scenario wants of a client: list the tools, and call them."""
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
-    async with Client(url) as client:
-        schemas = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+    stateless = os.environ.get("MCP_CONFORMANCE_PROTOCOL_VERSION") in MODERN_PROTOCOL_VERSIONS
+    connection = Connection(
+        lambda: HttpWire(url, {}, allow_private=True), STATELESS if stateless else HANDSHAKE
+    )
+    await connection.open(TIMEOUT_S)
+    try:
+        schemas = {tool.name: tool.input_schema for tool in await connection.list_tools(TIMEOUT_S)}
         if scenario in ONLY_LISTED:
             return
         for name, arguments in calls(schemas, context):
             try:
-                answer: object = await client.call_tool(name, arguments)
-            except Exception as error:
+                answer: object = await connection.call(name, arguments, TIMEOUT_S, SILENT)
+            except CallFailed as error:
                 answer = error
             sys.stdout.write(f"{name}: {answer!r}\n")  # the suite keeps it beside its checks
+    finally:
+        await connection.close()
 
 
 def calls(

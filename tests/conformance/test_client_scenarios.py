@@ -1,5 +1,6 @@
 """The official conformance suites against the client of envs/mcp_tools_env: each client scenario of them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
     warm = [sys.executable, str(HERE / "conformance_warm.py")]
     with tempfile.TemporaryDirectory(prefix="ropewalk-") as folder:  # the path of a socket may not be long
         path = str(Path(folder) / "client")
-        server = subprocess.Popen([*warm, path], stdout=subprocess.PIPE, text=True)
+        environ = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+        server = subprocess.Popen([*warm, path], stdout=subprocess.PIPE, text=True, env=environ)
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
