@@ -66,7 +66,7 @@ class McpToolsState(State):
         servers: Those that play.
         calls: How many were made, those that failed included.
         calls_left: How many the episode has left.
-        time_left_s: How many seconds.
+        time_left_s: How many seconds, as of the last call.
         done: It has ended.
         ended: Why.
         transcript: What was called, in order; where it was too long, its end.

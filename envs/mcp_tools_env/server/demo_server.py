@@ -1,49 +1,148 @@
 """A small MCP server to try the environment with, where none is configured: a notebook and a calculator.
 
-Run by its path, as any other tool server, and like any other it knows nothing of the environment.
+    python -I -S demo_server.py
+
+Run by its path, as any other tool server, and like any other it knows nothing of the environment. Only the standard
+library is used, so that it starts in a few milliseconds; a server worth having is written with an SDK.
 """
 
+import json
 import statistics
-from typing import Annotated
+import sys
+from collections.abc import Callable
+from typing import Any
 
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import Field
+VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+MAX_NOTES = 100
 
-server = MCPServer("demo", instructions="Notes are kept for as long as the session lasts.")
+INVALID_PARAMS, METHOD_NOT_FOUND = -32602, -32601
+
 _notes: dict[str, str] = {}
 
-Name = Annotated[str, Field(description="Of the note", min_length=1, max_length=64)]
+
+class Refused(Exception):  # noqa: N818 - says what happened
+    """A tool that cannot do what it was asked."""
 
 
-@server.tool()
-def write_note(name: Name, text: Annotated[str, Field(max_length=10_000)]) -> str:
+class WrongParams(Exception):  # noqa: N818 - likewise
+    """Parameters that no method takes."""
+
+
+def write_note(name: str, text: str) -> str:
     """Write a note, or write it anew."""
-    if name not in _notes and len(_notes) >= 100:
-        raise ToolError("there are 100 notes, which is the most; write one of them anew")
+    if name not in _notes and len(_notes) >= MAX_NOTES:
+        raise Refused(f"there are {MAX_NOTES} notes, which is the most; write one of them anew")
     _notes[name] = text
     return f"{name} has {len(text)} characters now"
 
 
-@server.tool()
-def read_note(name: Name) -> str:
+def read_note(name: str) -> str:
     """Read a note."""
     if name not in _notes:
-        raise ToolError(f"there is no note {name!r}; there are: {', '.join(sorted(_notes)) or 'none'}")
+        raise Refused(f"there is no note {name!r}; there are: {', '.join(sorted(_notes)) or 'none'}")
     return _notes[name]
 
 
-@server.tool()
 def list_notes() -> list[str]:
     """List the names of the notes."""
     return sorted(_notes)
 
 
-@server.tool()
-def summarise(numbers: Annotated[list[float], Field(min_length=1, max_length=1000)]) -> dict[str, float]:
+def summarise(numbers: list[float]) -> dict[str, float]:
     """Work out the sum, the mean and the median of numbers."""
     return {"sum": sum(numbers), "mean": statistics.fmean(numbers), "median": statistics.median(numbers)}
 
 
+_NAME = {"type": "string", "description": "Of the note", "minLength": 1, "maxLength": 64}
+_TEXT = {"type": "string", "maxLength": 10_000}
+# Beyond these a sum would be none that JSON can hold.
+_NUMBER = {"type": "number", "minimum": -1e300, "maximum": 1e300}
+_NUMBERS = {"type": "array", "items": _NUMBER, "minItems": 1, "maxItems": 1000}
+
+TOOLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "write_note": (write_note, {"name": _NAME, "text": _TEXT}),
+    "read_note": (read_note, {"name": _NAME}),
+    "list_notes": (list_notes, {}),
+    "summarise": (summarise, {"numbers": _NUMBERS}),
+}
+
+
+def initialize(params: dict[str, Any]) -> dict[str, Any]:
+    """Agree on a version."""
+    wanted = params.get("protocolVersion")
+    return {
+        "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[-1],
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "ropewalk-demo", "version": "0.1.0"},
+        "instructions": "Notes are kept for as long as the session lasts.",
+    }
+
+
+def list_tools(_: dict[str, Any]) -> dict[str, Any]:
+    """List the tools."""
+    return {
+        "tools": [
+            {
+                "name": name,
+                "description": tool.__doc__,
+                "inputSchema": {
+                    "type": "object",
+                    "properties": properties,
+                    "required": list(properties),
+                    "additionalProperties": False,
+                },
+            }
+            for name, (tool, properties) in TOOLS.items()
+        ]
+    }
+
+
+def call_tool(params: dict[str, Any]) -> dict[str, Any]:
+    """Call a tool. Its caller has been told the schemas, and is held to names and numbers of arguments alone."""
+    name, arguments = params.get("name"), params.get("arguments") or {}
+    if name not in TOOLS:
+        raise WrongParams(f"Unknown tool: {name}")
+    tool, properties = TOOLS[name]
+    if not isinstance(arguments, dict) or set(arguments) != set(properties):
+        raise WrongParams(f"expected the arguments {', '.join(properties) or 'none'}")
+    try:
+        value = tool(**arguments)
+    except (Refused, ArithmeticError, TypeError, ValueError) as error:
+        return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+    text = value if isinstance(value, str) else json.dumps(value)
+    structured = value if isinstance(value, dict) else {"result": value}
+    return {"content": [{"type": "text", "text": text}], "structuredContent": structured}
+
+
+METHODS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "initialize": initialize,
+    "ping": lambda _: {},
+    "tools/list": list_tools,
+    "tools/call": call_tool,
+}
+
+
+def answer(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a message is answered with; nothing where it is none that is answered."""
+    if "id" not in message or "method" not in message:
+        return None
+    reply = {"jsonrpc": "2.0", "id": message["id"]}
+    method = METHODS.get(message["method"])
+    if method is None:
+        return {**reply, "error": {"code": METHOD_NOT_FOUND, "message": "Method not found"}}
+    try:
+        return {**reply, "result": method(message.get("params") or {})}
+    except WrongParams as error:
+        return {**reply, "error": {"code": INVALID_PARAMS, "message": str(error)}}
+
+
+def main() -> None:
+    """Answer line by line until there is no more to read."""
+    for line in sys.stdin:
+        if (reply := answer(json.loads(line))) is not None:
+            sys.stdout.write(json.dumps(reply) + "\n")
+            sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    server.run()
+    main()

@@ -106,7 +106,9 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
             EpisodeOver: The episode has ended.
         """
         if isinstance(action, ListToolsAction):
-            return ListToolsObservation(tools=[spec.wire() for spec in await self.list_tools()])
+            tools = [spec.wire() for spec in await self.list_tools()]
+            self._state.step_count += 1
+            return ListToolsObservation(tools=tools)
         return (await self.call_tool(action.tool_name, action.arguments, SILENT)).observation(
             action.tool_name
         )

@@ -70,7 +70,7 @@ class McpToolsSettings:
 
 def demo() -> dict[str, ServerSpec]:
     """Return what is served where nothing is configured."""
-    return {DEMO: StdioServer(command=sys.executable, args=("-I", str(_DEMO_SCRIPT)))}
+    return {DEMO: StdioServer(command=sys.executable, args=("-I", "-S", str(_DEMO_SCRIPT)))}
 
 
 def servers_of(

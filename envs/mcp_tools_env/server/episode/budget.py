@@ -26,22 +26,19 @@ class Budget:
         """How many calls there are left."""
         return self._calls - self.made
 
-    @property
     def elapsed_s(self) -> float:
-        """Seconds since the beginning."""
+        """Return the seconds since the beginning."""
         return time.monotonic() - self._began
 
-    @property
     def time_left_s(self) -> float:
-        """How many seconds there are left; 0 where none are."""
-        return max(0.0, self._time_s - self.elapsed_s)
+        """Return how many seconds there are left; 0 where none are."""
+        return max(0.0, self._time_s - self.elapsed_s())
 
-    @property
     def spent(self) -> Literal["calls", "time"] | None:
-        """Which part of it is used up."""
+        """Return which part of it is used up."""
         if self.calls_left <= 0:
             return "calls"
-        return "time" if self.time_left_s <= 0 else None
+        return "time" if self.time_left_s() <= 0 else None
 
     def words(self, spent: Literal["calls", "time"]) -> str:
         """Return which part is used up, in words."""

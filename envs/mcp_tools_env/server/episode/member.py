@@ -11,7 +11,8 @@ import mcp_types as types
 from openenv_core.tools import ToolContext, ToolErrorType
 
 from ..config.servers import HttpServer, Policy, ServerSpec
-from ..upstream.connection import About, Connection
+from ..upstream.answers import About
+from ..upstream.connection import Connection
 from ..upstream.errors import CallFailed, ServerFailed
 from ..upstream.schemas import ArgumentCheck
 from ..upstream.wires import HttpWire, StdioWire, Wire

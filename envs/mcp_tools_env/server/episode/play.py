@@ -58,6 +58,7 @@ class Episode:
         self._budget = Budget(choice.calls, choice.time_s)
         self._transcript = Transcript(choice.transcript)
         self._names: dict[str, tuple[str, str]] = {}
+        self._time_left_s = choice.time_s  # as of the last call: two looks at a state see the same
         self.ended: Literal["calls", "time", "infrastructure"] | None = None
         self.specs: list[ToolSpec] = []
 
@@ -100,9 +101,9 @@ class Episode:
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Call a tool by the name that it is offered under."""
-        started_s = self._budget.elapsed_s
+        started_s = self._budget.elapsed_s()
         began = time.monotonic()
-        if (spent := self._budget.spent) is not None:
+        if (spent := self._budget.spent()) is not None:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
             result = replace(ToolResult.failed(kind, self._budget.words(spent), **{BUDGET: spent}), done=True)
@@ -110,6 +111,7 @@ class Episode:
             self._budget.made += 1
             result = await self._called(name, arguments, context)
         self._transcript.add(name, arguments, result, started_s, time.monotonic() - began)
+        self._time_left_s = round(self._budget.time_left_s(), 3)
         return result
 
     def describe(self, state: McpToolsState) -> None:
@@ -117,7 +119,7 @@ class Episode:
         state.servers = self.about
         state.calls = self._budget.made
         state.calls_left = self._budget.calls_left
-        state.time_left_s = round(self._budget.time_left_s, 3)
+        state.time_left_s = self._time_left_s
         state.done = self.ended is not None
         state.ended = self.ended
         state.transcript = self._transcript.entries
@@ -151,7 +153,7 @@ class Episode:
     async def _asked(
         self, member: Member, name: str, tool: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult:
-        timeout_s = max(0.001, min(member.policy.timeout_s, self._budget.time_left_s))
+        timeout_s = max(0.001, min(member.policy.timeout_s, self._budget.time_left_s()))
         try:
             answer = await member.call(tool, arguments, timeout_s, context)
         except CallFailed as error:

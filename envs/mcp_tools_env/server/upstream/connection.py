@@ -7,7 +7,6 @@ inside until the connection is closed or dies; whoever asks does so from its own
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import mcp_types as types
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
+from .answers import About, broken, refusal, too_long
 from .errors import CallFailed, ServerFailed, told
 from .wires import Wire
 
@@ -38,16 +38,6 @@ _CALL_RESULT: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult
     types.CallToolResult | types.InputRequiredResult
 )
 _INFO: Final = types.Implementation(name="ropewalk", version="0.1.0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What a server says of itself."""
-
-    name: str
-    version: str
-    protocol: str
-    instructions: str
 
 
 class Connection:
@@ -72,6 +62,7 @@ class Connection:
         self._context: ToolContext | None = None
         self._owner: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
+        self._entering = True
         self._wire_is_well = True
         self.mode = modes[0]
         self.stale = True
@@ -88,7 +79,7 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 for mode in self._modes:
                     self.mode = mode
-                    if (refusal := await self._opened(mode)) is None:
+                    if await self._opened(mode):
                         return
         except TimeoutError:
             said = self._wire.last_words() if self._wire is not None else ""
@@ -98,16 +89,15 @@ class Connection:
         except BaseException:
             await self.close()
             raise
-        self.dead = refusal
-        raise ServerFailed(refusal)
+        raise ServerFailed(f"it refused the connection: {self.dead}")
 
     async def close(self) -> None:
         """End the connection, and the process where there is one. Bounded in time."""
         self._closing.set()
         if (owner := self._owner) is None:
             return
-        if self._client is None:
-            owner.cancel()  # it is still on its way in, and listens to nothing else
+        if self._entering:
+            owner.cancel()  # on its way in it listens to nothing else; on its way out it is not to be disturbed
         _, late = await asyncio.wait([owner], timeout=CLOSE_S)
         if late:
             owner.cancel()
@@ -200,24 +190,28 @@ class Connection:
             self.hung = False
         return not self.hung
 
-    async def _opened(self, mode: str) -> str | None:
-        """Try one protocol; return why the server refuses it, None where it took it."""
+    async def _opened(self, mode: str) -> bool:
+        """Try one protocol; return whether the server took it.
+
+        Raises:
+            ServerFailed: It does not come, whatever the protocol.
+        """
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(mode, ready))
         await asyncio.wait([ready, self._owner], return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and ready.exception() is None:
-            return None
+            return True
         await asyncio.wait([self._owner])
         error = ready.exception() if ready.done() else None
         if isinstance(error, MCPError | RuntimeError | ValidationError) and self._wire_is_well:
-            return f"it refused the connection: {told(error)}"
+            return False
         raise ServerFailed(self.dead or "it ended before it was connected")
 
     async def _own(self, mode: str, ready: "asyncio.Future[None]") -> None:
         """Hold the connection from its beginning to its end."""
         self._wire = wire = self._make_wire()
         dying: asyncio.Task[str] | None = None
-        self._wire_is_well = True
+        self._entering = self._wire_is_well = True
         try:
             transport = await wire.open()
             dying = asyncio.create_task(wire.died())
@@ -231,6 +225,7 @@ class Connection:
             )
             async with client:
                 self._client = client
+                self._entering = False
                 self.dead = None
                 ready.set_result(None)
                 closing = asyncio.create_task(self._closing.wait())
@@ -245,6 +240,7 @@ class Connection:
             self.dead = wire.fault.take() or told(error)
         finally:
             self._client = None
+            self._entering = False
             if dying is not None:
                 # The end of its output comes a moment before that of the process.
                 with suppress(asyncio.TimeoutError):
@@ -270,7 +266,7 @@ class Connection:
             await asyncio.wait([asking, fault], timeout=timeout_s + 1.0, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() and not fault.done():
                 self.hung = True
-                raise CallFailed(ToolErrorType.TIMEOUT, _too_long(timeout_s))
+                raise too_long(timeout_s)
             if not asking.done():
                 # The answer may be what the fault is: an error that says more.
                 await asyncio.wait([asking], timeout=0.05)
@@ -280,26 +276,28 @@ class Connection:
             if not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking], timeout=1.0)
+            if asking.done() and not asking.cancelled():
+                asking.exception()  # heard, whatever it is
 
     async def _settled(self, asking: "asyncio.Future[T]", wire: Wire, timeout_s: float) -> T:
         fault = wire.fault.take()
         if not asking.done():
-            raise _broken(fault or "it gave no answer")
+            raise broken(fault or "it gave no answer")
         error = asking.exception()
         if error is None:
             return asking.result()
         if fault is not None:
-            raise _broken(fault)
+            raise broken(fault)
         if isinstance(error, MCPError):
             if error.code == types.REQUEST_TIMEOUT and error.error.data is None:
                 self.hung = True
-                raise CallFailed(ToolErrorType.TIMEOUT, _too_long(timeout_s))
+                raise too_long(timeout_s)
             if error.code == types.CONNECTION_CLOSED or error.error.message == "Session terminated":
-                raise _broken(await self._obituary(error))
-            raise _refusal(error)
+                raise broken(await self._obituary(error))
+            raise refusal(error)
         if isinstance(error, ValidationError):
-            raise _broken(f"it answered with what is no result: {told(error)}")
-        raise _broken(told(error))
+            raise broken(f"it answered with what is no result: {told(error)}")
+        raise broken(told(error))
 
     async def _obituary(self, error: MCPError) -> str:
         """Return how it died; the connection knows it a moment later than who waits for an answer."""
@@ -310,7 +308,7 @@ class Connection:
 
     def _alive(self) -> Client:
         if self._client is None or self.dead is not None:
-            raise _broken(self.dead or "it is not connected")
+            raise broken(self.dead or "it is not connected")
         return self._client
 
     async def _heard(self, message: object) -> None:
@@ -322,18 +320,3 @@ class Connection:
     async def _logged(self, params: types.LoggingMessageNotificationParams) -> None:
         if self._context is not None:
             self._context.log(params.level, params.data, params.logger)
-
-
-def _too_long(timeout_s: float) -> str:
-    return f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
-
-
-def _broken(why: str) -> CallFailed:
-    return CallFailed(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {why}", infrastructure=True)
-
-
-def _refusal(error: MCPError) -> CallFailed:
-    kind = ToolErrorType.EXECUTION_ERROR
-    if error.code == types.INVALID_PARAMS:
-        kind = ToolErrorType.INVALID_ARGS
-    return CallFailed(kind, told(error))

@@ -1,0 +1,244 @@
+"""Tool servers that die, hang, babble and change: a typed outcome each, the other sessions alive, nothing left."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tool_houses import call, entry, house_of, kind, names, playing
+
+from envs.mcp_tools_env.server.environment import McpToolsEnvironment
+from openenv_core.errors import EpisodeOver
+from openenv_core.outcomes import infrastructure_failure
+
+ROOT = Path(__file__).parents[3]
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - other processes set no event of ours
+            await asyncio.sleep(0.01)
+
+
+async def until_gone(*pids: int) -> None:
+    await until(lambda: all(map(gone, pids)))
+
+
+async def pid_of(env: McpToolsEnvironment) -> int:
+    return int((await call(env, "about")).result["pid"])
+
+
+async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_others_do_not_notice() -> None:
+    house = house_of({"one": entry()})
+    async with playing(house) as env, playing(house) as other:
+        assert (await call(env, "count")).result == 1
+        assert (await call(other, "count")).result == 1
+        died = await call(env, "die", code=3)
+        assert kind(died) == "transport_error"
+        said = infrastructure_failure(died)
+        assert said is not None
+        assert "status 3" in said
+        assert "I am dying" in said
+        assert not died.done
+        again = await call(env, "count")
+        assert again.result == 1  # of a new process
+        assert "one" in again.metadata["state_lost"]
+        assert "state_lost" not in (await call(env, "count")).metadata
+        assert (await call(other, "count")).result == 2
+        assert env.state.servers[0].restarts == 1
+
+
+async def test_a_server_that_is_killed_between_calls_is_started_anew() -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        pid = await pid_of(env)
+        os.kill(pid, signal.SIGKILL)
+        await until_gone(pid)
+        seen = await call(env, "count")
+        assert seen.result == 1
+        assert "state_lost" in seen.metadata
+
+
+async def test_without_restarts_a_death_ends_the_episode() -> None:
+    async with playing(house_of({"one": entry(restart=False)})) as env:
+        died = await call(env, "die", code=0)
+        assert (kind(died), died.done, died.reward) == ("transport_error", True, None)
+        assert infrastructure_failure(died)
+        assert env.state.ended == "infrastructure"
+        with pytest.raises(EpisodeOver):
+            await call(env, "count")
+        assert not (await env.reset()).done
+        assert (await call(env, "count")).result == 1
+
+
+async def test_restarts_come_to_an_end() -> None:
+    async with playing(house_of({"one": entry(max_restarts=1)})) as env:
+        for _ in range(2):
+            assert not (await call(env, "die", code=1)).done
+        last = await call(env, "count")
+        assert (kind(last), last.done) == ("transport_error", True)
+        assert infrastructure_failure(last)
+
+
+async def test_a_tool_that_hangs_is_given_up_and_its_server_goes_on() -> None:
+    async with playing(house_of({"one": entry(timeout_s=0.3)})) as env:
+        assert (await call(env, "count")).result == 1
+        hung = await call(env, "hang", seconds=60)
+        assert kind(hung) == "timeout"
+        assert infrastructure_failure(hung) is None
+        assert (await call(env, "count")).result == 2
+
+
+@pytest.mark.slow
+async def test_a_server_that_hears_nothing_after_a_hang_is_started_anew() -> None:
+    async with playing(house_of({"one": entry(timeout_s=0.3)})) as env:
+        pid = await pid_of(env)
+        assert kind(await call(env, "wedge", seconds=600)) == "timeout"
+        seen = await call(env, "count")
+        assert (seen.result, "state_lost" in seen.metadata) == (1, True)
+        await until_gone(pid)
+
+
+async def test_ten_megabytes_are_cut_with_a_flag_or_passed_whole() -> None:
+    size = 10 << 20
+    house = house_of({"cut": entry(), "whole": entry(max_result_bytes=16 << 20)})
+    async with playing(house) as env:
+        cut = await call(env, "cut__big", size=size)
+        assert kind(cut) is None
+        assert cut.metadata["truncated"]["bytes"] > size
+        assert len(cut.result) == 1 << 20
+        whole = await call(env, "whole__big", size=size)
+        assert (len(whole.result), whole.metadata) == (size, {})
+        assert (await call(env, "cut__count")).result == 1
+
+
+@pytest.mark.slow
+async def test_a_message_without_end_is_dropped() -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        endless = await call(env, "big", size=40 << 20)
+        assert kind(endless) == "transport_error"
+        assert "more than" in (infrastructure_failure(endless) or "")
+        assert (await call(env, "count")).result == 1
+
+
+@pytest.mark.parametrize("line", ['{"jsonrpc": "2.0", "id": 3, "result": {', '{"id": 1}', "{" * 5000])
+async def test_invalid_json_fails_the_call_and_not_the_server(line: str) -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        broken = await call(env, "garbage", line=line)
+        assert kind(broken) == "transport_error"
+        assert "no JSON-RPC message" in (infrastructure_failure(broken) or "")
+        assert (await call(env, "count")).result == 1
+
+
+async def test_what_a_server_prints_is_passed_over() -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        for line in ("Listening...", "[INFO] ready", "", "\x00\xff"):
+            assert (await call(env, "chatter", line=line)).result == "said it"
+
+
+async def test_a_list_that_changes_is_seen_and_a_removed_tool_is_not_found() -> None:
+    house = house_of({"one": entry()})
+    async with playing(house) as env, playing(house) as other:
+        assert "extra" not in await names(env)
+        await call(env, "add", name="extra")
+        assert "extra" in await names(env)
+        assert (await call(env, "extra", text="new")).result == "new"
+        await call(env, "remove", name="extra")
+        assert kind(await call(env, "extra", text="old")) == "tool_not_found"
+        await call(env, "add", name="more")
+        assert (await call(env, "more", text="unlisted")).result == "unlisted"
+        # Without a word of it from the server too.
+        await call(env, "quietly_remove", name="echo")
+        assert kind(await call(env, "echo", text="x")) == "tool_not_found"
+        assert "more" not in await names(other)
+        assert (await call(other, "echo", text="x")).result == "x"
+
+
+async def test_nothing_is_left_behind() -> None:
+    house = house_of({"one": entry(), "two": entry()})
+    env = McpToolsEnvironment(house)
+    await env.reset()
+    about = (await call(env, "one__about")).result
+    pids = [about["pid"], (await call(env, "two__about")).result["pid"]]
+    stray = int((await call(env, "one__spawn")).result)
+    folder = about["environ"]["HOME"]
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    assert not gone(stray)
+    await env.close()
+    assert all(map(gone, (*pids, stray)))
+    await until(lambda: not os.path.exists(folder))
+
+
+async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers_along(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "owner.py"
+    program.write_text(
+        "import asyncio, sys\n"
+        "from tool_houses import call, entry, house_of\n"
+        "from envs.mcp_tools_env.server.environment import McpToolsEnvironment\n"
+        "async def main():\n"
+        "    env = McpToolsEnvironment(house_of({'one': entry()}))\n"
+        "    await env.reset()\n"
+        "    about = (await call(env, 'about')).result\n"
+        "    stray = (await call(env, 'spawn')).result\n"
+        "    print(about['pid'], stray, about['environ']['HOME'], flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    places = [str(ROOT), str(ROOT / "tests" / "support")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, str(program), stdout=asyncio.subprocess.PIPE, env=environ
+    )
+    assert owner.stdout is not None
+    pid, stray, folder = (await asyncio.wait_for(owner.stdout.readline(), 30)).decode().split()
+    owner.kill()
+    await owner.wait()
+    await until_gone(int(pid), int(stray))
+    await until(lambda: not os.path.exists(folder))
+
+
+@pytest.mark.parametrize(
+    ("servers", "why"),
+    [
+        ({"one": {"command": "no-such-program"}}, "No such file"),
+        ({"one": entry(), "two": entry("--start-s", "60", start_timeout_s=0.2)}, "within 0.2 s"),
+        (
+            {name: {"command": "sh", "args": ["-c", "echo I cannot >&2; exit 7"]} for name in "abc"},
+            "I cannot",
+        ),
+    ],
+)
+async def test_a_server_that_does_not_start_is_the_infrastructures_fault(servers: Any, why: str) -> None:
+    env = McpToolsEnvironment(house_of(servers))
+    began = await env.reset()
+    assert (began.done, began.reward, began.tools) == (True, None, [])
+    assert why in (infrastructure_failure(began) or "")
+    with pytest.raises(EpisodeOver):
+        await call(env, "count")
+    await env.close()
+
+
+async def test_a_reset_that_is_given_up_leaves_nothing() -> None:
+    env = McpToolsEnvironment(house_of({"one": entry("--start-s", "60")}))
+    reset = asyncio.create_task(env.reset())
+    await asyncio.sleep(0.1)
+    reset.cancel()
+    began = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await reset
+    assert time.monotonic() - began < 8
+    await env.close()

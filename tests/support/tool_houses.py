@@ -1,0 +1,52 @@
+"""Environments over tool servers that a test configures."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from envs.mcp_tools_env.server.config import McpToolsSettings
+from envs.mcp_tools_env.server.config.settings import servers_of
+from envs.mcp_tools_env.server.environment import McpToolsEnvironment
+from envs.mcp_tools_env.server.house import House
+from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
+
+TOOL_SERVER = Path(__file__).with_name("tool_server.py")
+
+
+def entry(*args: str, **ropewalk: Any) -> dict[str, Any]:
+    """The fixture server, as a configuration has it."""
+    return {"command": sys.executable, "args": ["-I", "-S", str(TOOL_SERVER), *args], "ropewalk": ropewalk}
+
+
+def house_of(servers: dict[str, Any], environ: dict[str, str] | None = None, **settings: Any) -> House:
+    specs = servers_of({"mcpServers": servers}, environ or {})
+    return House(McpToolsSettings(servers=specs, **settings))
+
+
+@asynccontextmanager
+async def playing(house: House, **options: Any) -> AsyncIterator[McpToolsEnvironment]:
+    env = McpToolsEnvironment(house)
+    try:
+        began = await env.reset(**options)
+        assert not began.done, began.metadata
+        yield env
+    finally:
+        await env.close()
+
+
+async def call(env: McpToolsEnvironment, tool: str, **arguments: Any) -> CallToolObservation:
+    seen = await env.step(CallToolAction(tool_name=tool, arguments=arguments))
+    assert isinstance(seen, CallToolObservation)
+    return seen
+
+
+async def names(env: McpToolsEnvironment) -> list[str]:
+    seen = await env.step(ListToolsAction())
+    assert isinstance(seen, ListToolsObservation)
+    return [tool.name for tool in seen.tools]
+
+
+def kind(seen: CallToolObservation) -> str | None:
+    return None if seen.error is None else seen.error.error_type.value
