@@ -10,16 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-
 from envs.mcp_tools_env.server.upstream.connection import Connection
 from envs.mcp_tools_env.server.upstream.errors import CallFailed
 from envs.mcp_tools_env.server.upstream.wires import HttpWire
 from openenv_core.tools import SILENT
 
 TIMEOUT_S = 20.0
-# The default of a server's "protocol", and `stateless`; the suite says which of the two it speaks.
-HANDSHAKE, STATELESS = ("legacy", "auto"), ("auto",)
+# As in the configuration of a server: "protocol" as it is by default, the handshake first, and as "stateless".
+DEFAULT, STATELESS = ("legacy", "auto"), ("auto",)
+# These look at the first request too, which of a client that begins with the handshake is none of the stateless wire.
+ONLY_STATELESS = ("request-metadata", "http-standard-headers")
 # What scenarios want to be called with, where it is not what a schema alone leads to.
 WANTED: Mapping[str, Mapping[str, Any]] = {"add_numbers": {"a": 5, "b": 3}}
 STUBS: Mapping[str, Any] = {
@@ -37,10 +37,8 @@ async def main(url: str) -> None:
     """Do what the scenario wants of a client: list the tools, and call them."""
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
-    stateless = os.environ.get("MCP_CONFORMANCE_PROTOCOL_VERSION") in MODERN_PROTOCOL_VERSIONS
-    connection = Connection(
-        lambda: HttpWire(url, {}, allow_private=True), STATELESS if stateless else HANDSHAKE
-    )
+    modes = STATELESS if scenario in ONLY_STATELESS else DEFAULT
+    connection = Connection(lambda: HttpWire(url, {}, allow_private=True), modes)
     await connection.open(TIMEOUT_S)
     try:
         schemas = {tool.name: tool.input_schema for tool in await connection.list_tools(TIMEOUT_S)}

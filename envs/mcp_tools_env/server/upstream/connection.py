@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from openenv_core.tools import ToolContext, ToolErrorType
 
 from .answers import About, broken, refusal, too_long
-from .errors import CallFailed, ServerFailed, told
+from .errors import CallFailed, ServerFailed, leaf, told
 from .wires import Wire
 
 T = TypeVar("T")
@@ -202,7 +202,8 @@ class Connection:
         if ready.done() and ready.exception() is None:
             return True
         await asyncio.wait([self._owner])
-        error = ready.exception() if ready.done() else None
+        # The SDK may say it from within a group of tasks.
+        error = leaf(failure) if ready.done() and (failure := ready.exception()) is not None else None
         if isinstance(error, MCPError | RuntimeError | ValidationError) and self._wire_is_well:
             return False
         raise ServerFailed(self.dead or "it ended before it was connected")
