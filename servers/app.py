@@ -100,6 +100,11 @@ class EnvironmentApp(FastAPI):
         """The table of its sessions."""
         return self._sessions
 
+    @property
+    def tooling(self) -> Tooling:
+        """How the tools of its environments are listed and called."""
+        return self._tooling
+
     def configure(
         self,
         settings: ServerSettings,
@@ -126,7 +131,7 @@ class EnvironmentApp(FastAPI):
         sessions = SessionTable(served.factory, cap, executor, settings, slots, **extra)
         production = settings.mode == "production"
         decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=production)
-        tooling = Tooling(served.factory, served.action)
+        tooling = self._tooling = Tooling(served.factory, served.action)
         rpc = JsonRpc(sessions, tooling)
         self._settings = settings
         self._sessions = self.state.sessions = sessions

@@ -1,9 +1,11 @@
 """An environment of tools that shows what a server can carry: slow ones, failing ones, ones that ask back."""
 
 import asyncio
+import os
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from openenv_core import Observation, State
@@ -41,6 +43,7 @@ class ToolBox(ToolEnvironment[State]):
         self.living.add(self)
 
     def reset(self, seed: int | None = None) -> Observation:
+        print("an environment prints what it likes")  # noqa: T201 - which must not reach the wire
         self.episode += 1
         self.count = seed or 0
         return Observation()
@@ -51,6 +54,8 @@ class ToolBox(ToolEnvironment[State]):
 
     def close(self) -> None:
         self.living.discard(self)
+        if told := os.environ.get("TOOLBOX_CLOSED"):
+            Path(told).touch()
 
     @tool
     def bump(self, by: int = 1) -> int:

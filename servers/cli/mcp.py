@@ -1,0 +1,128 @@
+"""`ropewalk mcp`: an environment as an MCP server of a desktop host, over standard input and output."""
+
+import argparse
+import asyncio
+import os
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from openenv_core.cli import Command
+from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.protocol.jsonio import from_json
+from servers.logs import LEVELS
+from servers.settings import ServerSettings, seconds_or_none
+
+FAILED: Final = 2
+ENDED: Final = 1
+
+_AFTER_S: Final = 3.0
+"""Seconds that what an environment has left running gets at the end."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `mcp`."""
+    add = parser.add_argument
+    add(
+        "app",
+        metavar="NAME|PATH|MODULE:ATTRIBUTE",
+        help="an environment with tools, by its name, its folder or file, or the app that create_app returned",
+    )
+    add("--seed", type=int, help="reset with this seed")
+    add(
+        "--option",
+        action="append",
+        metavar="NAME=VALUE",
+        help="reset with this option too; JSON, or else text; several times for several",
+    )
+    add(
+        "--step-timeout",
+        type=partial(seconds_or_none, "--step-timeout"),
+        default=argparse.SUPPRESS,
+        metavar="SECONDS",
+        help="for a call; 0 for no bound (300, or ROPEWALK_STEP_TIMEOUT)",
+    )
+    add("--log-level", default="warning", choices=LEVELS, help="of what goes to standard error (%(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until the host closes its end.
+
+    Raises:
+        ConfigurationError: There is no such environment, it has no tools, or the SDK is missing.
+    """
+    options = _options(arguments)
+    settings = ServerSettings.from_environment(os.environ)
+    if "step_timeout" in arguments:
+        settings = replace(settings, step_timeout_s=arguments.step_timeout)
+    try:
+        from servers.mcp.wire import take_wire
+
+        wire = take_wire()  # before any code of the environment's can print
+        return _serve(arguments, options, settings, wire)
+    except ModuleNotFoundError as error:
+        extra = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}.get(error.name or "", "server")
+        if error.name not in ("mcp", "mcp_types", "anyio", "fastapi", "starlette", "uvicorn"):
+            raise
+        raise ConfigurationError(
+            f"expected the packages of an MCP server, got: {error}; pip install 'ropewalk[{extra}]'"
+        ) from error
+
+
+def _serve(
+    arguments: argparse.Namespace, options: dict[str, Any], settings: ServerSettings, wire: Any
+) -> int:
+    from servers.app import EnvironmentApp
+    from servers.hosting import End
+    from servers.logs import configure_logging
+    from servers.mcp.stdio import serve_stdio
+    from servers.target import load_app
+    from servers.tracebacks import show
+
+    configure_logging(arguments.log_level)
+    try:
+        app = load_app(arguments.app)
+        if not isinstance(app, EnvironmentApp):
+            raise ConfigurationError(
+                f"expected an app of create_app for MCP, got {type(app).__name__} at {arguments.app!r}"
+            )
+        app.configure(settings)
+        served = asyncio.run(serve_stdio(app, app.title, options, wire))
+    except (OpenEnvError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # the author's, who reads it
+        show(error)
+        return FAILED
+    finally:
+        End().within(_AFTER_S)
+    return 0 if served else ENDED
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for given in arguments.option or ():
+        name, equals, value = given.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"expected --option NAME=VALUE, got {given!r}")
+        try:
+            found[name] = from_json(value)
+        except ValueError:
+            found[name] = value
+    if arguments.seed is not None:
+        found["seed"] = arguments.seed
+    return found
+
+
+COMMAND = Command(
+    name="mcp",
+    help="serve the tools of an environment to an MCP host, over standard input and output",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk mcp shop --seed 7",
+        "ropewalk mcp ./my_env --option difficulty=hard",
+        "",
+        "in the mcpServers of a desktop host's settings:",
+        '{"mcpServers": {"shop": {"command": "ropewalk", "args": ["mcp", "shop", "--seed", "7"]}}}',
+    ),
+)

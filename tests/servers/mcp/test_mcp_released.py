@@ -1,0 +1,200 @@
+"""The released dialect of tools on /mcp and on sockets, and a server that leaves the SDK alone until it is asked."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_hosts import HANDSHAKE, host, text_of
+from serving import ask, opened, request, rpc, serving, socket_to
+from toolbox import boxes
+
+from openenv_core import Environment, Observation, State
+from openenv_core.tools import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+    ToolError,
+    ToolErrorType,
+)
+from servers import create_app
+
+ROOT = Path(__file__).parents[3]
+
+
+async def test_tools_in_the_released_shape() -> None:
+    async with serving(boxes()) as address:
+        listed = (await rpc(address, "tools/list"))["result"]["tools"]
+        assert listed[0] == {
+            "name": "bump",
+            "description": "Add to the count of this session, and return it.",
+            "input_schema": {
+                "type": "object",
+                "properties": {"by": {"type": "integer", "default": 1, "description": "What to add."}},
+                "additionalProperties": False,
+            },
+        }
+        handle = await opened(address)
+        for total in (2, 4):
+            params = {"name": "bump", "arguments": {"by": 2}, "session_id": handle}
+            assert (await rpc(address, "tools/call", params))["result"] == {
+                "content": [{"type": "text", "text": str(total)}],
+                "structured_content": {"result": total},
+                "meta": None,
+                "data": total,
+                "is_error": False,
+            }
+
+
+@pytest.mark.parametrize(
+    ("params", "code", "kind"),
+    [
+        ({"name": "fail"}, -32603, "execution_error"),
+        ({"name": "nothing"}, -32603, "tool_not_found"),
+        ({"name": "bump", "arguments": {"by": "x"}}, -32603, "invalid_args"),
+        ({"name": "bump", "arguments": [1]}, -32602, None),
+        ({"name": "bump", "session_id": "unknown"}, -32602, None),
+        ({}, -32602, None),
+    ],
+)
+async def test_failures_in_the_released_shape(params: dict[str, Any], code: int, kind: str | None) -> None:
+    async with serving(boxes()) as address:
+        error = (await rpc(address, "tools/call", params))["error"]
+    assert error["code"] == code
+    assert error["data"] == (None if kind is None else {"error_type": kind})
+
+
+async def test_sockets_call_tools_in_their_own_session() -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bump"}}
+    async with serving(boxes()) as address:
+        async with socket_to(address, path="/mcp") as socket:
+            assert [(await ask(socket, call))["result"]["data"] for _ in range(2)] == [1, 2]
+        async with socket_to(address) as socket:
+            reply = await ask(socket, {"type": "mcp", "data": call})
+            assert reply["data"]["result"]["data"] == 1
+
+
+async def test_a_call_that_hangs_ends_its_socket_session_after_a_reply() -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
+    app = boxes(step_timeout_s=0.3)
+    async with serving(app) as address, socket_to(address, path="/mcp") as socket:
+        assert (await ask(socket, call))["error"]["code"] == -32000
+        assert (await ask(socket, call))["error"]["code"] == -32602
+    assert app.sessions.active == 0
+
+
+class Older(Environment[Any, Any, State]):
+    """Has tools the way that folders had them before they could be declared."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def reset(self) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+    def step(self, action: ListToolsAction | CallToolAction) -> Observation:
+        if isinstance(action, ListToolsAction):
+            return ListToolsObservation(
+                tools=[Tool(name="count", description="", input_schema={"type": "object"})]
+            )
+        if action.tool_name != "count":
+            error = ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message="no such tool")
+            return CallToolObservation(tool_name=action.tool_name, error=error)
+        self.calls += 1
+        content = [{"type": "text", "text": str(self.calls)}]
+        result = {"content": content, "data": self.calls, "structured_content": {"result": self.calls}}
+        return CallToolObservation(tool_name="count", result=result)
+
+
+async def test_tools_that_are_actions_of_the_step() -> None:
+    app = create_app(Older, CallToolAction, CallToolObservation, max_concurrent_envs=4)
+    async with serving(app) as address:
+        assert (await rpc(address, "tools/list"))["result"]["tools"][0]["name"] == "count"
+        handle = await opened(address)
+        params = {"name": "count", "session_id": handle}
+        assert (await rpc(address, "tools/call", params))["result"]["data"] == 1
+        assert (await rpc(address, "tools/call", params | {"name": "x"}))["error"]["code"] == -32603
+        async with host(address, f"/mcp/{handle}", HANDSHAKE) as client:
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["count"]
+            result = await client.call_tool("count")
+            assert text_of(result) == "2"
+            assert result.structured_content == {"result": 2}
+
+
+async def test_what_is_not_standard_is_answered_as_before() -> None:
+    async with serving(boxes()) as address:
+        for method in ("GET", "DELETE"):
+            assert (await request(address, method, "/mcp")).status_code == 405
+        unknown = await rpc(address, "resources/list")
+        assert unknown["error"]["code"] == -32601
+        assert (await request(address, "POST", "/mcp", "[]")).json()["error"]["code"] == -32700
+        assert (await request(address, "POST", "/mcp/a/b", "{}")).status_code == 404
+
+
+LAZY = """
+import asyncio, json, sys
+sys.path[:0] = [{root!r}, {support!r}]
+from serving import ask, rpc, serving, socket_to
+from toolbox import boxes
+
+async def main():
+    async with serving(boxes()) as address:
+        async with socket_to(address) as socket:
+            await ask(socket, {{"type": "reset", "data": {{}}}})
+        await rpc(address, "tools/call", {{"name": "bump"}})
+        loaded = [name for name in ("mcp", "mcp_types") if name in sys.modules]
+        print("LOADED", json.dumps(loaded))
+
+asyncio.run(main())
+"""
+
+
+def test_the_sdk_is_not_imported_before_the_first_standard_request() -> None:
+    script = LAZY.format(root=str(ROOT), support=str(ROOT / "tests" / "support"))
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(told.stdout.rpartition("LOADED ")[2]) == []
+
+
+BARE = """
+import asyncio, sys
+sys.path[:0] = [{root!r}, {support!r}]
+sys.modules["mcp"] = None
+from serving import request, serving
+from toolbox import boxes
+
+async def main():
+    async with serving(boxes()) as address:
+        hello = {{"jsonrpc": "2.0", "id": 5, "method": "initialize", "params": {{}}}}
+        for _ in range(2):
+            reply = await request(address, "POST", "/mcp", hello)
+            print("TOLD", reply.status_code, reply.text)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_without_the_sdk_a_standard_client_is_told_what_to_install() -> None:
+    script = BARE.format(root=str(ROOT), support=str(ROOT / "tests" / "support"))
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [line for line in told.stdout.splitlines() if line.startswith("TOLD")]
+    assert len(lines) == 2
+    for line in lines:
+        status, _, body = line.removeprefix("TOLD ").partition(" ")
+        assert status == "501"
+        assert json.loads(body)["id"] == 5
+        assert "ropewalk[mcp]" in json.loads(body)["error"]["message"]

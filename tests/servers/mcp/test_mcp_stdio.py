@@ -1,0 +1,162 @@
+"""`ropewalk mcp` as desktop hosts start it: a child process, whose standard streams are the wire."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp_hosts import HANDSHAKE, STATELESS, text_of
+
+SUPPORT = str(Path(__file__).parents[2] / "support")
+ROOT = str(Path(__file__).parents[3])
+START = """
+import sys
+from openenv_core.cli import main
+from servers.cli.mcp import COMMAND
+sys.exit(main._run(COMMAND, sys.argv[1:]))
+"""
+PATIENCE_S = 30
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    },
+}
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {"PYTHONPATH": ROOT, "PATH": os.environ["PATH"], **more}
+
+
+class Host:
+    """A host that writes its lines by hand."""
+
+    def __init__(self, *words: str, app: str = "toolbox:app", **more: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, app, *words],
+            cwd=SUPPORT,
+            env=environ(**more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return heard
+
+    def begin(self) -> None:
+        self.say(HELLO)
+        assert self.hear()["result"]["serverInfo"]["name"] == "toolbox"
+        self.say({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def call(self, tool: str, number: int = 2, **arguments: Any) -> None:
+        params = {"name": tool, "arguments": arguments, "_meta": {"progressToken": number}}
+        self.say({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+
+    def ended(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.slow)])
+async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    seen: list[float] = []
+
+    async def progress(done: float, *_: Any) -> None:
+        seen.append(done)
+
+    parameters = StdioServerParameters(
+        command=sys.executable,
+        args=["-c", START, "toolbox:app", "--seed", "5"],
+        cwd=SUPPORT,
+        env=environ(TOOLBOX_CLOSED=str(closed)),
+    )
+    with (tmp_path / "log").open("w") as log:
+        async with Client(stdio_client(parameters, errlog=log), mode=era) as client:
+            assert text_of(await client.call_tool("bump")) == "6"
+            assert (
+                text_of(await client.call_tool("wait", {"seconds": 0}, progress_callback=progress))
+                == "waited"
+            )
+            assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
+    assert seen == [1]
+    assert closed.exists()
+    assert (tmp_path / "log").read_text() == "an environment prints what it likes\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, None])
+async def test_the_end_closes_the_environment_in_the_middle_of_a_call(
+    sign: signal.Signals | None, tmp_path: Path
+) -> None:
+    host = Host(TOOLBOX_CLOSED=str(tmp_path / "closed"))
+    host.begin()
+    host.call("wait")
+    assert host.hear()["method"] == "notifications/progress"
+    if sign is not None:
+        host.process.send_signal(sign)
+    status, out, err = await asyncio.to_thread(host.ended)
+    assert status == 0
+    assert (tmp_path / "closed").exists()
+    assert "Traceback" not in err
+    assert all("jsonrpc" in json.loads(line) for line in out.splitlines())
+
+
+@pytest.mark.slow
+def test_a_call_that_hangs_is_told_and_ends_the_process() -> None:
+    host = Host("--step-timeout", "0.5")
+    host.begin()
+    host.call("wait")
+    assert host.hear()["method"] == "notifications/progress"
+    assert host.hear()["method"] == "notifications/message"
+    assert "within 0.5 s" in host.hear()["error"]["message"]
+    status, _, err = host.ended()
+    assert status == 1
+    assert "start toolbox again" in err
+
+
+@pytest.mark.slow
+def test_what_is_no_json_and_what_is_too_long_harms_nobody() -> None:
+    host = Host(ROPEWALK_MAX_BODY_BYTES="10000")
+    host.begin()
+    assert host.process.stdin is not None
+    host.process.stdin.write("no json\n" + "x" * 50_000 + "\n\n")
+    host.call("bump")
+    assert host.hear()["result"]["structuredContent"] == {"result": 1}
+    assert host.ended()[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("app", "words", "told"),
+    [
+        ("counter:app", (), "which offers none"),
+        ("nothing:app", (), "Could not import"),
+        ("toolbox:app", ("--option", "seed"), "expected --option NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_served_is_said(app: str, words: tuple[str, ...], told: str) -> None:
+    status, out, err = Host(*words, app=app).ended()
+    assert status == 2 or "ConfigurationError" in err
+    assert out == ""
+    assert told in err
