@@ -23,6 +23,7 @@ from released import (
 
 from openenv_core import MCPToolClient, ToolCallFailed
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
+from servers.fleet.ids import worker_of
 
 WITH_TOOLS = ("0.10.0", "0.3.1")
 """The releases that know tools."""
@@ -171,17 +172,19 @@ async def said(process: "subprocess.Popen[str]") -> str:
         return (await asyncio.to_thread(process.stdout.readline)).strip()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_released_and_standard_clients_at_once_on_one_server(workers: str) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_released_and_standard_clients_at_once_on_one_server(workers: int) -> None:
     """Half of the sessions are released clients', a quarter begins with initialize, a quarter is stateless."""
     mcp = pytest.importorskip("mcp")
     half = SESSIONS // 2
+    used: set[int] = set()
 
     def standard(url: str, number: int) -> Any:
         if number % 2:
             return mcp.Client(f"{url}/mcp", mode="legacy")
         call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
         session_id = exchange(url, "POST", "/mcp", call)[1]["result"]["session_id"]
+        used.add(worker_of(session_id, workers))
         return mcp.Client(f"{url}/mcp/{session_id}", mode="2026-07-28")
 
     async def count(client: Any, number: int) -> list[int]:
@@ -190,12 +193,13 @@ async def test_released_and_standard_clients_at_once_on_one_server(workers: str)
             for _ in range(CALLS)
         ]
 
-    with our_server("tally:app", "--workers", workers) as url, released_counters(url, half) as released:
+    with our_server("tally:app", "--workers", str(workers)) as url, released_counters(url, half) as released:
         async with AsyncExitStack() as stack:
             clients = {
                 number: await stack.enter_async_context(standard(url, number))
                 for number in range(half + 1, SESSIONS + 1)
             }
+            assert used == set(range(workers))  # where no request is at its session's worker by mere chance
             assert await said(released) == "open"
             assert released.stdin is not None
             released.stdin.write("go\n")
