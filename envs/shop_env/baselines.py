@@ -1,0 +1,71 @@
+"""What is played without thought, to compare with: what a policy earns that has learned nothing."""
+
+import random
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+from .solver import Call
+from .world.words import TOPICS, Asked, Decision, Ground
+
+Policy = Callable[[str, Call, random.Random], float]
+"""Plays a task, given its text, and returns the reward of it all."""
+
+_CALLS: Final = 30
+
+
+def at_once(task: str, call: Call, source: random.Random) -> float:
+    """Finish without a word."""
+    return float(call("finish", {}).reward or 0.0)
+
+
+def refuse_all(task: str, call: Call, source: random.Random) -> float:
+    """Refuse every request, on a ground that is drawn."""
+    return _answer_all(task, call, lambda: ("refused", source.choice(get_args(Ground)[1:])))
+
+
+def grant_all(task: str, call: Call, source: random.Random) -> float:
+    """Say of every request that it is done, and do nothing."""
+    return _answer_all(task, call, lambda: ("done", "none"))
+
+
+def random_calls(task: str, call: Call, source: random.Random) -> float:
+    """Call tools with arguments of the right kind, drawn from what the task names, and finish."""
+    total = 0.0
+    ids = [
+        word.strip(".,?:")
+        for word in task.split()
+        if word.startswith("O") and word.strip(".,?:")[1:].isdigit()
+    ]
+    for _ in range(_CALLS):
+        name, arguments = source.choice(_drawn(source, source.choice(ids or ["O1"]), task))
+        total += float(call(name, arguments).reward or 0.0)
+    return total + float(call("finish", {}).reward or 0.0)
+
+
+BASELINES: Final[dict[str, Policy]] = {
+    "finish at once": at_once,
+    "refuse all": refuse_all,
+    "say that all is done": grant_all,
+    "random calls": random_calls,
+}
+
+
+def _answer_all(task: str, call: Call, draw: Callable[[], tuple[str, str]]) -> float:
+    for number in range(1, task.count("\nRequest ") + 1):
+        decision, ground = draw()
+        call("reply", {"request": number, "decision": decision, "ground": ground})
+    return float(call("finish", {}).reward or 0.0)
+
+
+def _drawn(source: random.Random, order: str, task: str) -> list[tuple[str, dict[str, Any]]]:
+    number = source.randint(1, task.count("\nRequest "))
+    decision, ground = source.choice(get_args(Decision)), source.choice(get_args(Ground))
+    return [
+        ("get_policy", {"topic": source.choice(TOPICS)}),
+        ("ask_customer", {"topic": source.choice(get_args(Asked)), "request": number}),
+        ("get_order", {"order_id": order}),
+        ("return_items", {"order_id": order, "lines": [1], "reason": "changed_mind"}),
+        ("cancel_order", {"order_id": order}),
+        ("issue_refund", {"order_id": order, "amount": source.randint(5, 90), "method": "store_credit"}),
+        ("reply", {"request": number, "decision": decision, "ground": ground}),
+    ]

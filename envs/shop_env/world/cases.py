@@ -1,0 +1,230 @@
+"""Requests that can be granted, and some that cannot or only in part: each is made with the order that it is about."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from .making import Maker
+from .policy import Policy
+from .records import Address, Coupon, Customer, Order, Product
+from .requests import Kind, Request
+from .words import GIFT_CARD, STORE_CREDIT, Category, Status
+
+
+@dataclass(slots=True)
+class Bench:
+    """What requests are made with.
+
+    Attributes:
+        left: products that no request of this customer is about yet.
+    """
+
+    maker: Maker
+    policy: Policy
+    customer: Customer
+    left: list[Product]
+
+    def take(self, *, final_sale: bool = False, category: Category | None = None) -> Product | None:
+        """Take a product; None where none is left that fits."""
+        for product in self.left:
+            if product.final_sale == final_sale and category in (None, product.category):
+                self.left.remove(product)
+                return product
+        return None
+
+    def window(self, product: Product) -> int:
+        """Return in how many days a product can be sent back by somebody who changed their mind."""
+        days = self.policy.electronics_days if product.category == "electronics" else self.policy.days
+        return days + (self.policy.gold_days if self.customer.tier == "gold" else 0)
+
+    def within(self, most: int) -> int:
+        """Draw a number of days up to a bound, often the bound itself."""
+        return most if self.maker.source.random() < 0.3 else self.maker.source.randint(1, most)
+
+    def beyond(self, most: int) -> int:
+        """Draw a number of days after a bound, often the first."""
+        return most + (1 if self.maker.source.random() < 0.4 else self.maker.source.randint(2, 9))
+
+
+def _return(bench: Bench, case: str) -> Request | None:
+    source, policy = bench.maker.source, bench.policy
+    product = bench.take(final_sale=case == "final_sale" or (case == "faulty" and source.random() < 0.3))
+    if product is None:
+        return None
+    products = [product]
+    if case in ("two", "partly", "big") and (other := bench.take(final_sale=case == "partly")):
+        products.append(other)
+    elif case in ("two", "partly"):
+        return None
+    least = min(bench.window(one) for one in products)
+    faulty = case.startswith("faulty")
+    days = bench.within(least)
+    if case == "over":
+        days = bench.beyond(least)
+    elif case == "faulty":
+        days = bench.beyond(least) if source.random() < 0.6 else bench.within(policy.faulty_days)
+    elif case == "faulty_over":
+        days = bench.beyond(policy.faulty_days)
+    order = bench.maker.order(
+        bench.customer, products, "shipped" if case == "transit" else "delivered", delivered_days=days
+    )
+    if case == "big":
+        _raise_above(bench, order)
+    if case == "already":
+        order.lines[0].returned = True
+        method = STORE_CREDIT if order.payment == GIFT_CARD else order.payment
+        order.refunds[method] = order.lines[0].quantity * order.lines[0].unit_price
+    return Request(
+        kind="return",
+        case=case,
+        order_id=order.id,
+        lines=tuple(range(1, len(products) + 1)),
+        why=source.choice(("damaged", "wrong_item")) if faulty else "changed_mind",
+        product=product.name,
+    )
+
+
+def _exchange(bench: Bench, case: str) -> Request | None:
+    maker, policy = bench.maker, bench.policy
+    product = bench.take(final_sale=case == "final_sale")
+    if product is None:
+        return None
+    limit, window = policy.exchange_days, bench.window(product)
+    days = bench.within(limit)
+    if case == "over":
+        days = bench.beyond(limit)
+    elif case == "fallback_refund":
+        days = bench.within(min(limit, window))
+    elif case == "fallback_over":
+        if window >= limit:
+            return None
+        days = maker.source.randint(window + 1, limit)
+    order = maker.order(bench.customer, [product], "delivered", delivered_days=days)
+    (line,) = order.lines
+    new = maker.source.choice([sku for sku in product.skus if sku != line.sku])
+    if case.startswith("fallback"):
+        maker.records.variants[new].stock = line.quantity - 1
+    return Request(
+        kind="exchange",
+        case=case,
+        order_id=order.id,
+        lines=(1,),
+        new_sku=new,
+        fallback="keep" if case == "fallback_keep" else "refund",
+        product=product.name,
+    )
+
+
+def _cancel(bench: Bench, case: str) -> Request | None:
+    order = _open_order(bench, case)
+    if order is not None and case == "big":
+        _raise_above(bench, order)
+    return _about(bench, order, "cancel", case)
+
+
+def _address(bench: Bench, case: str) -> Request | None:
+    request = _about(bench, _open_order(bench, case), "address", case)
+    if request is None:
+        return None
+    new = bench.maker.address()
+    if case == "po_box":
+        new = Address(f"PO Box {bench.maker.source.randint(10, 999)}", new.postcode, new.city)
+    return Request(kind="address", case=case, order_id=request.order_id, address=new, product=request.product)
+
+
+def _coupon(bench: Bench, case: str) -> Request | None:
+    source, records = bench.maker.source, bench.maker.records
+    order = _open_order(bench, case)
+    if order is None:
+        return None
+    total = order.items_total
+    coupon = Coupon(
+        code=f"{source.choice(('EXTRA', 'FRIEND', 'BONUS'))}{len(records.coupons)}{source.choice('GHJKMN')}",
+        percent=source.choice((5, 10, 15, 20)),
+        minimum=total + source.choice((100, 900)) if case == "minimum" else total - source.choice((0, 500)),
+        expires=records.today
+        + timedelta(-source.choice((1, 12)) if case == "expired" else source.choice((0, 20))),
+    )
+    records.coupons[coupon.code] = coupon
+    if case == "used":
+        order.coupon = source.choice(sorted(code for code in records.coupons if code != coupon.code))
+        order.discount = total // 100 * records.coupons[order.coupon].percent
+    request = _about(bench, order, "coupon", case)
+    return request and Request(
+        kind="coupon", case=case, order_id=order.id, code=coupon.code, product=request.product
+    )
+
+
+def _late(bench: Bench, case: str) -> Request | None:
+    source, limit = bench.maker.source, bench.policy.late_days
+    product = bench.take()
+    if product is None:
+        return None
+    late_by = limit - source.choice((1, 1, 2)) if case == "in_time" else limit + source.choice((0, 0, 1, 4))
+    order = bench.maker.order(
+        bench.customer, [product], "delivered", delivered_days=source.randint(2, 50), late_by=late_by
+    )
+    if case == "already":
+        order.credit = bench.policy.late_credit
+    return Request(kind="late", case=case, order_id=order.id, product=product.name)
+
+
+def _total(bench: Bench, case: str) -> Request | None:
+    return _about(bench, _open_order(bench, case), "total", case)
+
+
+CASES: Final[dict[Kind, tuple[Callable[[Bench, str], Request | None], tuple[str, ...]]]] = {
+    "return": (
+        _return,
+        ("fine", "two", "over", "final_sale", "faulty", "faulty_over", "partly", "already", "transit", "big"),
+    ),
+    "exchange": (
+        _exchange,
+        ("fine", "fine", "over", "final_sale", "fallback_refund", "fallback_keep", "fallback_over"),
+    ),
+    "cancel": (_cancel, ("pending", "processing", "shipped", "big", "foreign")),
+    "address": (_address, ("pending", "processing", "shipped", "po_box", "foreign")),
+    "coupon": (_coupon, ("pending", "expired", "minimum", "used", "processing")),
+    "late": (_late, ("fine", "in_time", "already")),
+    "total": (_total, ("pending", "shipped", "foreign")),
+}
+"""How requests of a kind are made, and the cases that there are."""
+
+
+def make_request(bench: Bench, kind: Kind, case: str) -> Request | None:
+    """Make a request, and the order that it is about; None where this shop has not what it takes."""
+    return CASES[kind][0](bench, case)
+
+
+def _open_order(bench: Bench, case: str) -> Order | None:
+    """Make an order that has not arrived; one of somebody else where that is the case."""
+    source, records = bench.maker.source, bench.maker.records
+    product = bench.take()
+    if product is None:
+        return None
+    owner = bench.customer
+    if case == "foreign":
+        owner = source.choice([one for one in records.customers.values() if one.name != owner.name])
+    products = [product]
+    if source.random() < 0.4 and (other := bench.take()):
+        products.append(other)
+    status: Status = "pending"
+    if case == "processing":
+        status = "processing"
+    elif case == "shipped":
+        status = "shipped"
+    return bench.maker.order(owner, products, status)
+
+
+def _about(bench: Bench, order: Order | None, kind: Kind, case: str) -> Request | None:
+    if order is None:
+        return None
+    product = bench.maker.records.product_of(order.lines[0].sku)
+    return Request(kind=kind, case=case, order_id=order.id, product=product.name)
+
+
+def _raise_above(bench: Bench, order: Order) -> None:
+    """Make an order so large that to refund it is for a supervisor, whatever is kept of it."""
+    while order.items_total * 3 < bench.policy.refund_limit * 4:
+        order.lines[0].quantity += 1

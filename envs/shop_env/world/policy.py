@@ -1,0 +1,141 @@
+"""The policies: their figures differ from task to task, so that they have to be read."""
+
+import random
+from dataclasses import dataclass
+
+from .words import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The figures of the policies.
+
+    Attributes:
+        days: in which most things can be sent back.
+        electronics_days: in which electronics can.
+        gold_days: which customers of the tier gold have beside that.
+        faulty_days: in which what came damaged or was not what was ordered can be sent back.
+        restocking_percent: kept of the price of furniture, where somebody changed their mind.
+        exchange_days: in which things can be exchanged.
+        refund_limit: in cents; more than this at once is for a supervisor.
+        cancel_processing: orders can be cancelled while they are processed, too.
+        move_processing: their address can be changed then, too.
+        late_days: from how many days on a delivery is late.
+        late_credit: in cents; gold has twice as much.
+    """
+
+    days: int
+    electronics_days: int
+    gold_days: int
+    faulty_days: int
+    restocking_percent: int
+    exchange_days: int
+    refund_limit: int
+    cancel_processing: bool
+    move_processing: bool
+    late_days: int
+    late_credit: int
+
+    def text(self, topic: Topic) -> str:
+        """Put the policy on a topic into words."""
+        return _TEXTS[topic].format(
+            days=self.days,
+            electronics_days=self.electronics_days,
+            gold_days=self.gold_days,
+            faulty_days=self.faulty_days,
+            restocking_percent=self.restocking_percent,
+            exchange_days=self.exchange_days,
+            refund_limit=self.refund_limit // 100,
+            cancel=_open(self.cancel_processing),
+            move=_open(self.move_processing),
+            late_days=self.late_days,
+            late_credit=self.late_credit // 100,
+            late_credit_gold=self.late_credit // 50,
+        )
+
+
+def draw_policy(source: random.Random) -> Policy:
+    """Draw the figures."""
+    return Policy(
+        days=source.choice((14, 20, 21, 28, 30)),
+        electronics_days=source.choice((7, 10, 12)),
+        gold_days=source.choice((5, 7, 10, 15)),
+        faulty_days=source.choice((60, 75, 90)),
+        restocking_percent=source.choice((5, 10, 15, 20)),
+        exchange_days=source.choice((35, 40, 45)),
+        refund_limit=source.choice((25000, 30000, 40000)),
+        cancel_processing=source.random() < 0.5,
+        move_processing=source.random() < 0.5,
+        late_days=source.choice((2, 3, 4, 5)),
+        late_credit=source.choice((500, 800, 1000, 1500)),
+    )
+
+
+def _open(processing: bool) -> str:
+    return "pending or processing" if processing else "pending"
+
+
+_TEXTS: dict[Topic, str] = {
+    "identity": (
+        "Before anything is told of an account or changed in it, two of email, postcode and phone must "
+        "match what is on record: ask the customer, then use verify_identity. Several customers may have "
+        "the same name. Where two do not match for anybody of that name, do nothing of what is asked, add "
+        "a note of the kind 'suspicious' to the account and refuse every request with the ground "
+        "'not_verified'. Customers have a right to their own orders only; what they ask about somebody "
+        "else's is refused with 'not_your_order'."
+    ),
+    "returns": (
+        "What was delivered can be sent back within {days} days of delivery, electronics within "
+        "{electronics_days} days; the last day counts. Customers of the tier gold have {gold_days} days "
+        "more. What came damaged, or is not what was ordered, can be sent back within {faulty_days} days, "
+        "whatever it is and whoever has it. Products marked as final sale cannot be sent back, unless "
+        "they came damaged or are not what was ordered. Of furniture that is sent back because somebody "
+        "changed their mind, {restocking_percent} percent of the price is kept; nothing is kept "
+        "otherwise. Shipping fees are not given back. Ask for the reason. Use return_items, then "
+        "issue_refund for all that can be sent back together. Of several things, those that can are sent "
+        "back, and the others are not."
+    ),
+    "exchanges": (
+        "What was delivered can be exchanged within {exchange_days} days of delivery, the last day "
+        "included and whatever the tier, for another variant of the same product that is in stock in the "
+        "same quantity. Products marked as final sale cannot be exchanged. Where the new variant is "
+        "dearer than what was paid, charge the difference to the payment method of the order with "
+        "charge_customer; where it is cheaper, refund the difference. Where it is out of stock, ask the "
+        "customer for a fallback: who would rather have the money back is treated as somebody who changed "
+        "their mind about it, by the policy on returns (answer 'partly', ground 'out_of_stock'); where "
+        "that policy forbids it, or the customer would rather keep it, refuse with 'out_of_stock'."
+    ),
+    "refunds": (
+        "Money goes back to the payment method of the order and to no other, whatever the customer "
+        "wishes; what was paid with a gift card goes back as store_credit. A refund of more than "
+        "{refund_limit} euros for one request is for a supervisor: return or cancel, do not refund, "
+        "escalate the order with 'over_limit' and answer 'escalated' with the ground 'over_limit' and the "
+        "amount 0. Nothing is refunded twice."
+    ),
+    "cancellations": (
+        "An order can be cancelled while its status is {cancel}, and only as a whole. Everything that was "
+        "paid is refunded, the shipping fee included. Later it is 'too_late'."
+    ),
+    "addresses": (
+        "The address of an order can be changed while its status is {move}; later it is 'too_late'. Ask "
+        "for the new address. A PO box is no address that we deliver to: refuse it with 'bad_address'."
+    ),
+    "coupons": (
+        "A coupon can be put on an order while its status is pending ('too_late' afterwards), if the "
+        "order has none yet ('coupon_used'), the coupon has not expired (its last day counts; 'expired') "
+        "and what is in the order comes to its minimum, without shipping ('below_minimum'). apply_coupon "
+        "takes the discount off by itself."
+    ),
+    "late_delivery": (
+        "An order that was delivered {late_days} or more days after the promised day was late: "
+        "give_credit of {late_credit} euros for it, or {late_credit_gold} euros to customers of the tier "
+        "gold, once an order ('already_done'). Below that it is 'not_late'."
+    ),
+    "replies": (
+        "Answer each request with reply: 'done', 'partly' (some of it), 'refused' or 'escalated', with "
+        "the ground unless it is done. The amount is what the customer gets back by the request, in "
+        "euros: a refund, a credit, a discount; negative where the customer pays a difference; or the sum "
+        "that was asked for; 0 otherwise. What was sent back before is 'already_done', what has not been "
+        "delivered 'not_delivered'. Then finish."
+    ),
+}

@@ -1,0 +1,203 @@
+"""What would be right: worked out from the records and what the customer really wants, without a single tool.
+
+The result is what has to be different at the end, and what has to be answered. Tools and solver are not used, nor do
+they use this, so that each checks the other.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from .facts import Fact
+from .policy import Policy
+from .records import Customer, Line, Records
+from .requests import Request, Scenario
+from .words import GIFT_CARD, STORE_CREDIT, Decision, Ground
+
+Changes: TypeAlias = dict[Fact, Any]
+
+CENTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What has to become of a request.
+
+    Attributes:
+        amount: in cents; negative where the customer pays.
+        changes: the facts that have to be different, with their values.
+    """
+
+    decision: Decision
+    ground: Ground = "none"
+    amount: int = 0
+    changes: Changes = field(default_factory=dict)
+
+
+def verdicts(scenario: Scenario) -> tuple[Verdict, ...]:
+    """Return what has to become of each request."""
+    if scenario.impostor:
+        note: Changes = {("note", scenario.customer_id, "suspicious"): True}
+        return tuple(Verdict("refused", "not_verified", changes=note) for _ in scenario.requests)
+    customer = scenario.records.customers[scenario.customer_id]
+    return tuple(
+        _Judge(scenario.records, scenario.policy, customer, one).verdict() for one in scenario.requests
+    )
+
+
+class _Judge:
+    def __init__(self, records: Records, policy: Policy, customer: Customer, request: Request) -> None:
+        self._records = records
+        self._policy = policy
+        self._customer = customer
+        self._request = request
+        self._order = records.orders[request.order_id]
+        self._lines = [line for line in self._order.lines if line.number in request.lines]
+
+    def verdict(self) -> Verdict:
+        if self._order.customer_id != self._customer.id:
+            return Verdict("refused", "not_your_order")
+        match self._request.kind:
+            case "return":
+                return self._return()
+            case "exchange":
+                return self._exchange()
+            case "cancel":
+                return self._cancel()
+            case "address":
+                return self._address()
+            case "coupon":
+                return self._coupon()
+            case "late":
+                return self._late()
+            case "total":
+                return Verdict("done", amount=self._order.paid)
+
+    def _return(self) -> Verdict:
+        faulty = self._request.why != "changed_mind"
+        grounds = {line.number: self._against_return(line, faulty) for line in self._lines}
+        fine = [line for line in self._lines if grounds[line.number] is None]
+        against = next((ground for ground in grounds.values() if ground is not None), None)
+        if not fine:
+            return Verdict("refused", against or "none")
+        amount = sum(self._worth(line, faulty) for line in fine)
+        changes: Changes = {}
+        for line in fine:
+            changes |= self._sent_back(line, restock=self._request.why != "damaged")
+        if amount > self._policy.refund_limit:
+            return Verdict("escalated", "over_limit", 0, {**changes, self._escalated: True})
+        changes |= self._refunded(amount)
+        return Verdict("partly" if against else "done", against or "none", amount, changes)
+
+    def _against_return(self, line: Line, faulty: bool) -> Ground | None:
+        if line.returned:
+            return "already_done"
+        if self._order.delivered is None:
+            return "not_delivered"
+        product, age = self._records.product_of(line.sku), self._age
+        if faulty:
+            return "window_over" if age > self._policy.faulty_days else None
+        if product.final_sale:
+            return "final_sale"
+        days = self._policy.electronics_days if product.category == "electronics" else self._policy.days
+        if self._customer.tier == "gold":
+            days += self._policy.gold_days
+        return "window_over" if age > days else None
+
+    def _worth(self, line: Line, faulty: bool) -> int:
+        price = line.quantity * line.unit_price
+        if faulty or self._records.product_of(line.sku).category != "furniture":
+            return price
+        return price - price * self._policy.restocking_percent // CENTS
+
+    def _exchange(self) -> Verdict:
+        (line,) = self._lines
+        if self._age > self._policy.exchange_days:
+            return Verdict("refused", "window_over")
+        if self._records.product_of(line.sku).final_sale:
+            return Verdict("refused", "final_sale")
+        new = self._records.variants[self._request.new_sku or ""]
+        if new.stock < line.quantity:
+            if self._request.fallback == "keep" or self._against_return(line, False):
+                return Verdict("refused", "out_of_stock")
+            amount = self._worth(line, False)
+            changes = self._sent_back(line, restock=True) | self._refunded(amount)
+            return Verdict("partly", "out_of_stock", amount, changes)
+        back = (line.unit_price - new.price) * line.quantity
+        old = self._records.variants[line.sku]
+        changes = {
+            ("line", self._order.id, line.number, "sku"): new.sku,
+            ("stock", old.sku): old.stock + line.quantity,
+            ("stock", new.sku): new.stock - line.quantity,
+        }
+        if back > 0:
+            changes |= self._refunded(back)
+        elif back < 0:
+            method = self._order.payment
+            changes["charge", self._order.id, method] = self._order.charges.get(method, 0) - back
+        return Verdict("done", amount=back, changes=changes)
+
+    def _cancel(self) -> Verdict:
+        allowed = {"pending", "processing"} if self._policy.cancel_processing else {"pending"}
+        if self._order.status not in allowed:
+            return Verdict("refused", "too_late")
+        changes: Changes = {("order", self._order.id, "status"): "cancelled"}
+        for line in self._order.lines:
+            changes["stock", line.sku] = self._records.variants[line.sku].stock + line.quantity
+        if self._order.paid > self._policy.refund_limit:
+            return Verdict("escalated", "over_limit", 0, {**changes, self._escalated: True})
+        return Verdict("done", amount=self._order.paid, changes=changes | self._refunded(self._order.paid))
+
+    def _address(self) -> Verdict:
+        allowed = {"pending", "processing"} if self._policy.move_processing else {"pending"}
+        new = self._request.address
+        if self._order.status not in allowed:
+            return Verdict("refused", "too_late")
+        if new is None or new.street.startswith("PO Box"):
+            return Verdict("refused", "bad_address")
+        said = (new.street.casefold(), new.postcode.casefold(), new.city.casefold())
+        return Verdict("done", changes={("order", self._order.id, "address"): said})
+
+    def _coupon(self) -> Verdict:
+        coupon = self._records.coupons[self._request.code or ""]
+        if self._order.status != "pending":
+            return Verdict("refused", "too_late")
+        if self._order.coupon is not None:
+            return Verdict("refused", "coupon_used")
+        if coupon.expires < self._records.today:
+            return Verdict("refused", "expired")
+        if self._order.items_total < coupon.minimum:
+            return Verdict("refused", "below_minimum")
+        amount = self._order.items_total * coupon.percent // CENTS
+        changes: Changes = {
+            ("order", self._order.id, "coupon"): coupon.code,
+            ("order", self._order.id, "discount"): amount,
+        }
+        return Verdict("done", amount=amount, changes=changes)
+
+    def _late(self) -> Verdict:
+        if self._order.credit:
+            return Verdict("refused", "already_done")
+        delivered = self._order.delivered
+        if delivered is None or (delivered - self._order.promised).days < self._policy.late_days:
+            return Verdict("refused", "not_late")
+        amount = self._policy.late_credit * (2 if self._customer.tier == "gold" else 1)
+        return Verdict("done", amount=amount, changes={("credit", self._order.id): amount})
+
+    @property
+    def _age(self) -> int:
+        """Days since the delivery."""
+        return (self._records.today - (self._order.delivered or self._records.today)).days
+
+    @property
+    def _escalated(self) -> Fact:
+        return ("escalated", self._order.id, "over_limit")
+
+    def _refunded(self, amount: int) -> Changes:
+        method = STORE_CREDIT if self._order.payment == GIFT_CARD else self._order.payment
+        return {("refund", self._order.id, method): self._order.refunds.get(method, 0) + amount}
+
+    def _sent_back(self, line: Line, *, restock: bool) -> Changes:
+        changes: Changes = {("line", self._order.id, line.number, "returned"): True}
+        if restock:
+            changes["stock", line.sku] = self._records.variants[line.sku].stock + line.quantity
+        return changes

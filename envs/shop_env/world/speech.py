@@ -1,0 +1,135 @@
+"""What the customer says: requests in several wordings, and answers to what is asked."""
+
+import random
+from typing import Final
+
+from .records import Customer, Records
+from .requests import Kind, Request, Scenario
+from .words import Asked
+
+PHRASINGS: Final[dict[Kind, tuple[str, ...]]] = {
+    "return": (
+        "I would like to send back the {THINGS} from {REF}.",
+        "Can I return the {THINGS}? It was in {REF}.",
+        "About {REF}: I do not want to keep the {THINGS} and want my money back.",
+        "I need to give back the {THINGS} that came with {REF}.",
+    ),
+    "exchange": (
+        "Could you swap the {PRODUCT} from {REF} for the one in {OPTION}?",
+        "I want to exchange the {PRODUCT}, {REF}, for {OPTION}.",
+        "The {PRODUCT} of {REF} should have been {OPTION}. Please exchange it.",
+    ),
+    "cancel": (
+        "Please cancel {REF}.",
+        "I do not need {REF} any more, can you stop it?",
+        "Call off {REF} for me, please.",
+    ),
+    "address": (
+        "I am moving. Please send {REF} to my new address.",
+        "Can you change where {REF} goes?",
+        "{REF} has to go to another address than the one you have.",
+    ),
+    "coupon": (
+        "Please put the coupon {CODE} on {REF}.",
+        "I forgot to use {CODE} for {REF}. Can you add it?",
+        "Is it possible to take the discount of {CODE} off {REF}?",
+    ),
+    "late": (
+        "{REF} came late. Do I get something for that?",
+        "I waited too long for {REF} and want some credit for it.",
+        "Your delivery of {REF} took more time than you promised. What will you do about it?",
+    ),
+    "total": (
+        "How much did I pay for {REF} altogether?",
+        "What was the total of {REF}, with shipping?",
+        "Tell me what {REF} came to in the end, all included.",
+    ),
+}
+"""By kind; the last is kept for validation and test."""
+
+OTHER_METHOD: Final = "Please put the money on my {METHOD}, not on what I paid with."
+BY_NUMBER: Final = "order {ORDER}"
+BY_PRODUCT: Final = "the order with the {PRODUCT}"
+OF_MINE: Final = "one of my orders"
+
+_WHY: Final = {
+    "changed_mind": ("I simply changed my mind.", "I find that I do not need it after all."),
+    "damaged": ("It was broken when I unpacked it.", "It arrived damaged."),
+    "wrong_item": ("It is not what I ordered.", "You sent me something else than I ordered."),
+    None: ("There is no particular reason.",),
+}
+_FALLBACK: Final = {
+    "refund": ("Then I would rather have my money back.", "In that case please refund me."),
+    "keep": ("Then I will keep what I have.", "In that case leave it as it is."),
+}
+_UNKNOWN: Final = {
+    "email": "I am not sure which email address you have.",
+    "postcode": "I do not know the postcode that I gave you.",
+    "phone": "I do not have my phone number at hand.",
+}
+_KNOWN: Final = {
+    "email": "My email address is {}",
+    "postcode": "The postcode is {}",
+    "phone": "My phone number is {}",
+}
+
+
+def put(
+    request: Request,
+    records: Records,
+    caller: Customer,
+    source: random.Random,
+    *,
+    held_out: bool,
+    by_number: bool,
+) -> str:
+    """Put a request into words."""
+    order = records.orders[request.order_id]
+    *usual, kept = PHRASINGS[request.kind]
+    names = [records.product_of(order.lines[number - 1].sku).name for number in request.lines]
+    ref = BY_NUMBER
+    if not by_number:
+        # What is sent back is named in any case.
+        ref = OF_MINE if request.lines else BY_PRODUCT
+    ref = ref.replace("{ORDER}", order.id).replace("{PRODUCT}", request.product)
+    option = records.variants[request.new_sku].option if request.new_sku else ""
+    said = kept if held_out else source.choice(usual)
+    slots = {
+        "THINGS": " and the ".join(names),
+        "PRODUCT": request.product,
+        "OPTION": option,
+        "CODE": request.code or "",
+    }
+    for name, value in slots.items():
+        said = said.replace(f"{{{name}}}", value)
+    said = said.replace("{REF}", ref)
+    if request.kind in ("return", "cancel") and source.random() < 0.3:
+        others = [method for method in caller.methods if method != order.payment]
+        said += " " + OTHER_METHOD.replace("{METHOD}", source.choice(others))
+    return said[0].upper() + said[1:]
+
+
+def answer(scenario: Scenario, topic: Asked, request: int) -> str:
+    """Return what the customer says to a question; the same question has the same answer."""
+    asked = scenario.requests[request - 1]
+    match topic:
+        case "name":
+            return f"My name is {scenario.records.customers[scenario.customer_id].name}."
+        case "email" | "postcode" | "phone":
+            told = scenario.knows.get(topic)
+            return _UNKNOWN[topic] if told is None else f"{_KNOWN[topic].format(told)}."
+        case "order":
+            if scenario.knows_numbers[request - 1]:
+                return f"It is order {asked.order_id}."
+            return f"I do not have the number; it is the one with the {asked.product}."
+        case "reason":
+            options = _WHY[asked.why]
+        case "fallback":
+            options = _FALLBACK[asked.fallback] if asked.kind == "exchange" else ("There is nothing else.",)
+        case "address":
+            if asked.address is None:
+                return "You have my address."
+            new = asked.address
+            return f"Please send it to {new.street}, {new.postcode} {new.city}."
+    # Which of the wordings is settled by the order's number, and so by the task.
+    return options[int(asked.order_id[1:]) % len(options)]
