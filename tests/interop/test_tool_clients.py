@@ -152,6 +152,28 @@ def test_our_client_without_asyncio(version: str, released_tally: Callable[[str]
             env.call_tool("fail", why="because")
 
 
+async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url: str) -> None:
+    mcp = pytest.importorskip("mcp")
+    heard: list[float] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(progress)
+
+    async with mcp.Client(f"{folder_url}/mcp", mode="legacy") as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == NAMES
+        assert (await client.call_tool("add", {"amount": 2})).structured_content == {"result": 2}
+        assert (await client.call_tool("add", {"amount": 2})).structured_content == {"result": 4}
+        failed = await client.call_tool("fail", {"why": "because"})
+        assert (failed.is_error, "because" in failed.content[0].text) == (True, True)
+        waited = await client.call_tool("wait", {"seconds": 0.01}, progress_callback=hear)
+        assert (waited.structured_content, heard) == ({"result": "waited"}, [0.5])
+        rules = await client.read_resource("tally://rules")
+        assert rules.contents[0].text == "Numbers add up."
+        assert [one.name for one in (await client.list_resources()).resources] == ["rules"]
+        begun = await client.get_prompt("begin", {"goal": "3"})
+        assert begun.messages[0].content.text == "Count to 3."
+
+
 @contextmanager
 def released_counters(url: str, sessions: int) -> Iterator["subprocess.Popen[str]"]:
     """Many released clients in a process of their own; it waits for a line once all are open."""

@@ -6,7 +6,7 @@ import time
 from typing import Any
 from uuid import uuid4
 
-from fastmcp import FastMCP
+from fastmcp import Context, FastMCP
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.types import Action, Observation, State
 
@@ -46,8 +46,9 @@ class TallyEnvironment(MCPEnvironment):
             raise ValueError(why)
 
         @mcp.tool
-        async def wait(seconds: float) -> str:
+        async def wait(seconds: float, ctx: Context) -> str:
             """Wait on the event loop."""
+            await ctx.report_progress(0.5, 1.0)
             await asyncio.sleep(seconds)
             return "waited"
 
