@@ -9,9 +9,7 @@ Expected: TypeAlias = Mapping[str, tuple[Verdict, str]]
 
 _TASKS = "the extension io.modelcontextprotocol/tasks (SEP-2663), which the SDK does not have"
 _SKILLS = "the extension for skills (SEP-2640), which the SDK does not have"
-_OLD_POLLING = (
-    "this version of the suite never says which version it speaks; priming events began with 2025-11-25"
-)
+_OLD_POLLING = "this version names 2025-03-26 in its call, and priming events began with 2025-11-25"
 
 _ASKED = "a tool server that asks its user something has nobody to ask: the caller is a policy, and is told an error"
 _ACCOUNTS = (

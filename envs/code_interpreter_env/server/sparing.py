@@ -22,10 +22,11 @@ async def spared(
         task: The execution.
         interpreter: What runs it.
         grace_s: What the interpreter itself gives an interrupt.
-        tell: Called every second with the seconds so far.
+        tell: Called at once and every second with the seconds so far.
     """
     clock = asyncio.get_running_loop().time
     began = clock()
+    tell(0.0)
     try:
         while not (await asyncio.wait([task], timeout=TELL_S))[0]:
             tell(clock() - began)

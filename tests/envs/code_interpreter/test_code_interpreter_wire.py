@@ -1,5 +1,6 @@
 """The code interpreter through a real server, as its callers meet it."""
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from typing import Any, TypeAlias
 import httpx
 import psutil
 import pytest
+from mcp_hosts import HANDSHAKE, PATIENCE_S, STATELESS, host, text_of
 from serve_process import ServeProcess, refusal, serve
+from serving import opened
 
 from envs.code_interpreter_env import (
     CodeInterpreterAction,
@@ -149,6 +152,31 @@ def test_what_is_no_action_is_refused_and_the_episode_goes_on(raw: Any) -> None:
         with pytest.raises(ValidationFailed):
             raw.step(action)
     assert raw.step({"type": "execute", "code": "x"}).observation["result"] == "1"
+
+
+@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
+async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: ServeProcess, era: str) -> None:
+    path = f"/mcp/{await opened(server.address)}"
+    begun = asyncio.Event()
+
+    async def progress(*_: Any) -> None:
+        begun.set()
+
+    async with host(server.address, path, era) as client:
+        assert "run_python" in [tool.name for tool in (await client.list_tools()).tools]
+        code = "class Figure:\n    def _repr_png_(self): return b'png'\nkept = 1\nFigure()"
+        figure = await client.call_tool("run_python", {"code": code})
+        assert [block.type for block in figure.content] == ["image", "text"]
+        failed = await client.call_tool("run_python", {"code": "1 / 0"})
+        assert failed.is_error
+        assert "ZeroDivisionError" in text_of(failed)
+        endless = {"code": "while True: pass"}
+        call = asyncio.create_task(client.call_tool("run_python", endless, progress_callback=progress))
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        call.cancel()
+        await asyncio.wait([call], timeout=PATIENCE_S)
+        after = await client.call_tool("run_python", {"code": "kept"})
+        assert text_of(after) == "1"
 
 
 def test_plain_http_has_a_session_too(server: ServeProcess) -> None:
