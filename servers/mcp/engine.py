@@ -68,7 +68,6 @@ class Engine:
 
     async def start(self) -> None:
         """Be ready for requests."""
-        logging.getLogger("mcp").setLevel(logging.WARNING)
         ready = asyncio.Event()
 
         async def run() -> None:

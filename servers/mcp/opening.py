@@ -82,6 +82,7 @@ class Opening:
             raise refused_by(refusal) from None
         if session.used:  # somebody else has opened it meanwhile
             return session, False
+        session.used = True
         try:
             await self._reset(session)
         except BaseException:

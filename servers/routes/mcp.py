@@ -1,4 +1,4 @@
-"""/mcp: JSON-RPC over HTTP, and on a socket with a session of its own."""
+"""/mcp in the released dialect: JSON-RPC over HTTP, and on a socket with a session of its own."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -58,7 +58,10 @@ def mcp_router(rpc: JsonRpc) -> APIRouter:
         openapi_extra=description.RPC_BODY,
     )
     async def mcp(request: Request) -> Response:
-        """Answer one JSON-RPC request; errors are in the body, the status is 200."""
+        """Answer one JSON-RPC request; errors are in the body, the status is 200.
+
+        Requests of standard MCP, which `servers.mcp` answers at this address, do not come this far.
+        """
         caller = Caller(owner_of(request.scope))
         return Response(await rpc.answer_text(await request.body(), caller), media_type="application/json")
 
