@@ -1,0 +1,253 @@
+"""What counts as right: two ways to find it, and what happens where a conversation goes otherwise."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from envs.shop_env.server.environment import ShopEnvironment
+from envs.shop_env.solver import Call, solve
+from envs.shop_env.solver.understanding import Puzzled
+from envs.shop_env.tasks import make_task
+from envs.shop_env.world.cases import CASES
+from envs.shop_env.world.desk import Reply
+from envs.shop_env.world.facts import differences, facts
+from envs.shop_env.world.judging import Score, judge
+from envs.shop_env.world.rules import Verdict, verdicts
+from openenv_core.tools import CallToolAction, CallToolObservation
+
+CHANGING = {
+    "return_items",
+    "exchange_item",
+    "cancel_order",
+    "change_address",
+    "apply_coupon",
+    "issue_refund",
+    "charge_customer",
+    "give_credit",
+    "escalate",
+    "add_note",
+    "reply",
+}
+
+
+@pytest.fixture
+def shop() -> Iterator[ShopEnvironment]:
+    found = ShopEnvironment()
+    yield found
+    found.close()
+
+
+def calls_of(shop: ShopEnvironment) -> Call:
+    def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
+        seen = shop.step(CallToolAction(tool_name=name, arguments=arguments))
+        assert isinstance(seen, CallToolObservation)
+        return seen
+
+    return call
+
+
+def recorded(shop: ShopEnvironment, index: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls that solve a task."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    call = calls_of(shop)
+
+    def note(name: str, arguments: dict[str, Any]) -> CallToolObservation:
+        calls.append((name, arguments))
+        return call(name, arguments)
+
+    assert solve(shop.reset(index=index).task, note) == 1.0
+    return calls
+
+
+def replayed(shop: ShopEnvironment, index: int, calls: list[tuple[str, dict[str, Any]]]) -> float:
+    call = calls_of(shop)
+    shop.reset(index=index, max_calls=200)
+    return sum(float(call(name, arguments).reward or 0.0) for name, arguments in calls)
+
+
+def every_case(shop: ShopEnvironment, split: str, count: int) -> tuple[Counter[tuple[str, str]], list[int]]:
+    seen: Counter[tuple[str, str]] = Counter()
+    lengths = []
+    for index in range(count):
+        task = shop.reset(split=split, index=index).task
+        assert shop._task is not None
+        scenario = shop._task.scenario
+        kinds = {(one.kind, one.case) for one in scenario.requests}
+        assert solve(task, calls_of(shop)) == 1.0, (split, index, kinds)
+        seen.update({("", "impostor")} if scenario.impostor else kinds)
+        lengths.append(shop.state.step_count)
+    return seen, lengths
+
+
+def test_the_solver_comes_to_what_the_rules_say(shop: ShopEnvironment) -> None:
+    for split in ("train", "validation", "test"):
+        every_case(shop, split, 40)
+
+
+@pytest.mark.slow
+def test_the_solver_comes_to_what_the_rules_say_in_every_case(shop: ShopEnvironment) -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+    lengths: list[int] = []
+    for split in ("train", "validation", "test"):
+        counted, took = every_case(shop, split, 300)
+        seen += counted
+        lengths += took
+    assert seen.keys() == {("", "impostor"), *((kind, case) for kind in CASES for case in CASES[kind][1])}
+    assert min(seen.values()) >= 10
+    assert (min(lengths) >= 8, max(lengths) <= 32) == (True, True)
+
+
+def test_leaving_out_any_call_that_changes_something_costs(shop: ShopEnvironment) -> None:
+    left_out = 0
+    for index in range(25):
+        calls = recorded(shop, index)
+        assert replayed(shop, index, calls) == 1.0
+        for place, (name, _) in enumerate(calls):
+            if name in CHANGING:
+                left_out += 1
+                assert replayed(shop, index, calls[:place] + calls[place + 1 :]) < 1.0, (index, name)
+    assert left_out > 60
+
+
+def perturbed(name: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if name == "reply":
+        yield {**arguments, "amount": arguments["amount"] + 0.01}
+        yield {**arguments, "ground": "expired" if arguments["ground"] != "expired" else "too_late"}
+        yield {**arguments, "decision": "done" if arguments["decision"] != "done" else "partly"}
+    if name in ("issue_refund", "charge_customer"):
+        yield {**arguments, "amount": arguments["amount"] - 0.01}
+        yield {**arguments, "method": "store_credit" if arguments["method"] != "store_credit" else "paypal"}
+    if name == "change_address":
+        yield {**arguments, "street": arguments["street"] + "1"}
+    if name == "give_credit":
+        yield {**arguments, "amount": arguments["amount"] + 1}
+    if name == "escalate":
+        yield {**arguments, "reason": "other"}
+    if name == "add_note":
+        yield {**arguments, "kind": "other"}
+    if name == "return_items" and arguments["reason"] != "damaged":
+        yield {**arguments, "reason": "damaged"}
+
+
+def test_doing_it_otherwise_costs(shop: ShopEnvironment) -> None:
+    tried: Counter[str] = Counter()
+    for index in range(60):
+        calls = recorded(shop, index)
+        for place, (name, arguments) in enumerate(calls):
+            for other in perturbed(name, arguments) if tried[name] < 6 else ():
+                tried[name] += 1
+                assert replayed(shop, index, [*calls[:place], (name, other), *calls[place + 1 :]]) < 1.0, (
+                    other
+                )
+    assert {
+        "reply",
+        "issue_refund",
+        "change_address",
+        "give_credit",
+        "escalate",
+        "return_items",
+    } <= tried.keys()
+
+
+def test_twice_is_once_too_often(shop: ShopEnvironment) -> None:
+    twice: Counter[str] = Counter()
+    for index in range(60):
+        calls = recorded(shop, index)
+        for place, (name, _) in enumerate(calls):
+            if name in ("issue_refund", "charge_customer", "give_credit") and twice[name] < 8:
+                shop.reset(index=index, max_calls=200)
+                call = calls_of(shop)
+                again = [call(*one) for one in [*calls[: place + 1], calls[place], *calls[place + 1 :]]]
+                # What is left of the order was not enough, or it went through and is wrong.
+                refused = again[place + 1].error is not None
+                assert again[-1].reward == 1.0 if refused else float(again[-1].reward or 0.0) < 1.0
+                twice[name] += 1
+    assert twice["issue_refund"] == 8
+
+
+def test_what_was_not_asked_for_costs(shop: ShopEnvironment) -> None:
+    task = make_task(0, held_out=False)
+    assert not task.scenario.impostor
+    calls = recorded(shop, 0)
+    *before, last = calls
+    other = next(one for one in task.scenario.records.customers if one != task.scenario.customer_id)
+    note = ("add_note", {"customer_id": other, "kind": "suspicious", "text": "why not"})
+    free = ("add_note", {"customer_id": other, "kind": "other", "text": "nothing"})
+    assert replayed(shop, 0, [*before, note, last]) <= 0.25
+    assert replayed(shop, 0, [*before, free, last]) == 1.0
+
+
+VERDICTS = (Verdict("done", amount=500, changes={("credit", "O1"): 500}), Verdict("refused", "too_late"))
+
+
+@pytest.mark.parametrize(
+    ("replies", "after", "score", "reward"),
+    [
+        (
+            {1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)},
+            {("credit", "O1"): 500},
+            (2, 0),
+            1.0,
+        ),
+        ({1: Reply("done", "none", 500)}, {("credit", "O1"): 500}, (1, 0), 0.25),
+        ({1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)}, {}, (1, 0), 0.25),
+        (
+            {1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)},
+            {("credit", "O1"): 600},
+            (1, 1),
+            0.0,
+        ),
+        (
+            {1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)},
+            {("credit", "O1"): 500, ("stock", "P01-RED"): 4},
+            (2, 1),
+            0.25,
+        ),
+        ({}, {}, (0, 0), 0.0),
+    ],
+)
+def test_scores(
+    replies: dict[int, Reply], after: dict[Any, Any], score: tuple[int, int], reward: float
+) -> None:
+    found = judge(VERDICTS, replies, {}, after)
+    assert (found, found.reward) == (Score(score[0], 2, score[1]), reward)
+
+
+def test_facts_that_are_gone_are_differences() -> None:
+    assert differences({("a",): 1, ("b",): 2}, {("b",): 3, ("c",): 4}) == {("a",): None, ("b",): 3, ("c",): 4}
+
+
+def test_what_is_right_changes_nothing_by_being_found_out() -> None:
+    for number in range(40):
+        scenario = make_task(number, held_out=False).scenario
+        before = facts(scenario.records)
+        first = verdicts(scenario)
+        assert facts(scenario.records) == before
+        assert verdicts(scenario) == first
+        # No request touches what another one does.
+        keys = [fact for one in first for fact in one.changes if fact[0] != "note"]
+        assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("figure", ["days", "exchange_days", "faulty_days", "late_days", "refund_limit"])
+def test_figures_of_the_policies_matter(figure: str) -> None:
+    other: Callable[[int], int] = lambda value: 0 if figure != "late_days" else value + 30  # noqa: E731
+    different = 0
+    for number in range(150):
+        scenario = make_task(number, held_out=False).scenario
+        policy = replace(scenario.policy, **{figure: other(getattr(scenario.policy, figure))})
+        different += verdicts(scenario) != verdicts(replace(scenario, policy=policy))
+    assert different > 3
+
+
+def test_a_solver_that_is_told_nonsense_says_so(shop: ShopEnvironment) -> None:
+    shop.reset(index=0)
+    with pytest.raises(Puzzled):
+        solve("Request 1: Sing.", calls_of(shop))
+    with pytest.raises(Puzzled, match="Sing"):
+        solve("today is 2024-01-01\nRequest 1: Sing.", calls_of(shop))
+    assert json.dumps(shop.state.model_dump())
