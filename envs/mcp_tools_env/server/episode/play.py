@@ -81,6 +81,9 @@ class Episode:
             if isinstance(error, OSError):
                 raise ServerFailed(f"expected to start the tool servers, got: {error}") from error
             raise
+        self._budget = Budget(
+            self._choice.calls, self._choice.time_s
+        )  # a start is nothing of the policy's time
         self._name()
 
     async def close(self) -> None:
@@ -110,6 +113,9 @@ class Episode:
         else:
             self._budget.made += 1
             result = await self._called(name, arguments, context)
+            if self.ended is None and not self._budget.time_left_s():
+                self.ended = "time"
+                result = replace(result, done=True, metadata={**result.metadata, BUDGET: "time"})
         self._transcript.add(name, arguments, result, started_s, time.monotonic() - began)
         self._time_left_s = round(self._budget.time_left_s(), 3)
         return result

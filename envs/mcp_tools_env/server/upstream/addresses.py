@@ -13,8 +13,16 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-METADATA: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Where clouds tell a machine its secrets, as far as the address looks public; the others are link-local."""
+SPECIAL: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # where a cloud tells its machines their secrets
+        "192.0.0.0/24",  # and another; Pythons differ in what of this network they call public
+        "192.88.99.0/24",
+        "2001::/23",
+    )
+)
+"""Networks that look public and are for the use of machines among themselves."""
 
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
@@ -66,7 +74,7 @@ async def checked(host: str, port: int, *, allow_private: bool, look_up: Resolve
 
 def _private(address: _Address) -> bool:
     return (
-        address in METADATA
+        any(address in network for network in SPECIAL)
         or not address.is_global
         or address.is_multicast
         or address.is_reserved

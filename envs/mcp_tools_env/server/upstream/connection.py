@@ -295,6 +295,8 @@ class Connection:
                 raise too_long(timeout_s)
             if error.code == types.CONNECTION_CLOSED or error.error.message == "Session terminated":
                 raise broken(await self._obituary(error))
+            if error.code == types.PARSE_ERROR:
+                raise broken(told(error))
             raise refusal(error)
         if isinstance(error, ValidationError):
             raise broken(f"it answered with what is no result: {told(error)}")

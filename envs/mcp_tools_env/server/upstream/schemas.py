@@ -20,11 +20,16 @@ from jsonschema.protocols import Validator
 from referencing import Registry
 
 MAX_SCHEMA_BYTES: Final = 256 << 10
-MAX_CHECKS: Final = 50_000
+MAX_CHECKS: Final = 20_000
 """Keywords looked at for one set of arguments."""
 
 MAX_PATTERN_CHARS: Final = 512
-MAX_MATCHED_CHARS: Final = 4096
+MAX_MATCHED_CHARS: Final = 1024
+"""Of a text that a pattern is held against."""
+
+MAX_WAYS: Final = 16 * MAX_MATCHED_CHARS
+"""In which a pattern may match: one repetition without a bound, and a few choices."""
+
 MAX_FAULTS: Final = 3
 
 _Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Any]
@@ -155,40 +160,42 @@ def _where_patterns_are_tame(keyword: _Keyword) -> _Keyword:
 
 @lru_cache(maxsize=1024)
 def is_tame(pattern: Any) -> bool:
-    """Whether a pattern takes time in proportion to what it is held against, or not much more.
+    """Whether there are few ways in which a pattern can be held against a text.
 
-    One that repeats what itself repeats, refers back, or has more than one repetition without a bound is not.
+    Who looks for a match may have to try all of them. One that repeats what has a choice in itself, refers back or
+    looks ahead has too many, and so has one with many choices in a row.
     """
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
         return False
     try:
-        return _repetitions(parser.parse(pattern), inside=False) <= 1
+        return _ways(parser.parse(pattern), repeated=False) <= MAX_WAYS
     except (re.error, RecursionError, OverflowError):
         return False
 
 
 _REPEATS: Final = (constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT)
-_WILD: Final = 1_000
-_LONG: Final = 64
-"""A repetition with this bound or a greater one is as good as one without."""
+_WILD: Final = MAX_WAYS + 1
 
 
-def _repetitions(parsed: Any, *, inside: bool) -> int:
-    """Count the repetitions without a bound; many where one is inside of another."""
-    found = 0
+def _ways(parsed: Any, *, repeated: bool) -> int:
+    """Count the ways to match, no further than is of interest; what is repeated may have one alone."""
+    found = 1
     for kind, given in parsed:
         if kind in _REPEATS:
-            _, most, what = given
-            endless = most is constants.MAXREPEAT or most > _LONG
-            if inside and most > 1:
-                return _WILD
-            found += endless + _repetitions(what, inside=inside or most > 1)
+            least, most, what = given
+            choices = min(int(most), MAX_MATCHED_CHARS) - min(int(least), MAX_MATCHED_CHARS) + 1
+            ways = choices * _ways(what, repeated=repeated or most > 1)
+        elif kind is constants.SUBPATTERN:
+            ways = _ways(given[3], repeated=repeated)
+        elif kind is constants.ATOMIC_GROUP:
+            ways = _ways(given, repeated=repeated)
+        elif kind is constants.BRANCH:
+            ways = sum(_ways(branch, repeated=repeated) for branch in given[1])
         elif kind in (constants.GROUPREF, constants.GROUPREF_EXISTS, constants.ASSERT, constants.ASSERT_NOT):
             return _WILD
-        elif kind is constants.SUBPATTERN:
-            found += _repetitions(given[3], inside=inside)
-        elif kind is constants.ATOMIC_GROUP:
-            found += _repetitions(given, inside=inside)
-        elif kind is constants.BRANCH:
-            found += sum(_repetitions(branch, inside=inside) for branch in given[1])
+        else:
+            continue
+        if repeated and ways > 1:
+            return _WILD
+        found = min(found * ways, _WILD)
     return found

@@ -1,0 +1,264 @@
+"""Which addresses are contacted: those that are configured, checked after they were looked up, and no others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpcore2
+import pytest
+from serving import serving
+from starlette.responses import Response
+from tool_houses import call, entry, house_of, kind, playing
+from tool_site import Site, packed
+
+from envs.mcp_tools_env.server.environment import McpToolsEnvironment
+from envs.mcp_tools_env.server.upstream.addresses import check, checked
+from envs.mcp_tools_env.server.upstream.errors import AddressRefused
+from envs.mcp_tools_env.server.upstream.http import MAX_BODY_BYTES, PinnedBackend
+from openenv_core.errors import ConfigurationError
+from openenv_core.outcomes import infrastructure_failure
+
+PRIVATE = (
+    "127.0.0.1",
+    "127.255.255.254",
+    "0.0.0.0",
+    "10.1.2.3",
+    "172.16.0.1",
+    "192.168.1.1",
+    "100.64.0.1",
+    "100.100.100.200",
+    "169.254.169.254",
+    "168.63.129.16",
+    "192.0.0.192",
+    "198.18.0.1",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "fe80::1",
+    "fe80::1%eth0",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fec0::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "::127.0.0.1",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::808:808",
+    "2002:7f00:1::",
+    "2002:a9fe:a9fe::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+    "2001:db8::1",
+    "no address",
+)
+PUBLIC = ("8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1")
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+    with pytest.raises(AddressRefused):
+        check(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses_are_not(address: str) -> None:
+    check(address)
+
+
+class FakeNet(httpcore2.AsyncNetworkBackend):
+    """Connects nowhere, and remembers where to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        self.asked.append(host)
+        raise httpcore2.ConnectError("nobody is there")
+
+
+async def test_a_name_that_means_another_address_the_second_time_is_looked_up_once() -> None:
+    meanings = iter([["203.0.114.1", "8.8.4.4"], ["127.0.0.1"], ["127.0.0.1"]])
+
+    async def look_up(host: str, port: int) -> list[str]:
+        return next(meanings)
+
+    net = FakeNet()
+    backend = PinnedBackend(allow_private=False, look_up=look_up, inner=net)
+    with pytest.raises(httpcore2.ConnectError):
+        await backend.connect_tcp("rebinding.example", 443)
+    assert net.asked == ["203.0.114.1", "8.8.4.4"]
+    with pytest.raises(AddressRefused, match=r"127\.0\.0\.1.*rebinding\.example.*allow_private"):
+        await backend.connect_tcp("rebinding.example", 443)
+    assert net.asked == ["203.0.114.1", "8.8.4.4"]
+    with pytest.raises(AddressRefused):
+        await backend.connect_unix_socket("/run/docker.sock")
+
+
+async def test_one_private_address_among_public_ones_is_enough() -> None:
+    async def look_up(host: str, port: int) -> list[str]:
+        return ["8.8.8.8", "::ffff:10.0.0.1"]
+
+    with pytest.raises(AddressRefused):
+        await checked("mixed.example", 80, allow_private=False, look_up=look_up)
+    assert await checked("mixed.example", 80, allow_private=True, look_up=look_up) == [
+        "8.8.8.8",
+        "::ffff:10.0.0.1",
+    ]
+
+
+def site_at(address: str, **ropewalk: Any) -> dict[str, Any]:
+    return {"url": f"http://{address}/mcp", "ropewalk": {"allow_private": True, **ropewalk}}
+
+
+@asynccontextmanager
+async def at_site(
+    site: Site, timeout_s: float = 10.0, **others: dict[str, Any]
+) -> AsyncIterator[McpToolsEnvironment]:
+    async with (
+        serving(site.app) as address,  # type: ignore[arg-type]
+        playing(house_of({"site": site_at(address, timeout_s=timeout_s), **others})) as env,
+    ):
+        yield env
+
+
+LITERAL = ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1")
+
+
+@pytest.mark.parametrize("host", LITERAL)
+def test_a_literal_address_is_refused_where_it_is_configured(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="allow_private"):
+        house_of({"site": {"url": f"http://{host}:80/mcp"}})
+
+
+async def test_no_way_of_writing_this_machine_reaches_it() -> None:
+    site = Site()
+    async with serving(site.app) as address:  # type: ignore[arg-type]
+        port = address.rpartition(":")[2]
+        for host in ("localhost", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "localhost."):
+            env = McpToolsEnvironment(house_of({"site": {"url": f"http://{host}:{port}/mcp"}}))
+            began = await env.reset()
+            said = infrastructure_failure(began) or ""
+            assert began.done
+            assert any(words in said for words in ("a public address", "a host with", "Invalid IPv4")), (
+                host,
+                said,
+            )
+            await env.close()
+    assert not site.seen
+
+
+async def test_sessions_have_sessions_of_their_own_there_which_end_with_them() -> None:
+    site = Site()
+    async with serving(site.app) as address:  # type: ignore[arg-type]
+        servers = {"site": {**site_at(address), "headers": {"authorization": "Bearer ${env:SITE_TOKEN}"}}}
+        house = house_of(servers, {"SITE_TOKEN": "canary"})
+        async with playing(house) as one, playing(house) as other:
+            assert [(await call(one, "count")).result for _ in range(2)] == ["1", "2"]
+            assert (await call(other, "count")).result == "1"
+            assert site.headers["authorization"] == "Bearer canary"
+            assert site.headers["accept-encoding"] == "identity"
+            assert len(site.counts) == 2
+            assert "canary" not in one.state.model_dump_json()
+        assert not site.counts
+
+
+async def test_proxies_of_the_environment_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    site, proxy = Site(), Site()
+    async with serving(site.app) as address, serving(proxy.app) as other:  # type: ignore[arg-type]
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://{other}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        async with playing(house_of({"site": site_at(address)})) as env:
+            assert (await call(env, "count")).result == "1"
+    assert not proxy.seen
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Response(status_code=307, headers={"location": "/elsewhere"}), "redirects"),
+        (Response(status_code=302, headers={"location": "http://169.254.169.254/latest"}), "redirects"),
+        (packed({"jsonrpc": "2.0", "id": 1, "result": {}}), "packs"),
+        (Response(b"[" * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"}), "more than"),
+        (Response("{", headers={"content-type": "application/json"}), "Failed to parse"),
+        (Response(status_code=503), "HTTP 503"),
+        (Response(status_code=401), "HTTP 401"),
+    ],
+    ids=["redirect", "redirect-away", "packed", "endless", "invalid", "down", "unauthorised"],
+)
+async def test_an_answer_of_no_use_is_the_servers_fault_and_the_session_lives(
+    answer: Response, why: str
+) -> None:
+    site = Site()
+    async with at_site(site, own=entry()) as env:
+        site.answer = answer
+        seen = await call(env, "site__count")
+        assert kind(seen) == "transport_error"
+        assert why in (infrastructure_failure(seen) or "")
+        assert not seen.done
+        site.answer = None
+        assert (await call(env, "own__count")).result == 1
+        assert (await call(env, "site__count")).result == "1"
+    assert not site.seen["POST /elsewhere"]
+
+
+async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
+    site = Site()
+    async with at_site(site, other=entry(), timeout_s=0.3) as env:
+        assert (await call(env, "site__count")).result == "1"
+        assert kind(await call(env, "site__hang")) == "timeout"
+        assert (await call(env, "site__count")).result == "2"
+        site.counts.clear()
+        lost = await call(env, "site__count")
+        assert kind(lost) == "transport_error"
+        assert infrastructure_failure(lost)
+        again = await call(env, "site__count")
+        assert (again.result, "state_lost" in again.metadata) == ("1", True)
+
+
+async def test_a_server_that_goes_away_and_comes_back() -> None:
+    site = Site()
+    async with serving(site.app) as address:  # type: ignore[arg-type]
+        env = McpToolsEnvironment(house_of({"site": site_at(address)}))
+        assert not (await env.reset()).done
+    seen = await call(env, "count")
+    assert kind(seen) == "transport_error"
+    assert infrastructure_failure(seen)
+    await env.close()
+
+
+@pytest.mark.parametrize("protocol", ["auto", "stateless"])
+async def test_a_server_without_handshake_is_spoken_to_without(protocol: str) -> None:
+    site = Site()
+    site.handshake = False
+    async with serving(site.app) as address:  # type: ignore[arg-type]
+        house = house_of({"site": site_at(address, protocol=protocol)})
+        for _ in range(2):
+            async with playing(house) as env:
+                assert kind(await call(env, "count")) is None
+                assert env.state.servers[0].protocol == "2026-07-28"
+    assert house.modes == ({"site": "auto"} if protocol == "auto" else {})
+
+
+async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
+    site = Site()
+    site.handshake = False
+    async with serving(site.app) as address:  # type: ignore[arg-type]
+        env = McpToolsEnvironment(house_of({"site": site_at(address, protocol="handshake")}))
+        async with asyncio.timeout(10):
+            began = await env.reset()
+        assert began.done
+        assert "refused the connection" in (infrastructure_failure(began) or "")
+        await env.close()

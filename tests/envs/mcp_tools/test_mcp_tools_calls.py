@@ -1,0 +1,212 @@
+"""What tools are called, which arguments they get, and what comes back."""
+
+import time
+from typing import Any
+
+import pytest
+from mcp_types import CallToolResult
+from tool_houses import call, entry, house_of, kind, names, playing
+
+from envs.mcp_tools_env.server.episode.naming import fitting, offered, prefix_of
+from envs.mcp_tools_env.server.upstream.results import result_of
+from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck, is_tame
+from openenv_core.tools import ToolContext
+from openenv_core.tools.openai import NAME, openai_tools
+
+
+def test_names_are_what_chat_templates_take_and_depend_on_the_configuration_alone() -> None:
+    assert prefix_of("files", None, 1) == ""
+    assert prefix_of("files", None, 2) == "files__"
+    assert prefix_of("files", "f_", 1) == "f_"
+    tools = [
+        ("a", "", "read"),
+        ("a", "", "step"),
+        ("a", "", "tool_step"),
+        ("a", "", "dots.and/slashes"),
+        ("a", "", "dots_and_slashes"),
+        ("a", "", "x" * 200),
+        ("a", "", "x" * 201),
+        ("b", "", "read"),
+        ("b", "", "ünïcode"),
+    ]
+    found = offered(tools)
+    assert sorted(found.values()) == sorted((server, name) for server, _, name in tools)
+    assert all(NAME.fullmatch(name) for name in found)
+    assert found["read"] == ("a", "read")
+    assert found["tool_step"] == ("a", "tool_step")
+    assert found["dots_and_slashes"] == ("a", "dots_and_slashes")
+    assert offered(tools) == found
+    assert next(iter(found.values())) == ("a", "read")
+    assert fitting("close") == "tool_close"
+    assert len(fitting("y" * 100)) == 64
+
+
+async def test_tools_of_several_servers_are_one_list_that_chat_templates_take() -> None:
+    async with playing(
+        house_of({"one": entry(), "two": entry(prefix="second_"), "three": entry(prefix="")})
+    ) as env:
+        there = await names(env)
+        assert {"one__count", "second_count", "count", "tool_reset", "one__reset"} <= set(there)
+        assert (await call(env, "tool_reset")).result == "done"
+        tools = await env.list_tools()
+        assert len(openai_tools(tools)) == len(tools) == len(set(there))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({}, "'text' is a required property"), ({"text": 7}, "text: 7 is not of type 'string'")],
+)
+async def test_arguments_are_held_against_the_schema_before_the_call(
+    arguments: dict[str, Any], said: str
+) -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        seen = await call(env, "echo", **arguments)
+        assert kind(seen) == "invalid_args"
+        assert seen.error is not None
+        assert said in seen.error.message
+        assert env.state.servers[0].calls == 0
+
+
+async def test_errors_of_tools_are_told_by_kind() -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        failed = await call(env, "fail", text="it is broken")
+        assert (kind(failed), failed.error and failed.error.message) == ("execution_error", "it is broken")
+        assert (
+            kind(await call(env, "fail", text="MCP error -32602: Input validation error")) == "invalid_args"
+        )
+        assert kind(await call(env, "refuse", code=-32602)) == "invalid_args"
+        assert kind(await call(env, "refuse", code=-32603)) == "execution_error"
+        blocks = await call(env, "blocks")
+        assert [block["type"] for block in blocks.result] == ["text", "image"]
+        assert not any("infrastructure_error" in entry.metadata for entry in env.state.transcript)
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ({"content": []}, None),
+        ({"content": [{"type": "text", "text": "one"}]}, "one"),
+        ({"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}, 3),
+        ({"content": [{"type": "text", "text": "x"}], "structuredContent": {"result": "x"}}, "x"),
+        ({"content": [], "structuredContent": {"result": [1]}}, [1]),
+        (
+            {"content": [{"type": "text", "text": '{"result": 3}'}], "structuredContent": {"result": 3}},
+            {"result": 3},
+        ),
+        ({"content": [], "structuredContent": {"a": 1, "result": 2}}, {"a": 1, "result": 2}),
+    ],
+)
+def test_a_result_has_one_value(answer: dict[str, Any], value: Any) -> None:
+    result = result_of(CallToolResult.model_validate(answer), 1 << 20)
+    assert result.value == value
+    assert result.metadata == {}
+
+
+def test_what_is_too_long_is_cut_and_what_cannot_be_cut_is_named() -> None:
+    content = [
+        {"type": "text", "text": "ä" * 900},
+        {"type": "image", "data": "aGk=" * 500, "mimeType": "image/png"},
+        {"type": "text", "text": "end"},
+    ]
+    answer = CallToolResult.model_validate({"content": content, "structuredContent": {"long": "x" * 5000}})
+    result = result_of(answer, 2000)
+    assert result.structured is None
+    assert [block["type"] for block in result.content] == ["text", "text", "text"]
+    assert "image of" in result.content[1]["text"]
+    assert result.metadata["truncated"]["bytes"] > 8000
+
+
+def hostile(depth: int) -> dict[str, Any]:
+    levels = {f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(depth)}
+    return {"$ref": "#/$defs/l0", "$defs": {**levels, f"l{depth}": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        (hostile(60), {}),
+        ({"properties": {"a": {"pattern": "^(a+)+$"}}}, {"a": "a" * 60 + "!"}),
+        ({"properties": {"a": {"pattern": "^(a|aa)+$"}}}, {"a": "a" * 60 + "!"}),
+        ({"properties": {"a": {"pattern": "a*a*a*a*a*b"}}}, {"a": "a" * 4000}),
+        ({"properties": {"a": {"pattern": "a?" * 40 + "a" * 40}}}, {"a": "a" * 40}),
+        ({"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}, {"a" * 60 + "!": 1}),
+        ({"properties": {"a": {"uniqueItems": True}}}, {"a": [{"n": n} for n in range(20_000)]}),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, {}),
+        ({"$ref": "file:///etc/passwd"}, {}),
+        ({"$ref": "#"}, {}),
+        ({"$schema": "http://127.0.0.1:9/meta", "$id": "http://127.0.0.1:9/x", "$ref": "y"}, {}),
+        ({"type": 7, "properties": [], "required": {"a": 1}}, {}),
+        ({"properties": {"a": {"pattern": "("}}}, {"a": "x"}),
+        ({"description": "x" * 300_000, "required": ["a"]}, {}),
+        ({"not": {"unevaluatedProperties": False}}, {}),
+    ],
+)
+def test_hostile_schemas_cost_no_more_than_a_moment(
+    schema: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    began = time.process_time()
+    ArgumentCheck(schema).faults(arguments)
+    assert time.process_time() - began < 20  # without bounds, longer than anybody waits
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"properties": {"a": {"pattern": "^[a-z]+$"}}}, {"a": "abc"}, {"a": "A"}),
+        ({"properties": {"a": {"uniqueItems": True}}}, {"a": [1, "1", {"x": 1}]}, {"a": [{"x": 1}, {"x": 1}]}),
+        ({"properties": {"a": {}}, "additionalProperties": False}, {"a": 1}, {"b": 1}),
+        ({"patternProperties": {"^x-": {"type": "string"}}}, {"x-a": "1"}, {"x-a": 1}),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"n": {"type": "integer"}},
+             "properties": {"a": {"$ref": "#/definitions/n"}}},
+            {"a": 1},
+            {"a": "x"},
+        ),
+        ({"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"enum": ["x"]}}}, {"a": "x"}, {"a": "y"}),
+    ],
+)  # fmt: skip
+def test_ordinary_schemas_are_held(
+    schema: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    check = ArgumentCheck(schema)
+    assert check.faults(right) == []
+    assert check.faults(wrong)
+
+
+def test_patterns_are_tame_or_left_out() -> None:
+    tame = ("^[a-z]+$", r"^\d{4}-\d{2}-\d{2}$", "a|b", "^(foo|bar)?baz$", "^.*$")
+    wild = ("(a+)+", "(a*)*", "(a|aa)+b*", "a*b*", r"(a)\1", "(?=a)b", "(a{2,3}){3}", "(", 7, "x" * 600)
+    wild += ("a?" * 30 + "a" * 30, "(a?){30}", "[a-z]{1,500}[a-z]{1,500}")
+        "a?" * 30 + "a" * 30,
+        "(a?){30}",
+        "[a-z]{1,200}[a-z]{1,200}",
+        "(a+)+",
+        "(a*)*",
+        "(a|aa)+b*",
+        "a*b*",
+        r"(a)\1",
+        "(?=a)b",
+        "(a{2,3}){3}",
+        "(",
+        7,
+        "x" * 600,
+    )
+    assert all(map(is_tame, tame))
+    assert not any(map(is_tame, wild))
+
+
+class Told(ToolContext):
+    def __init__(self) -> None:
+        self.changed = 0
+
+    def tools_changed(self) -> None:
+        self.changed += 1
+
+
+async def test_a_caller_over_mcp_is_told_of_a_changed_list() -> None:
+    context = Told()
+    async with playing(house_of({"one": entry()})) as env:
+        await env.call_tool("add", {"name": "extra"}, context)
+        await env.call_tool("count", {}, context)
+        assert "extra" in [spec.name for spec in await env.list_tools()]
+    assert context.changed == 1

@@ -1,0 +1,185 @@
+"""What an operator may configure, what a reset may ask for, and what a child gets of it all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tool_houses import call, entry, house_of, kind, names, playing
+
+from envs.mcp_tools_env import InvalidResetOption
+from envs.mcp_tools_env.server.config import McpToolsSettings
+from envs.mcp_tools_env.server.environment import McpToolsEnvironment
+from openenv_core.errors import ConfigurationError, EpisodeOver
+
+WELL: dict[str, Any] = {"command": "true"}
+
+
+def settings(config: Any = None, **environ: str) -> McpToolsSettings:
+    inline = {} if config is None else {"MCP_TOOLS_SERVERS": json.dumps(config)}
+    return McpToolsSettings.from_environment({**inline, **environ})
+
+
+def test_the_usual_json_is_read_from_a_file_or_inline(tmp_path: Path) -> None:
+    config = {
+        "mcpServers": {
+            "files": {
+                "command": "npx",
+                "args": ["-y", "server", "${SESSION_DIR}"],
+                "env": {"A": "${env:HOME}"},
+            },
+            "site": {"type": "http", "url": "https://example.com/mcp", "headers": {"X": "$${env:HOME}"}},
+        }
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps(config))
+    inline = settings(config, HOME="/home/me${x}")
+    assert settings(MCP_TOOLS_CONFIG=str(tmp_path / "mcp.json"), HOME="/home/me${x}") == inline
+    files, site = inline.servers.values()
+    assert files.env == {"A": "/home/me$${x}"}  # type: ignore[union-attr]
+    assert site.headers == {"X": "${env:HOME}"}  # type: ignore[union-attr]
+    assert list(settings().servers) == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"mcpServers": {"a": {**WELL, "comand": "x"}}},
+            r"no key but type, command.*got mcpServers\.a\.comand",
+        ),
+        ({"mcpServers": {"a": {**WELL, "ropewalk": {"alow": ["*"]}}}}, r"no key but allow.*ropewalk\.alow"),
+        ({"mcpServers": {"a": {**WELL, "url": "https://example.com"}}}, 'either "command"'),
+        ({"mcpServers": {"a": {}}}, 'either "command"'),
+        ({"mcpServers": {"a b": WELL}}, "letters, digits"),
+        ({"mcpServers": {}}, "at least one"),
+        ({"servers": {"a": WELL}}, "mcpServers"),
+        ([], "mcpServers"),
+        ({"mcpServers": {"a": {"command": 7}}}, r"mcpServers\.a\.command"),
+        ({"mcpServers": {"a": {**WELL, "args": ["${HOME}"]}}}, r"\$\$\{HOME\}"),
+        ({"mcpServers": {"a": {**WELL, "args": ["${env:ABSENT}"]}}}, "ABSENT"),
+        ({"mcpServers": {"a": {"command": "${SESSION_DIR}/x"}}}, "before the session"),
+        ({"mcpServers": {"a": {**WELL, "args": ["a\0b"]}}}, "NUL"),
+        ({"mcpServers": {"a": {"type": "sse", "url": "https://example.com"}}}, "type"),
+        ({"mcpServers": {"a": {"url": "ftp://example.com"}}}, "http://"),
+        ({"mcpServers": {"a": {"url": "https://me:secret@example.com"}}}, "headers"),
+        ({"mcpServers": {"a": {"url": "https://example.com/${SESSION_DIR}"}}}, "SESSION_DIR"),
+        ({"mcpServers": {"a": {"url": "https://example.com", "headers": {"A": "b\r\nC: d"}}}}, "line ends"),
+        ({"mcpServers": {"a": {**WELL, "ropewalk": {"timeout_s": 0}}}}, r"ropewalk\.timeout_s"),
+        ({"mcpServers": {"a": {**WELL, "ropewalk": {"allow_private": True}}}}, "for a url"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_says_where(config: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as refusal:
+        settings(config)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"MCP_TOOLS_SERVERS": "{"},
+        {"MCP_TOOLS_SERVERS": '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}'},
+        {"MCP_TOOLS_SERVERS": "[" * 100_000},
+        {"MCP_TOOLS_CONFIG": "/no/such/file"},
+        {"MCP_TOOLS_CONFIG": "a", "MCP_TOOLS_SERVERS": "b"},
+        {"MCP_TOOLS_CALLS": "many"},
+        {"MCP_TOOLS_CALLS": "0"},
+        {"MCP_TOOLS_TIME_S": "nan"},
+    ],
+)
+def test_variables_that_cannot_be_are_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        settings(**environ)
+
+
+async def test_a_child_gets_its_folder_and_what_it_was_given_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROPEWALK_TOKENS", "canary")
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.setenv("WANTED", "passed")
+    one = {**entry("${SESSION_DIR}/data", "$${x}", env_pass=["WANTED"]), "env": {"OWN": "${SESSION_DIR}/own"}}
+    async with playing(house_of({"one": one})) as env, playing(house_of({"one": one})) as other:
+        about = (await call(env, "about")).result
+        home = about["environ"]["HOME"]
+        assert about["cwd"] == home
+        assert about["argv"] == [f"{home}/data", "${x}"]
+        assert about["environ"]["OWN"] == f"{home}/own"
+        assert about["environ"]["WANTED"] == "passed"
+        assert "canary" not in json.dumps(about)
+        known = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "HOME", "TMPDIR", "OWN", "WANTED"}
+        assert set(about["environ"]) <= known
+        assert (await call(other, "about")).result["environ"]["HOME"] != home
+
+
+async def test_what_is_not_allowed_is_not_there() -> None:
+    house = house_of({"one": entry(allow=["c*", "echo", "die"], deny=["die"])})
+    async with playing(house) as env:
+        assert await names(env) == ["echo", "count", "chatter"]
+        assert kind(await call(env, "die", code=1)) == "tool_not_found"
+    async with playing(house, allow=["ch*", "e*", "die"], deny=["chatter"]) as env:
+        assert await names(env) == ["echo"]
+        assert kind(await call(env, "count")) == "tool_not_found"
+
+
+async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
+    house = house_of({"one": entry(calls=2), "two": entry()}, calls=5)
+    async with playing(house) as env:
+        assert [(await call(env, "one__count")).result for _ in range(2)] == [1, 2]
+        spent = await call(env, "one__count")
+        assert (kind(spent), spent.metadata["budget"], spent.done) == ("execution_error", "one", False)
+        assert (await call(env, "two__count")).result == 1
+        assert kind(await call(env, "nothing")) == "tool_not_found"
+        over = await call(env, "two__count")
+        assert (kind(over), over.metadata["budget"], over.done) == ("execution_error", "calls", True)
+        assert env.state.ended == "calls"
+        with pytest.raises(EpisodeOver):
+            await call(env, "two__count")
+        transcript = env.state.transcript
+        assert [entry.outcome for entry in transcript[2:]] == [
+            "execution_error",
+            "ok",
+            "tool_not_found",
+            "execution_error",
+        ]
+        assert (transcript[0].tool, transcript[0].arguments, transcript[0].result) == ("one__count", {}, "1")
+        began = await env.reset(time_s=0.05, transcript=False, servers=["one"])
+        assert {tool.name.partition("__")[0] for tool in began.tools} == {"one"}
+        late = await call(env, "one__hang", seconds=60)
+        assert (kind(late), late.metadata["budget"], late.done) == ("timeout", "time", True)
+        assert env.state.ended == "time"
+        assert env.state.transcript == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"command": "sh"},
+        {"url": "http://example.com"},
+        {"headers": {}},
+        {"mcpServers": {}},
+        {"servers": ["other"]},
+        {"servers": []},
+        {"servers": "one"},
+        {"calls": 257},
+        {"calls": True},
+        {"time_s": 1e9},
+        {"time_s": 0},
+        {"allow": "*"},
+        {"deny": ["x" * 1000]},
+        {"transcript": 1},
+    ],
+)
+async def test_a_reset_cannot_ask_for_more_than_there_is(options: dict[str, Any]) -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        await call(env, "count")
+        with pytest.raises(InvalidResetOption):
+            await env.reset(**options)
+        assert (await call(env, "count")).result == 2  # the episode before goes on
+
+
+async def test_a_first_step_begins_an_episode() -> None:
+    env = McpToolsEnvironment(house_of({"one": entry()}))
+    assert (await call(env, "count")).result == 1
+    assert env.state.step_count == 1
+    await env.close()
