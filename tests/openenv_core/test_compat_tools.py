@@ -197,16 +197,21 @@ async def test_a_tool_that_hangs_holds_up_nobody(abacus: Abacus) -> None:
 
 
 def test_nothing_is_left_of_a_closed_one() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
+
+    def begun() -> set[threading.Thread]:
+        return set(threading.enumerate()) - before
+
     env = Abacus()
-    assert threading.active_count() == before  # the session begins with the first call
+    assert not begun()  # the session begins with the first call
     stepped(env, call("add", amount=1))
+    assert begun()
     env.close()
     env.close()
     deadline = time.monotonic() + PATIENCE_S
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while begun() and time.monotonic() < deadline:
         time.sleep(0.01)  # threads that tools ran in end with their event loop
-    assert threading.active_count() == before
+    assert not begun()
     assert (env.mcp_server, env.mcp_client) == (None, None)
     with pytest.raises(ClientClosed, match="close"):
         env.step(call("add", amount=1))
