@@ -177,20 +177,6 @@ def test_patterns_are_tame_or_left_out() -> None:
     tame = ("^[a-z]+$", r"^\d{4}-\d{2}-\d{2}$", "a|b", "^(foo|bar)?baz$", "^.*$")
     wild = ("(a+)+", "(a*)*", "(a|aa)+b*", "a*b*", r"(a)\1", "(?=a)b", "(a{2,3}){3}", "(", 7, "x" * 600)
     wild += ("a?" * 30 + "a" * 30, "(a?){30}", "[a-z]{1,500}[a-z]{1,500}")
-        "a?" * 30 + "a" * 30,
-        "(a?){30}",
-        "[a-z]{1,200}[a-z]{1,200}",
-        "(a+)+",
-        "(a*)*",
-        "(a|aa)+b*",
-        "a*b*",
-        r"(a)\1",
-        "(?=a)b",
-        "(a{2,3}){3}",
-        "(",
-        7,
-        "x" * 600,
-    )
     assert all(map(is_tame, tame))
     assert not any(map(is_tame, wild))
 
