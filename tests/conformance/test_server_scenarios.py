@@ -58,6 +58,17 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
 
 @pytest.mark.parametrize("part", SERVER)
 def test_server_passes(suites: Suites, part: str) -> None:
+    _hold(suites, part)
+
+
+def test_server_of_two_workers_passes(tmp_path: Path) -> None:
+    with serve("--workers", "2", app="conformance_app:app", PYTHONPATH=str(HERE)) as server:
+        suites = Suites(server, tmp_path)
+        for part in ("2025-11-25", "2026-07-28"):
+            _hold(suites, part)
+
+
+def _hold(suites: Suites, part: str) -> None:
     expected = {scenario: verdict for scenario, (verdict, _) in SERVER[part].items()}
     found = differences(suites.outcomes(part), expected)
     assert not found, "\n" + "\n".join(found)
