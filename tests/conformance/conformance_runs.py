@@ -68,12 +68,21 @@ def listed(package: str, *words: str) -> set[str]:
     return names
 
 
+def unlike(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
+    """Return the scenarios that came out otherwise than expected; what nothing is said of is expected to pass."""
+    return [
+        scenario
+        for scenario, outcome in outcomes.items()
+        if outcome.verdict != expected.get(scenario, "passed")
+    ]
+
+
 def differences(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
     """Return where outcomes are not as expected, in words; a scenario that nothing is said of is expected to pass."""
     return [
-        f"{scenario}: expected {wanted}, got {got.verdict}\n{got.complaints}"
-        for scenario, got in outcomes.items()
-        if got.verdict != (wanted := expected.get(scenario, "passed"))
+        f"{scenario}: expected {expected.get(scenario, 'passed')}, got {outcomes[scenario].verdict}\n"
+        f"{outcomes[scenario].complaints}"
+        for scenario in unlike(outcomes, expected)
     ] + [f"{scenario}: expected to be run, it was not" for scenario in _absent(expected, outcomes)]
 
 
