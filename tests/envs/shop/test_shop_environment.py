@@ -91,6 +91,8 @@ def test_splits_share_no_task(shop: ShopEnvironment) -> None:
     held_out = [phrasings[-1].split("{")[0] for phrasings in PHRASINGS.values()]
     trained = "\n".join(shop.get_task("train", index)["task"] for index in range(60))
     assert [one for one in held_out if one and one in trained] == []
+    tested = "\n".join(shop.get_task("test", index)["task"] for index in range(60))
+    assert len([one for one in held_out if one and one in tested]) > 4
 
 
 def test_nothing_hidden_is_told(shop: ShopEnvironment) -> None:

@@ -14,7 +14,14 @@ from envs.sqlite_env.questions import FAMILIES, Kind
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.solver import Call, solve
 from openenv_core.errors import EpisodeOver
-from openenv_core.tools import SILENT, CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
+from openenv_core.tools import (
+    SILENT,
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ToolErrorType,
+    ToolFailed,
+)
 
 
 @pytest.fixture
@@ -69,7 +76,7 @@ def test_the_solver_solves_every_task_of_many(world: SqliteEnvironment) -> None:
 def test_who_does_not_look_earns_next_to_nothing(world: SqliteEnvironment) -> None:
     for name, policy in BASELINES.items():
         source, call = random.Random(7), calls_of(world)
-        earned = [policy(world.reset(split="test", index=index).task, call, source) for index in range(300)]
+        earned = [policy(world.reset(split="test", index=index).task, call, source) for index in range(150)]
         assert sum(earned) / len(earned) < 0.05, name
 
 
@@ -93,6 +100,18 @@ def test_the_seed_and_the_calls_decide_everything(world: SqliteEnvironment) -> N
     assert world.reset(seed=world.state.seed).task != ""
     assert world.reset(seed=world.state.seed).question == drawn.question
     other.close()
+
+
+def test_names_differ_from_database_to_database(world: SqliteEnvironment) -> None:
+    seen: dict[str, set[str]] = {}
+    for index in range(40):
+        world.reset(index=index)
+        assert world._task is not None
+        for table in world._task.world.naming.values():
+            seen.setdefault(f"{table.role} table", set()).add(table.name)
+            for column in table.columns:
+                seen.setdefault(column.role, set()).add(column.name)
+    assert all(len(seen[role]) >= 3 for role in ("people table", "event.day", "person.id", "event.person"))
 
 
 def test_splits_share_no_task(world: SqliteEnvironment) -> None:
@@ -241,11 +260,14 @@ def test_before_a_reset_and_after_close_there_is_nothing_to_call(world: SqliteEn
     seen = world.reset(seed=2)
     assert world.read_resource("task://current", SILENT)[0]["text"] == seen.task
     assert world.get_prompt("task", {}, SILENT).messages[0]["content"]["text"] == seen.task
-    reader = world._reader
+    readers = [world._reader]
+    world.reset(seed=3)
+    readers.append(world._reader)
     world.close()
     world.close()
-    assert reader is not None
-    with pytest.raises(Exception, match="closed"):
-        reader.query("SELECT 1")
+    for reader in readers:
+        assert reader is not None
+        with pytest.raises(ToolFailed, match="closed"):
+            reader.query("SELECT 1")
     with pytest.raises(EpisodeOver):
         calls_of(world)("list_tables", {})

@@ -54,6 +54,8 @@ def everything(reader: Reader) -> list[object]:
         "SELECT fts3_tokenizer('simple')",
         "SELECT * FROM json_each('[1]')",
         "SELECT * FROM dbstat",
+        "SELECT name FROM sqlite_temp_master",
+        f"SELECT 1 /* {'x' * 9000} */",
         "SELECT random()",
         "SELECT current_timestamp",
         "SELECT randomblob(1000000000)",
@@ -84,6 +86,17 @@ def test_what_is_refused_is_said_and_changes_nothing(reader: Reader, sql: str, t
         reader.query(sql.replace("{tmp}", str(tmp_path)))
     assert everything(reader) == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_query_is_not_even_prepared(reader: Reader) -> None:
+    for sql in ("PRAGMA user_version", "DELETE FROM nothing", "", "/* SELECT 1", "BEGIN"):
+        with pytest.raises(QueryRefused, match="expected one query that reads"):
+            reader.query(sql)
+
+
+def test_the_end_of_a_query_is_the_same_everywhere(reader: Reader) -> None:
+    with pytest.raises(QueryRefused, match="in 2000000 instructions"):
+        reader.query(f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b, {EVENTS} c, {EVENTS} d")
 
 
 @pytest.mark.parametrize(
