@@ -25,11 +25,14 @@ MAX_RESULT: Final = 16_000
 MAX_INSTRUCTIONS: Final = 2_000_000
 MAX_SECONDS: Final = 3.0
 
+MAX_TEXT: Final = 1_000
+"""Bytes of a text, or of a row, anywhere in a query: what it takes of memory and disk is bounded by this."""
+
 _TICK: Final = 500
 """Instructions between two looks."""
 
 _LIMITS: Final = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 1_000,
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_TEXT,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL * 4,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 60,
@@ -106,7 +109,7 @@ class Reader:
             finally:
                 cursor.close()
         except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-            raise QueryRefused(self._stopped or self._refused or f"SQLite says: {error!s:.300}") from None
+            raise QueryRefused(self._stopped or self._refused or _said(error)) from None
         return _bounded(columns, found)
 
     def close(self) -> None:
@@ -167,6 +170,15 @@ class Reader:
             return row[0]
 
         return answer
+
+
+def _said(error: Exception) -> str:
+    if "too big" in str(error):
+        return (
+            f"expected texts of at most {MAX_TEXT} characters, got a longer one on the way; "
+            "shorten it, and give long expressions a name with AS"
+        )
+    return f"SQLite says: {error!s:.300}"
 
 
 def _first_word(sql: str) -> str:

@@ -55,7 +55,7 @@ def everything(reader: Reader) -> list[object]:
         "SELECT * FROM json_each('[1]')",
         "SELECT * FROM dbstat",
         "SELECT name FROM sqlite_temp_master",
-        f"SELECT 1 /* {'x' * 9000} */",
+        f"/* {'x' * 9000} */ SELECT 1",
         "SELECT random()",
         "SELECT current_timestamp",
         "SELECT randomblob(1000000000)",
@@ -110,7 +110,7 @@ def test_the_end_of_a_query_is_the_same_everywhere(reader: Reader) -> None:
     ],
 )
 def test_queries_that_take_too_much_are_ended_and_the_next_one_runs(reader: Reader, sql: str) -> None:
-    with pytest.raises(QueryRefused, match=r"instructions|too big|longer"):
+    with pytest.raises(QueryRefused, match=r"instructions|at most 1000 characters|longer"):
         reader.query(sql)
     assert reader.query(f"SELECT count(*) FROM {PEOPLE}")["rows"] == [[len(WORLD.people)]]
 
