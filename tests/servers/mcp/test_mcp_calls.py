@@ -128,7 +128,8 @@ async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool
         assert app.sessions.executor.abandoned == 0
 
 
-async def test_a_tool_that_hangs_ends_its_session_and_no_other(era: str) -> None:
+@pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.slow)])
+async def test_a_tool_that_hangs_ends_its_session_and_no_other(era: str, tool: str) -> None:
     app = boxes(step_timeout_s=0.4)
     async with (
         serving(app) as address,
@@ -136,7 +137,7 @@ async def test_a_tool_that_hangs_ends_its_session_and_no_other(era: str) -> None
         await connected(address, era) as client,
     ):
         with pytest.raises(MCPError, match=r"within 0\.4 s"):
-            await client.call_tool("wait")
+            await client.call_tool(tool, {"seconds": 3})
         with pytest.raises(MCPError):
             await client.call_tool("bump")
         assert text_of(await other.call_tool("bump")) == "1"
@@ -257,6 +258,7 @@ async def test_changes_are_told_on_the_stateless_wire() -> None:
     assert seen == ["ResourceUpdated", "ToolsListChanged"]
 
 
+@pytest.mark.slow
 async def test_many_callers_at_once_get_their_own() -> None:
     app = boxes(cap=64)
     async with serving(app) as address:

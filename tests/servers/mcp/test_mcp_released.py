@@ -50,22 +50,19 @@ async def test_tools_in_the_released_shape() -> None:
             }
 
 
-@pytest.mark.parametrize(
-    ("params", "code", "kind"),
-    [
-        ({"name": "fail"}, -32603, "execution_error"),
-        ({"name": "nothing"}, -32603, "tool_not_found"),
-        ({"name": "bump", "arguments": {"by": "x"}}, -32603, "invalid_args"),
-        ({"name": "bump", "arguments": [1]}, -32602, None),
-        ({"name": "bump", "session_id": "unknown"}, -32602, None),
-        ({}, -32602, None),
-    ],
-)
-async def test_failures_in_the_released_shape(params: dict[str, Any], code: int, kind: str | None) -> None:
+async def test_failures_in_the_released_shape() -> None:
     async with serving(boxes()) as address:
-        error = (await rpc(address, "tools/call", params))["error"]
-    assert error["code"] == code
-    assert error["data"] == (None if kind is None else {"error_type": kind})
+        for params, code, kind in (
+            ({"name": "fail"}, -32603, "execution_error"),
+            ({"name": "nothing"}, -32603, "tool_not_found"),
+            ({"name": "bump", "arguments": {"by": "x"}}, -32603, "invalid_args"),
+            ({"name": "bump", "arguments": [1]}, -32602, None),
+            ({"name": "bump", "session_id": "unknown"}, -32602, None),
+            ({}, -32602, None),
+        ):
+            error = (await rpc(address, "tools/call", params))["error"]
+            assert error["code"] == code, params
+            assert error["data"] == (None if kind is None else {"error_type": kind}), params
 
 
 async def test_sockets_call_tools_in_their_own_session() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from counter import Add, Count, Counter
+from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from serving import eventually, opened, request, rpc, serving, socket_to
@@ -14,6 +15,7 @@ from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
+from servers.mcp.links import MAX_LINKS
 
 ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
 STREAMS = {"accept": "application/json, text/event-stream"}
@@ -40,6 +42,7 @@ async def greet(address: str, path: str = "/mcp", **headers: str) -> httpx.Respo
 
 async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
     app = boxes()
+    before = set(ToolBox.living)
     async with serving(app) as address:
         async with host(address) as client:
             assert text_of(await client.call_tool("bump", {"by": 3})) == "3"
@@ -49,7 +52,7 @@ async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
             assert told.structured_content is not None
             assert told.structured_content["episode"] == 1
             assert client.server_info.name == "toolbox"
-        await eventually(lambda: session.over and not ToolBox.living)
+        await eventually(lambda: session.over and not ToolBox.living - before)
         assert app.sessions.active == 0
 
 
@@ -114,15 +117,55 @@ async def test_a_header_opens_a_session_of_the_callers_choice_once() -> None:
         assert [session.id for session in app.sessions.standing] == ["mine"]
 
 
-@pytest.mark.parametrize("header", ["new", "a b"])
-async def test_a_header_that_names_no_session_is_refused(header: str) -> None:
+async def test_a_header_that_names_no_session_is_refused() -> None:
     async with serving(boxes()) as address:
-        head = STREAMS | {"X-OpenEnv-Session": header, "mcp-protocol-version": STATELESS}
-        reply = await request(
-            address, "POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, head
-        )
-    assert reply.status_code == 400
-    assert reply.json()["id"] == 1
+        for header in ("new", "a b"):
+            head = STREAMS | {"X-OpenEnv-Session": header, "mcp-protocol-version": STATELESS}
+            listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+            reply = await request(address, "POST", "/mcp", listing, head)
+            assert reply.status_code == 400
+            assert reply.json()["id"] == 1
+
+
+async def test_a_connection_is_not_taken_for_one_of_another_session() -> None:
+    async with serving(boxes()) as address:
+        mine = (await greet(address)).headers["mcp-session-id"]
+        other = await opened(address)
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        head = STREAMS | {"mcp-session-id": mine}
+        assert (await request(address, "POST", f"/mcp/{mine}", listing, head)).status_code == 200
+        assert (await request(address, "POST", f"/mcp/{other}", listing, head)).status_code == 404
+        both = STREAMS | {"X-OpenEnv-Session": mine, "mcp-protocol-version": STATELESS}
+        assert (await request(address, "POST", f"/mcp/{other}", listing, both)).status_code == 400
+
+
+async def test_those_who_open_one_session_at_once_reset_it_once() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        heads = await asyncio.gather(*(greet(address, **{"X-OpenEnv-Session": "ours"}) for _ in range(4)))
+        links = {reply.headers["mcp-session-id"] for reply in heads}
+        assert len(links) == 4
+        assert "ours" in links
+        async with host(address, "/mcp/ours", STATELESS) as client:
+            where = (await client.call_tool("where")).structured_content
+        assert where is not None
+        assert where["episode"] == 1
+        assert len(app.sessions.standing) == 1
+
+
+@pytest.mark.slow
+async def test_a_full_session_lets_go_of_the_connection_that_was_used_least_lately() -> None:
+    async with serving(boxes()) as address:
+        handle = await opened(address)
+        links = [
+            (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"] for _ in range(MAX_LINKS + 1)
+        ]
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        found = [
+            (await request(address, "POST", "/mcp", listing, STREAMS | {"mcp-session-id": link})).status_code
+            for link in (links[0], links[1], links[-1])
+        ]
+    assert found == [404, 200, 200]
 
 
 async def test_another_token_finds_nothing() -> None:
@@ -229,6 +272,7 @@ async def test_a_session_that_ends_takes_its_connections_along() -> None:
 
 async def test_a_server_that_stops_ends_streams_and_sessions() -> None:
     app = boxes(drain_s=2)
+    before = set(ToolBox.living)
     async with serving(app) as address:
         link = (await greet(address)).headers["mcp-session-id"]
         async with (
@@ -238,7 +282,19 @@ async def test_a_server_that_stops_ends_streams_and_sessions() -> None:
             await app.drain(2)
             async with asyncio.timeout(5):
                 assert not b"".join([part async for part in stream.aiter_bytes()])
-        assert not ToolBox.living
+        assert not ToolBox.living - before
+    assert "the SDK's connections" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_an_app_speaks_mcp_again_when_it_is_served_again_and_below_another() -> None:
+    app = boxes()
+    for _ in range(2):
+        async with serving(app) as address, host(address) as client:
+            assert text_of(await client.call_tool("bump")) == "1"
+    parent = FastAPI(lifespan=lambda _: app.router.lifespan_context(app))
+    parent.mount("/below", app)
+    async with serving(parent) as address, host(address, "/below/mcp") as client:  # type: ignore[arg-type]
+        assert text_of(await client.call_tool("bump")) == "1"
 
 
 async def test_an_environment_without_tools_says_so() -> None:
@@ -256,6 +312,7 @@ async def test_production_keeps_mcp() -> None:
         assert (await request(address, "POST", "/reset")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_a_socket_and_an_official_client_share_a_session() -> None:
     app = boxes()
     async with serving(app) as address:
