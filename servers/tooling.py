@@ -7,10 +7,10 @@ from openenv_core.protocol.faults import short
 from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,
+    DeclaredTools,
     ListToolsAction,
     ListToolsObservation,
     ToolContext,
-    ToolEnvironment,
     ToolResult,
     Toolset,
     ToolSpec,
@@ -129,9 +129,9 @@ def takes_tools(action: Any) -> bool:
 
 
 def _declared(owner: Any) -> Toolset | None:
-    if owner is None or not issubclass(owner, ToolEnvironment):
+    if owner is None or not issubclass(owner, DeclaredTools):
         return None
-    if any(getattr(owner, name) is not getattr(ToolEnvironment, name) for name in _LISTING):
+    if any(getattr(owner, name) is not getattr(DeclaredTools, name) for name in _LISTING):
         return None
     toolset: Toolset = owner.TOOLSET
     return toolset
