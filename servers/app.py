@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
@@ -31,9 +31,6 @@ from servers.security import Guard
 from servers.sessions import SessionTable, Slots
 from servers.settings import MODES, Mode, ServerSettings
 from servers.tooling import Tooling
-
-if TYPE_CHECKING:
-    from servers.mcp.engine import Engine
 
 logger = logging.getLogger("servers")
 
@@ -138,7 +135,7 @@ class EnvironmentApp(FastAPI):
         self._sockets = Sockets()
         self._session_socket = WebSocketRoute(sessions, decoder, rpc, self._sockets, settings.send_timeout_s)
         self._mcp_socket = McpSocketRoute(sessions, rpc, self._sockets, settings.send_timeout_s)
-        self._mcp = McpEntry(super().__call__, lambda: _engine(sessions, tooling, _title(served), settings))
+        self._mcp = McpEntry(super().__call__, sessions, tooling, _title(served), settings)
         self._guard = Guard(_Inside(self), settings)
         for route in self._routes:
             self.router.routes.remove(route)
@@ -247,13 +244,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     assert isinstance(app, EnvironmentApp)
     async with app.running():
         yield
-
-
-def _engine(sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> "Engine":
-    """Make what serves standard MCP; with it comes the SDK, so not before it is asked for."""
-    from servers.mcp.engine import Engine
-
-    return Engine(sessions, tooling, name, settings.max_body_bytes)
 
 
 def _title(served: Served) -> str:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
 
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
@@ -29,12 +28,10 @@ from servers.mcp.replies import Replies
 from servers.mcp.seat import KEY, Seat
 from servers.mcp.server import make_server
 from servers.sessions import Session, SessionTable
+from servers.settings import ServerSettings
 from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
-
-GRACE_S: Final = 2.0
-"""Seconds that the replies under way get when their session has ended."""
 
 
 class Engine:
@@ -44,11 +41,12 @@ class Engine:
         sessions: Where sessions come from.
         tooling: How their tools are listed and called.
         name: What the environment is called.
-        max_body_bytes: The greatest body of a request.
+        settings: The server's settings.
     """
 
-    def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, max_body_bytes: int) -> None:
+    def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
         self._sessions = sessions
+        self._grace_s = settings.drain_s
         self._opening = Opening(sessions, tooling)
         self._events = Events()
         self._manager = StreamableHTTPSessionManager(
@@ -56,7 +54,7 @@ class Engine:
             # Connections are bounded by the sessions that they belong to, and end with them.
             session_idle_timeout=None,
             max_sessions=None,
-            max_request_body_size=max_body_bytes,
+            max_request_body_size=settings.max_body_bytes,
             event_store=self._events,
             retry_interval=RETRY_MS,
         )
@@ -226,8 +224,8 @@ class Engine:
 
     async def _delete(self, link: Link) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
-                await link.idle.wait()
+            async with asyncio.timeout(self._grace_s):
+                await link.idle.wait()  # the replies under way
         link.peer.close()
 
         async def receive() -> Message:

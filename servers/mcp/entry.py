@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,7 +13,10 @@ from servers.mcp.asked import asked, is_mcp
 from servers.mcp.exchange import Exchange
 from servers.mcp.refusals import Refused
 from servers.security.bodies import replay
+from servers.sessions import SessionTable
+from servers.settings import ServerSettings
 from servers.threads import ThreadPool
+from servers.tooling import Tooling
 
 if TYPE_CHECKING:
     from servers.mcp.engine import Engine
@@ -34,12 +36,17 @@ class McpEntry:
 
     Args:
         app: The other.
-        make: Makes what serves standard requests; called after the import of `servers.mcp.engine`.
+        sessions: Where sessions come from.
+        tooling: How their tools are listed and called.
+        name: What the environment is called.
+        settings: The server's settings.
     """
 
-    def __init__(self, app: ASGIApp, make: "Callable[[], Engine]") -> None:
+    def __init__(
+        self, app: ASGIApp, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings
+    ) -> None:
         self._app = app
-        self._make = make
+        self._served = (sessions, tooling, name, settings)
         self._loading: asyncio.Task[Engine] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,6 +119,6 @@ class McpEntry:
             pool.close()
         if not succeeded:
             raise value
-        engine = self._make()
+        engine: Engine = value.Engine(*self._served)
         await engine.start()
         return engine
