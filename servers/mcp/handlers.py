@@ -28,6 +28,9 @@ Begin: TypeAlias = Callable[[Runner, CallContext], Awaitable[Any]]
 
 T = TypeVar("T")
 
+MAX_RESULT_CHARS: Final = 100 * 1024 * 1024
+"""Of the text and data in one result; sockets' clients take as much."""
+
 ANSWER_SHARE: Final = 0.8
 """Of the time that a step may take, what a client may take over a question: less, so that the tool can do without."""
 
@@ -90,6 +93,9 @@ class Handlers:
         if isinstance(result, dict):
             return result
         assert isinstance(result, ToolResult)
+        if (size := _size(result.content)) > MAX_RESULT_CHARS:
+            text = f"expected a result of at most {MAX_RESULT_CHARS} characters, got {size}; return a link instead"
+            result = ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
         error = result.error
         if error is not None and context.lacking and context.stateless:
             raise MCPError(
@@ -221,6 +227,11 @@ class Handlers:
 def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
     if params.cursor is not None:
         raise MCPError(types.INVALID_PARAMS, "expected no cursor, got one; every list comes whole")
+
+
+def _size(content: list[dict[str, Any]]) -> int:
+    held = [part for block in content for part in (block, block.get("resource") or {})]
+    return sum(len(part.get(key) or "") for part in held for key in ("text", "data", "blob"))
 
 
 async def _until_over(call: Awaitable[ToolResult]) -> ToolResult:

@@ -1,6 +1,7 @@
 """Calls as official clients make them: results, failures, progress, questions, and calls that are given up."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import mcp_types as types
@@ -10,6 +11,9 @@ from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from serving import eventually, opened, rpc, serving
 from toolbox import ToolBox, boxes
+
+from openenv_core.tools import ToolAction, ToolObservation, ToolSpec
+from servers import create_app
 
 ERAS = [HANDSHAKE, STATELESS]
 
@@ -46,6 +50,30 @@ async def test_ten_megabytes_pass(era: str) -> None:
     async with serving(boxes()) as address, await connected(address, era) as client:
         assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
         assert text_of(await client.call_tool("bump")) == "1"
+
+
+@pytest.mark.slow
+async def test_a_result_that_nobody_could_take_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
+    async with serving(boxes()) as address, await connected(address, HANDSHAKE) as client:
+        assert not (await client.call_tool("long", {"size": 1000})).is_error
+        failed = await client.call_tool("long", {"size": 1001})
+        assert failed.is_error
+        assert "at most 1000" in text_of(failed)
+
+
+async def test_tools_that_only_an_instance_knows(era: str) -> None:
+    class Growing(ToolBox):
+        def list_tools(self) -> Sequence[ToolSpec]:
+            return [*super().list_tools(), ToolSpec(name=f"episode_{self.episode}")]
+
+    app = create_app(Growing, ToolAction, ToolObservation, max_concurrent_envs=4)
+    made = create_app(lambda: Growing(), ToolAction, ToolObservation, max_concurrent_envs=4)
+    for served in (app, made):
+        async with serving(served) as address, host(address, mode=era) as client:
+            last = (await client.list_tools()).tools[-1].name
+            assert last == ("episode_0" if era == STATELESS else "episode_1")
+            assert served.sessions.active == (0 if era == STATELESS else 1)
 
 
 async def test_resources_prompts_and_completions(era: str) -> None:

@@ -230,6 +230,22 @@ async def test_a_reset_that_fails_leaves_no_session() -> None:
         assert app.sessions.active == 0
 
 
+class Sleepy(ToolBox):
+    async def reset(self, seed: int | None = None) -> Any:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.slow
+async def test_a_client_that_leaves_during_the_reset_leaves_no_session() -> None:
+    app = create_app(Sleepy, ToolAction, ToolObservation, max_concurrent_envs=2)
+    async with serving(app) as address:
+        leaving = asyncio.create_task(greet(address))
+        await eventually(lambda: app.sessions.standing)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await eventually(lambda: app.sessions.active == 0)
+
+
 async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_not() -> None:
     app = boxes(idle_timeout_s=0.2)
     async with serving(app) as address:
