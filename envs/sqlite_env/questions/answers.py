@@ -59,7 +59,7 @@ class Answer:
             case Kind.NUMBER:
                 return "one whole number"
             case Kind.TEXT:
-                return "one text, as the database has it"
+                return "one text: a name as the database has it, or a date as the question has it"
             case Kind.TEXTS:
                 return "a list of texts, in any order"
             case Kind.SEQUENCE:

@@ -1,0 +1,43 @@
+"""A task that is read and solved by an MCP client, which knows of no reset and no step."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp_types import TextResourceContents
+
+from envs.shop_env.solver import solve
+from openenv_core.tools import CallToolObservation
+
+ROOT = Path(__file__).resolve().parents[3]
+START = "from openenv_core.cli.main import main; raise SystemExit(main())"
+
+
+@pytest.mark.slow
+async def test_an_mcp_host_solves_a_task(tmp_path: Path) -> None:
+    command = ["-c", START, "mcp", "shop", "--seed", "7", "--option", "split=test"]
+    parameters = StdioServerParameters(command=sys.executable, args=command, cwd=ROOT)
+    said: list[Any] = []
+    with (tmp_path / "log").open("w") as log:
+        async with Client(stdio_client(parameters, errlog=log), mode="legacy") as client:
+            (found,) = (await client.read_resource("task://current")).contents
+            assert isinstance(found, TextResourceContents)
+            (message,) = (await client.get_prompt("task")).messages
+            assert getattr(message.content, "text", None) == found.text
+            loop = asyncio.get_running_loop()
+
+            def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
+                asked = client.call_tool(name, arguments)
+                result = asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=30)
+                assert not result.is_error, result.content
+                value: Any = result.structured_content
+                said.append(value["result"] if set(value) == {"result"} else value)
+                return CallToolObservation(tool_name=name, result=said[-1])
+
+            await asyncio.to_thread(solve, found.text, call)
+            assert (await client.call_tool("finish", {})).is_error  # it is over
+    assert said[-1] == "The conversation is over."
