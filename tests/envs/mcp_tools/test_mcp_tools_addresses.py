@@ -132,6 +132,8 @@ async def at_site(
         yield env
 
 
+JSON = {"content-type": "application/json"}
+
 LITERAL = ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1")
 
 
@@ -141,6 +143,7 @@ def test_a_literal_address_is_refused_where_it_is_configured(host: str) -> None:
         house_of({"site": {"url": f"http://{host}:80/mcp"}})
 
 
+@pytest.mark.slow
 async def test_no_way_of_writing_this_machine_reaches_it() -> None:
     site = Site()
     async with serving(site.app) as address:  # type: ignore[arg-type]
@@ -188,15 +191,24 @@ async def test_proxies_of_the_environment_are_passed_over(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (Response(status_code=307, headers={"location": "/elsewhere"}), "redirects"),
-        (Response(status_code=302, headers={"location": "http://169.254.169.254/latest"}), "redirects"),
-        (packed({"jsonrpc": "2.0", "id": 1, "result": {}}), "packs"),
-        (Response(b"[" * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"}), "more than"),
-        (Response("{", headers={"content-type": "application/json"}), "Failed to parse"),
-        (Response(status_code=503), "HTTP 503"),
-        (Response(status_code=401), "HTTP 401"),
+        pytest.param(
+            Response(status_code=307, headers={"location": "/elsewhere"}), "redirects", id="redirect"
+        ),
+        *(
+            pytest.param(answer, why, id=why, marks=pytest.mark.slow)
+            for answer, why in (
+                (
+                    Response(status_code=302, headers={"location": "http://169.254.169.254/latest"}),
+                    "redirects",
+                ),
+                (packed({"jsonrpc": "2.0", "id": 1, "result": {}}), "packs"),
+                (Response(b"[" * (MAX_BODY_BYTES + 1), headers=JSON), "more than"),
+                (Response("{", headers=JSON), "Failed to parse"),
+                (Response(status_code=503), "HTTP 503"),
+                (Response(status_code=401), "HTTP 401"),
+            )
+        ),
     ],
-    ids=["redirect", "redirect-away", "packed", "endless", "invalid", "down", "unauthorised"],
 )
 async def test_an_answer_of_no_use_is_the_servers_fault_and_the_session_lives(
     answer: Response, why: str
@@ -214,6 +226,7 @@ async def test_an_answer_of_no_use_is_the_servers_fault_and_the_session_lives(
     assert not site.seen["POST /elsewhere"]
 
 
+@pytest.mark.slow
 async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
     site = Site()
     async with at_site(site, other=entry(), timeout_s=0.3) as env:
@@ -228,6 +241,7 @@ async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
         assert (again.result, "state_lost" in again.metadata) == ("1", True)
 
 
+@pytest.mark.slow
 async def test_a_server_that_goes_away_and_comes_back() -> None:
     site = Site()
     async with serving(site.app) as address:  # type: ignore[arg-type]
@@ -239,7 +253,7 @@ async def test_a_server_that_goes_away_and_comes_back() -> None:
     await env.close()
 
 
-@pytest.mark.parametrize("protocol", ["auto", "stateless"])
+@pytest.mark.parametrize("protocol", ["auto", pytest.param("stateless", marks=pytest.mark.slow)])
 async def test_a_server_without_handshake_is_spoken_to_without(protocol: str) -> None:
     site = Site()
     site.handshake = False
@@ -252,6 +266,7 @@ async def test_a_server_without_handshake_is_spoken_to_without(protocol: str) ->
     assert house.modes == ({"site": "auto"} if protocol == "auto" else {})
 
 
+@pytest.mark.slow
 async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
     site = Site()
     site.handshake = False

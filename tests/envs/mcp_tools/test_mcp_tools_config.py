@@ -10,6 +10,7 @@ from tool_houses import call, entry, house_of, kind, names, playing
 from envs.mcp_tools_env import InvalidResetOption
 from envs.mcp_tools_env.server.config import McpToolsSettings
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
+from envs.mcp_tools_env.server.episode.options import chosen
 from openenv_core.errors import ConfigurationError, EpisodeOver
 
 WELL: dict[str, Any] = {"command": "true"}
@@ -170,12 +171,17 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
         {"transcript": 1},
     ],
 )
-async def test_a_reset_cannot_ask_for_more_than_there_is(options: dict[str, Any]) -> None:
+def test_a_reset_cannot_ask_for_more_than_there_is(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidResetOption):
+        chosen(options, house_of({"one": entry()}).settings)
+
+
+async def test_a_reset_that_is_refused_leaves_the_episode_before() -> None:
     async with playing(house_of({"one": entry()})) as env:
         await call(env, "count")
-        with pytest.raises(InvalidResetOption):
-            await env.reset(**options)
-        assert (await call(env, "count")).result == 2  # the episode before goes on
+        with pytest.raises(InvalidResetOption, match="configuration alone"):
+            await env.reset(command="sh")
+        assert (await call(env, "count")).result == 2
 
 
 async def test_a_first_step_begins_an_episode() -> None:
