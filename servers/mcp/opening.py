@@ -82,9 +82,8 @@ class Opening:
             raise refused_by(refusal) from None
         if session.used:  # somebody else has opened it meanwhile
             return session, False
-        session.used = True
         try:
-            await self._reset(session)
+            await self._reset(session)  # it counts as used before anything waits
         except BaseException:
             await self._sessions.close(session)
             raise

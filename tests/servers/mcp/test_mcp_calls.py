@@ -249,6 +249,11 @@ async def test_changes_are_told_to_those_who_listen() -> None:
     app = boxes()
     async with serving(app) as address, host(address, message_handler=listen) as client:
         (session,) = app.sessions.standing
+        told = client.server_capabilities
+        assert told.tools is not None
+        assert told.tools.list_changed
+        assert told.resources is not None
+        assert told.resources.subscribe
         await client.list_tools()
         await eventually(lambda: session.listeners == 1)  # the stream of GET
         await client.list_tools()

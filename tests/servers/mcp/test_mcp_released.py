@@ -1,8 +1,10 @@
 """The released dialect of tools on /mcp and on sockets, and a server that leaves the SDK alone until it is asked."""
 
+import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from openenv_core.tools import (
     Tool,
     ToolError,
     ToolErrorType,
+    ToolResult,
+    ToolSpec,
 )
 from servers import create_app
+from servers.settings import ServerSettings
 
 ROOT = Path(__file__).parents[3]
 
@@ -82,6 +87,40 @@ async def test_a_call_that_hangs_ends_its_socket_session_after_a_reply() -> None
         assert (await ask(socket, call))["error"]["code"] == -32000
         assert (await ask(socket, call))["error"]["code"] == -32602
     assert app.sessions.active == 0
+
+
+class Patient(Environment[Any, Any, State]):
+    """Promises that its steps do not wait, and has a tool that does."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    BLOCKING = False
+
+    def reset(self) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+    def step(self, action: Any) -> Observation:
+        return Observation()
+
+    def list_tools(self) -> list[ToolSpec]:
+        return [ToolSpec(name="wait")]
+
+    async def call_tool(self, name: str, arguments: Any, context: Any) -> ToolResult:
+        await asyncio.sleep(60)
+        return ToolResult.of(None)
+
+
+async def test_a_tool_may_wait_where_steps_do_not_and_has_a_deadline() -> None:
+    app = create_app(Patient, ListToolsAction, ListToolsObservation, max_concurrent_envs=4)
+    app.configure(replace(ServerSettings(), step_timeout_s=0.3))
+    async with serving(app) as address:
+        assert (await rpc(address, "tools/list"))["result"]["tools"][0]["name"] == "wait"
+        for params in ({"name": "wait"}, {"name": "wait", "session_id": await opened(address)}):
+            assert "within 0.3 s" in (await rpc(address, "tools/call", params))["error"]["message"]
+        assert app.sessions.active == 0
 
 
 class Older(Environment[Any, Any, State]):

@@ -136,7 +136,9 @@ async def test_a_connection_is_not_taken_for_one_of_another_session() -> None:
         assert (await request(address, "POST", f"/mcp/{mine}", listing, head)).status_code == 200
         assert (await request(address, "POST", f"/mcp/{other}", listing, head)).status_code == 404
         both = STREAMS | {"X-OpenEnv-Session": mine, "mcp-protocol-version": STATELESS}
-        assert (await request(address, "POST", f"/mcp/{other}", listing, both)).status_code == 400
+        refused = await request(address, "POST", f"/mcp/{other}", listing, both)
+        assert refused.status_code == 400
+        assert "expected one session" in refused.text
 
 
 async def test_those_who_open_one_session_at_once_reset_it_once() -> None:
