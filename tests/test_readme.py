@@ -14,7 +14,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_six_lines_of_python_play_a_hand() -> None:
-    code, _ = blocks("python")
+    code, _, _ = blocks("python")
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
@@ -29,7 +29,7 @@ def test_six_lines_of_python_play_a_hand() -> None:
 
 
 def test_code_that_nobody_has_read_runs_as_shown() -> None:
-    _, code = blocks("python")
+    _, code, _ = blocks("python")
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
@@ -37,6 +37,20 @@ def test_code_that_nobody_has_read_runs_as_shown() -> None:
     assert re.fullmatch(
         r"21 (namespaces|lsm)\n(PermissionError|FileNotFoundError)\ntimeout\n", done.stdout
     ), done.stdout
+
+
+def test_tools_are_listed_and_called_as_shown() -> None:
+    _, _, code = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert "Question:" in done.stdout, done.stderr
+    assert "['list_tables', 'describe_table', 'query', 'submit_answer']\n[{'name':" in done.stdout
 
 
 def test_every_file_that_is_named_exists() -> None:
