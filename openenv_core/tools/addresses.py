@@ -1,10 +1,23 @@
 """Addresses of one form: which of them is meant, and with what values."""
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-_VALUE: Final = re.compile(r"\{(\+?)(\w+)(\*?)\}")
+from openenv_core.errors import ConfigurationError
+
+MAX_ADDRESS_CHARS: Final = 8192
+"""Of what is looked for. Nobody's address is longer, and looking takes time that grows with it."""
+
+_VALUE: Final = re.compile(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    name: str
+    slashes: bool
 
 
 class AddressForm:
@@ -13,22 +26,77 @@ class AddressForm:
     Args:
         template: The form. One without values is a single address.
 
+    Raises:
+        ConfigurationError: It has other expressions in braces, or one value twice.
+
     Attributes:
         names: Of the values.
     """
 
     def __init__(self, template: str) -> None:
         self.template = template
-        self.names: list[str] = []
-        pattern, end = "", 0
+        self._parts: list[str | _Value] = []
+        end = 0
         for found in _VALUE.finditer(template):
-            pattern += re.escape(template[end : found.start()])
-            pattern += f"(?P<{found[2]}>{'.+' if found[1] or found[3] else '[^/]+'})"
-            self.names.append(found[2])
+            self._parts += [template[end : found.start()], _Value(found[2], bool(found[1] or found[3]))]
             end = found.end()
-        self._pattern = re.compile(pattern + re.escape(template[end:]), re.DOTALL)
+        self._parts.append(template[end:])
+        self.names = [part.name for part in self._parts if isinstance(part, _Value)]
+        texts = [part for part in self._parts if isinstance(part, str)]
+        if any("{" in text or "}" in text for text in texts):
+            raise ConfigurationError(
+                f"expected values like {{name}}, or {{+name}} for one with slashes, got the address {template!r}"
+            )
+        if len(set(self.names)) < len(self.names):
+            raise ConfigurationError(f"expected values with names of their own, got the address {template!r}")
 
     def match(self, uri: str) -> dict[str, str] | None:
-        """Return the values in an address; None where it is of another form."""
-        found = self._pattern.fullmatch(uri)
-        return None if found is None else {name: unquote(value) for name, value in found.groupdict().items()}
+        """Return the values in an address; None where it is of another form.
+
+        Where several readings are possible, the first values are the longest. What an address has encoded is decoded,
+        but to no slash where there may be none: authors rely on that when they look for files.
+        """
+        if len(uri) > MAX_ADDRESS_CHARS:
+            return None
+        # Everything that a backtracking regular expression would try, but each place once.
+        reached: list[set[int]] = [{0}]
+        for part in self._parts:
+            reached.append(_after(part, uri, reached[-1]))
+        end = len(uri)
+        if end not in reached[-1]:
+            return None
+        cuts: list[int] = [end]
+        for index in range(len(self._parts) - 1, -1, -1):
+            end = _before(self._parts[index], uri, reached[index], end)
+            cuts.append(end)
+        cuts.reverse()
+        found = {
+            part.name: (unquote(uri[cuts[index] : cuts[index + 1]]), part.slashes)
+            for index, part in enumerate(self._parts)
+            if isinstance(part, _Value)
+        }
+        if any("/" in value and not slashes for value, slashes in found.values()):
+            return None
+        return {name: value for name, (value, _) in found.items()}
+
+
+def _after(part: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
+    """Return where a part can end that begins at one of the places."""
+    if isinstance(part, str):
+        return {start + len(part) for start in starts if uri.startswith(part, start)}
+    ends: set[int] = set()
+    done = 0
+    for start in sorted(starts):
+        slash = -1 if part.slashes else uri.find("/", start)
+        last = len(uri) if slash < 0 else slash
+        ends.update(range(max(start, done) + 1, last + 1))
+        done = max(done, last)
+    return ends
+
+
+def _before(part: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
+    """Return where a part begins that ends at a place."""
+    if isinstance(part, str):
+        return end - len(part)
+    slash = -1 if part.slashes else uri.rfind("/", 0, end)
+    return max(start for start in starts if slash < start < end)

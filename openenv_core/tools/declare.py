@@ -15,11 +15,13 @@ Args:
         @prompt
         def sum_up(self, tone: str = "dry") -> str: ...
 
-The methods stay what they are, and can be called as ever.
+The methods stay what they are, and can be called as ever. A method can be several of these, each by a decorator. They
+stand above or below @staticmethod and @classmethod, and above other decorators unless those use `functools.wraps`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal, TypeVar, overload
 
 from openenv_core.errors import ConfigurationError
@@ -27,7 +29,7 @@ from openenv_core.errors import ConfigurationError
 F = TypeVar("F", bound=Callable[..., Any])
 
 MARK: Final = "__ropewalk_declared__"
-"""The attribute of a method that holds what it was declared as."""
+"""The attribute of a function that holds all that it was declared as."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,12 +208,35 @@ def completion(*, argument: str, prompt: str | None = None, resource: str | None
 
 def _marked(declared: Declared) -> Callable[[F], F]:
     def mark(function: F) -> F:
-        if not callable(function) or not hasattr(function, "__name__"):
+        method = function_of(function)
+        if not callable(method) or not hasattr(method, "__name__"):
             raise ConfigurationError(
-                f"expected a method below @{declared.kind}, got {type(function).__name__}; "
-                "it stands nearest to the method, below @staticmethod and its kin nothing does"
+                f"expected a method below @{declared.kind}, got {type(function).__name__}; a property, for one, takes "
+                "no arguments: write a method that returns it"
             )
-        setattr(function, MARK, declared)
+        setattr(method, MARK, (*getattr(method, MARK, ()), declared))
         return function
 
     return mark
+
+
+def function_of(attribute: object) -> object:
+    """Return the function in what a class has as an attribute, where it has been made static or the class's."""
+    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+
+
+def declared_as(attribute: object) -> tuple[Declared, ...]:
+    """Return all that an attribute of a class was declared as.
+
+    Raises:
+        ConfigurationError: It was made a property since.
+    """
+    if isinstance(attribute, property | cached_property):
+        inner = attribute.fget if isinstance(attribute, property) else attribute.func
+        if getattr(inner, MARK, ()):
+            raise ConfigurationError(
+                f"expected a method, got the {type(attribute).__name__} {getattr(inner, '__name__', '')!r}; write a "
+                "method that returns it"
+            )
+    declared = getattr(function_of(attribute), MARK, ())
+    return declared if isinstance(declared, tuple) else ()

@@ -3,20 +3,23 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from openenv_core.errors import EpisodeOver
 from openenv_core.protocol.faults import text_of
-from openenv_core.tools.content import Message, contents
+from openenv_core.tools.authoring import check_hooks, check_names
 from openenv_core.tools.context import SILENT, ToolContext
-from openenv_core.tools.errors import (
-    InvalidArguments,
-    NoSuchPrompt,
-    NoSuchResource,
-    ToolFailed,
-    ToolUnavailable,
-)
+from openenv_core.tools.errors import InvalidArguments, NoSuchPrompt, NoSuchResource
 from openenv_core.tools.host import Now
+from openenv_core.tools.outcomes import (
+    cancellations_of_task,
+    checked_result,
+    completed,
+    failure,
+    messages,
+    now,
+    resource_contents,
+)
 from openenv_core.tools.results import Completion, PromptResult, ResourceContents, ToolResult
 from openenv_core.tools.specs import PromptSpec, ResourceSpec, ResourceTemplateSpec, ToolSpec
 from openenv_core.tools.toolset import DeclaredResource, DeclaredTool, Toolset
@@ -31,9 +34,6 @@ from openenv_core.tools.wire import (
 )
 
 T = TypeVar("T")
-
-MAX_COMPLETIONS: Final = 100
-"""What MCP allows in one answer."""
 
 
 class DeclaredTools:
@@ -59,6 +59,8 @@ class DeclaredTools:
         """
         super().__init_subclass__(**options)
         cls.TOOLSET = Toolset.of(cls)
+        check_names(cls, DeclaredTools)
+        check_hooks(cls)
         cls.STEPS_MAY_WAIT = any(tool.asynchronous for tool in cls.TOOLSET.tools.values())
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
@@ -97,25 +99,27 @@ class DeclaredTools:
             EpisodeOver: There is no episode under way.
         """
         if (result := self.before_call(name, arguments)) is not None:
-            return result
+            return checked_result("before_call", result)
         if (tool := self.TOOLSET.tools.get(name)) is None:
             there_are = ", ".join(self.TOOLSET.tools) or "none"
             message = f"expected one of the tools {there_are}, got {name[:200]!r}"
-            return self.after_call(name, arguments, ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message))
+            return self._after(name, arguments, ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message))
         try:
             given = tool.signature.read(arguments, context)
         except InvalidArguments as error:
-            return self.after_call(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, str(error)))
+            return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
+        except Exception as error:  # of a validator that the author has written
+            return self._after(name, arguments, failure(error))
         method: Callable[..., Any] = getattr(self, tool.attribute)
         if tool.asynchronous:
             return self._call_async(tool, arguments, lambda: method(**given))
         try:
-            result = ToolResult.of(method(**given), wrapped=tool.returned.wrapped)
-        except EpisodeOver:
+            result = ToolResult.of(now(method(**given), tool.attribute), wrapped=tool.returned.wrapped)
+        except (EpisodeOver, KeyboardInterrupt):
             raise
-        except Exception as error:
-            result = _failure(error)
-        return self.after_call(name, arguments, result)
+        except BaseException as error:  # an exit, or the panic of a compiled library
+            result = failure(error)
+        return self._after(name, arguments, result)
 
     def list_resources(self) -> Sequence[ResourceSpec]:
         """Return the single addresses that the class declares."""
@@ -156,7 +160,7 @@ class DeclaredTools:
         description = one.spec.description
         return _then(
             getattr(self, one.attribute)(**given),
-            lambda said: PromptResult(messages=_messages(said), description=description),
+            lambda said: PromptResult(messages=messages(said, one.attribute), description=description),
         )
 
     def complete(
@@ -168,7 +172,9 @@ class DeclaredTools:
         method = self.TOOLSET.completions.get((of, str(argument.get("name"))))
         if method is None:
             return Completion(values=[])
-        return _then(getattr(self, method)(str(argument.get("value", ""))), _completion)
+        return _then(
+            getattr(self, method)(str(argument.get("value", ""))), lambda values: completed(values, method)
+        )
 
     def _read(
         self, one: DeclaredResource, uri: str, values: Mapping[str, str], context: ToolContext
@@ -179,34 +185,35 @@ class DeclaredTools:
             form = one.form.template
             raise NoSuchResource(f"expected an address like {form}, got {uri[:200]!r}; {error}") from None
         return _then(
-            getattr(self, one.attribute)(**given), lambda held: [_contents(uri, held, one.spec.mime_type)]
+            getattr(self, one.attribute)(**given),
+            lambda held: [resource_contents(uri, held, one.spec.mime_type)],
         )
 
     async def _call_async(
-        self, tool: DeclaredTool, arguments: Mapping[str, Any], call: Callable[[], Awaitable[Any]]
+        self, tool: DeclaredTool, arguments: Mapping[str, Any], call: Callable[[], Any]
     ) -> ToolResult:
         deadline = asyncio.timeout(tool.timeout_s)
+        cancellations = cancellations_of_task()
         try:
             async with deadline:
-                value = await call()
+                value = call()
+                if inspect.isawaitable(value):
+                    value = await value
             result = ToolResult.of(value, wrapped=tool.returned.wrapped)
-        except EpisodeOver:
+        except (EpisodeOver, KeyboardInterrupt, GeneratorExit):
             raise
-        except Exception as error:
+        except BaseException as error:
             if deadline.expired():
                 message = f"expected an end within {tool.timeout_s:g} s, got none; the call was given up"
                 result = ToolResult.failed(ToolErrorType.TIMEOUT, message)
-            else:
-                result = _failure(error)
-        return self.after_call(tool.spec.name, arguments, result)
+            elif isinstance(error, asyncio.CancelledError) and cancellations_of_task() > cancellations:
+                raise
+            else:  # a cancellation too, where the tool awaited something that was cancelled
+                result = failure(error)
+        return self._after(tool.spec.name, arguments, result)
 
-
-def _failure(error: Exception) -> ToolResult:
-    if isinstance(error, ToolUnavailable):
-        text = text_of(error)
-        return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    text = text_of(error) if isinstance(error, ToolFailed) else f"{type(error).__name__}: {text_of(error)}"
-    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
+    def _after(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        return checked_result("after_call", self.after_call(name, arguments, result))
 
 
 async def _observed(action: CallToolAction, result: Awaitable[ToolResult]) -> CallToolObservation:
@@ -222,25 +229,3 @@ def _then(value: Any, form: Callable[[Any], T]) -> Now[T]:
         return form(await value)
 
     return later()
-
-
-def _contents(uri: str, held: object, mime_type: str | None) -> dict[str, Any]:
-    if isinstance(held, bytes):
-        return contents(uri, held, mime_type or "application/octet-stream")
-    if isinstance(held, str):
-        return contents(uri, held, mime_type or "text/plain")
-    result = ToolResult.of(held)
-    return contents(
-        uri, result.content[0]["text"] if result.content else "null", mime_type or "application/json"
-    )
-
-
-def _messages(said: Any) -> list[dict[str, Any]]:
-    parts = said if isinstance(said, list | tuple) else [said]
-    return [(part if isinstance(part, Message) else Message(part)).to_mcp() for part in parts]
-
-
-def _completion(values: Sequence[str]) -> Completion:
-    return Completion(
-        values=list(values[:MAX_COMPLETIONS]), total=len(values), has_more=len(values) > MAX_COMPLETIONS
-    )

@@ -2,9 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 _SECTION: Final = re.compile(r"(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?|Attributes):\s*")
 _ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
@@ -23,9 +22,9 @@ class Docstring:
     arguments: dict[str, str] = field(default_factory=dict)
 
 
-def docstring_of(function: Callable[..., Any]) -> Docstring:
-    """Read the docstring of a function."""
-    lines = inspect.cleandoc(function.__doc__ or "").splitlines()
+def read_docstring(text: str) -> Docstring:
+    """Take the docstring of a function apart."""
+    lines = inspect.cleandoc(text).splitlines()
     sections: dict[str, list[str]] = {"": []}
     current = ""
     for line in lines:

@@ -1,11 +1,17 @@
 """An environment whose actions are calls of tools."""
 
-from typing import Any
+from typing import Any, overload
 
 from openenv_core.environment import Environment
 from openenv_core.tools.declared import DeclaredTools
-from openenv_core.tools.host import Now
-from openenv_core.tools.wire import ToolAction, ToolObservation
+from openenv_core.tools.wire import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    ToolAction,
+    ToolObservation,
+)
 from openenv_core.types import StateT
 
 
@@ -15,7 +21,18 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
     An environment with actions of its own has tools beside them by `DeclaredTools`.
     """
 
-    def step(self, action: ToolAction) -> Now[ToolObservation]:
+    # An asynchronous tool's observation is yet to be awaited. Type checkers are told Any of that, so that whoever steps
+    # needs no assertion that it is not.
+    @overload
+    def step(self, action: CallToolAction) -> CallToolObservation | Any: ...
+
+    @overload
+    def step(self, action: ListToolsAction) -> ListToolsObservation | Any: ...
+
+    @overload
+    def step(self, action: ToolAction) -> ToolObservation | Any: ...
+
+    def step(self, action: ToolAction) -> ToolObservation | Any:
         """List the tools, or call one.
 
         Raises:

@@ -48,7 +48,7 @@ class ToolResult:
             wrapped: Whether that object is `{"result": value}`; None: unless the value is an object itself.
 
         Raises:
-            TypeError: JSON cannot hold it.
+            TypeError: JSON cannot hold it, or it is no object where that is promised.
         """
         if isinstance(value, ToolResult):
             return value
@@ -56,9 +56,11 @@ class ToolResult:
             return cls._of_content([value])
         if isinstance(value, list | tuple) and any(isinstance(part, _CONTENT) for part in value):
             return cls._of_content(value)
-        plain: Any = value if value is None or type(value) in (str, int, bool) else _plain(value)
+        plain: Any = value if value is None or type(value) in (int, bool) else _plain(value)
         if wrapped is None:
             wrapped = not isinstance(plain, dict)
+        if not wrapped and not isinstance(plain, dict):
+            raise TypeError(f"expected an object, as the tool's return type promises, got {plain!r:.200}")
         structured = {"result": plain} if wrapped else plain
         return cls(content=_blocks(plain), value=plain, structured=structured)
 
@@ -78,6 +80,7 @@ class ToolResult:
             for part in parts
             for block in ([part.block()] if isinstance(part, _CONTENT) else _blocks(_plain(part)))
         ]
+        _encoded(content)
         texts = [block["text"] for block in content if block["type"] == "text"]
         return cls(content=content, value="\n".join(texts) if len(texts) == len(content) else content)
 
@@ -132,7 +135,13 @@ def _blocks(plain: Any) -> list[ContentBlock]:
 
 
 def _plain(value: object) -> Any:
+    if type(value) is str and value.isascii():
+        return value
+    return from_json(_encoded(value))
+
+
+def _encoded(value: object) -> bytes:
     try:
-        return from_json(dumps(value))
+        return dumps(value)
     except PydanticSerializationError as error:
         raise TypeError(str(error)) from error

@@ -1,43 +1,63 @@
 """The arguments of a plain typed function: their JSON schema, and the reading of what a caller sends."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.faults import faults_of
+from openenv_core.protocol.faults import faults_of, short
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools.context import ToolContext
-from openenv_core.tools.docstrings import docstring_of
 from openenv_core.tools.errors import InvalidArguments
+from openenv_core.tools.methods import Method
 from openenv_core.tools.results import ToolResult
 
 _FIELD: Final = "argument_"
 """Fields are not called as arguments are: a model has attributes of its own, and refuses some names."""
 
+_MAX_FAULTS_CHARS: Final = 4000
+"""Of what is wrong with a call, which a policy reads."""
 
-class _Untitled(GenerateJsonSchema):
-    """Leaves out titles that only repeat names: language models pay for each word of a schema."""
+# Bytes are base64 in arguments as they are in results.
+_CONFIG: Final = ConfigDict(extra="forbid", val_json_bytes="base64", ser_json_bytes="base64")
+
+
+class _Schema(GenerateJsonSchema):
+    """Leaves out titles that only repeat names: language models pay for each word of a schema.
+
+    A default that JSON cannot hold is left out too; the argument may be all the same.
+    """
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - as its base has it
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+    def float_schema(self, schema: Any) -> Any:
+        """What is no number becomes null in a result; MCP clients hold that against the schema."""
+        told = super().float_schema(schema)
+        if self.mode == "serialization" and schema.get("allow_inf_nan", True):
+            return {**told, "type": ["number", "null"]}
+        return told
 
 
 class Signature:
     """What a function takes from its caller, without what it is given beside that.
 
     Args:
-        function: A method, `self` first, whose parameters have types. One that is annotated with `ToolContext` is
-            given the call's context.
+        method: One whose parameters have types. Those that are annotated with `ToolContext` are given the call's
+            context.
 
     Raises:
-        ConfigurationError: A parameter has no type, or one that JSON cannot hold, or is no named one.
+        ConfigurationError: A parameter has no type, or one that JSON cannot hold, or is no named one, or its default
+            is a `Field`.
 
     Attributes:
         schema: JSON schema of the arguments, of type object.
@@ -45,32 +65,33 @@ class Signature:
         required: Of those without a default.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        hints = self._hints()
-        described = docstring_of(function).arguments
+    def __init__(self, method: Method) -> None:
         fields: dict[str, Any] = {}
         self.required: list[str] = []
-        self._context: str | None = None
-        for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        self._contexts: list[str] = []
+        for parameter in method.parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise self._refused(parameter.name, "is not a named one")
-            if parameter.name not in hints:
-                raise self._refused(parameter.name, "has no type")
-            hint = hints[parameter.name]
+                raise _refused(method, parameter.name, "is not a named one")
+            if parameter.name not in method.hints:
+                raise _refused(method, parameter.name, "has no type")
+            if isinstance(parameter.default, FieldInfo):
+                why = "has a Field as its default: write Annotated[type, Field(...)] = default"
+                raise _refused(method, parameter.name, why)
+            hint = method.hints[parameter.name]
             if inspect.isclass(hint) and issubclass(hint, ToolContext):
-                self._context = parameter.name
+                self._contexts.append(parameter.name)
                 continue
-            fields[_FIELD + parameter.name] = _field(parameter, hint, described.get(parameter.name))
+            described = method.docstring.arguments.get(parameter.name)
+            fields[_FIELD + parameter.name] = _field(parameter, hint, described)
             if parameter.default is parameter.empty:
                 self.required.append(parameter.name)
         self.names = [name.removeprefix(_FIELD) for name in fields]
         try:
-            self._model = create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
-            self.schema = self._model.model_json_schema(schema_generator=_Untitled)
-        except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
+            self._model = create_model(method.attribute, __config__=_CONFIG, **fields)
+            self.schema = self._model.model_json_schema(schema_generator=_Schema)
+        except (PydanticUserError, TypeError) as error:  # TypeError: bounds of what cannot have any
             raise ConfigurationError(
-                f"expected parameters of {function.__qualname__} that JSON can hold, got: {error}"
+                f"expected parameters of {method.name} that JSON can hold, got: {error}"
             ) from None
         self.schema.pop("title", None)
         self.schema.setdefault("properties", {})
@@ -91,31 +112,28 @@ class Signature:
             InvalidArguments: They are not what the schema says.
         """
         try:
-            read = self._model.model_validate_json(dumps(arguments), strict=strict)
+            text = dumps(arguments)
+        except PydanticSerializationError as error:  # lone surrogates, or deeper than anybody reads
+            raise InvalidArguments(f"expected arguments that JSON can hold, got: {error}") from None
+        try:
+            read = self._model.model_validate_json(text, strict=strict)
         except ValidationError as error:
             faults = "; ".join(
                 f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
-                for fault in faults_of(error, 0)
+                for fault in faults_of(error, len(text))
             )
-            raise InvalidArguments(f"expected arguments as the schema has them, got: {faults}") from None
+            told = short(faults, _MAX_FAULTS_CHARS)
+            raise InvalidArguments(f"expected arguments as the schema has them, got: {told}") from None
         found = {name: getattr(read, _FIELD + name) for name in self.names}
-        if self._context is not None:
-            found[self._context] = context
+        for name in self._contexts:
+            found[name] = context
         return found
 
-    def _hints(self) -> dict[str, Any]:
-        try:
-            return get_type_hints(self._function, include_extras=True)
-        except NameError as error:
-            raise ConfigurationError(
-                f"expected types that can be found where {self._function.__qualname__} is defined, got: {error}; "
-                "import them at the top of its module, not below TYPE_CHECKING"
-            ) from None
 
-    def _refused(self, name: str, why: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"expected named parameters with types, got {name} of {self._function.__qualname__}, which {why}"
-        )
+def _refused(method: Method, name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"expected named parameters with types, got {name} of {method.name}, which {why}"
+    )
 
 
 def _field(parameter: inspect.Parameter, hint: Any, described: str | None) -> tuple[Any, Any]:
@@ -146,18 +164,22 @@ class Returned:
     wrapped: bool | None = None
 
 
-def returned_by(function: Callable[..., Any]) -> Returned:
-    """Return what a function's annotation promises of its value."""
-    hint = get_type_hints(function, include_extras=True).get("return", Any)
+def returned_by(method: Method) -> Returned:
+    """Return what a method's annotation promises of its value."""
+    hint = method.hints.get("return", Any)
     if hint in (Any, object, None, type(None), ToolResult) or _is_content(hint):
         return Returned()
     try:
-        schema = TypeAdapter(hint).json_schema(mode="serialization", schema_generator=_Untitled)
-    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):
+        schema = TypeAdapter(hint).json_schema(mode="serialization", schema_generator=_Schema)
+    except (PydanticUserError, TypeError):
         return Returned()
     if schema.get("type") == "object":
         return Returned(schema, wrapped=False)
     definitions = schema.pop("$defs", None)
+    # A model that holds others of its kind is told by reference.
+    itself = (definitions or {}).get(schema.get("$ref", "").rpartition("/")[2], {})
+    if itself.get("type") == "object":
+        return Returned({**itself, "$defs": definitions}, wrapped=False)
     wrapped = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
     return Returned(wrapped if definitions is None else {**wrapped, "$defs": definitions}, wrapped=True)
 

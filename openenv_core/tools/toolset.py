@@ -1,19 +1,20 @@
 """What a class declares: its tools, resources, prompts and completions, worked out once."""
 
-import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.tools.addresses import AddressForm
-from openenv_core.tools.declare import MARK, Declared
-from openenv_core.tools.docstrings import docstring_of
+from openenv_core.tools.declare import Declared, declared_as
+from openenv_core.tools.methods import Method
 from openenv_core.tools.signature import Returned, Signature, returned_by
 from openenv_core.tools.specs import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplateSpec, ToolSpec
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 
 MAX_NAME_CHARS: Final = 128
+_NAME: Final = re.compile(r"[A-Za-z0-9_./-]+")
 """What MCP allows in the name of a tool."""
 
 
@@ -76,15 +77,16 @@ class Toolset:
             ConfigurationError: A declaration contradicts itself, or two of them each other.
         """
         found = cls()
-        for attribute, declared in _declarations(owner).items():
-            method = getattr(owner, attribute)
-            if method is not None:
-                _ADDING[declared.kind](found, attribute, declared, method)
+        for attribute, declarations in _declarations(owner).items():
+            if getattr(owner, attribute) is None:
+                continue
+            method = Method.of(owner, attribute)
+            for declared in declarations:
+                _ADDING[declared.kind](found, declared, method)
         return found
 
-    def _add_tool(self, attribute: str, declared: Declared, method: Callable[..., Any]) -> None:
-        name = declared.name or attribute
-        asynchronous = inspect.iscoroutinefunction(method)
+    def _add_tool(self, declared: Declared, method: Method) -> None:
+        name = declared.name or method.attribute
         if name in RESERVED_TOOL_NAMES:
             raise ConfigurationError(
                 f"expected a tool with a name of its own, got {name!r}; {', '.join(sorted(RESERVED_TOOL_NAMES))} are "
@@ -94,9 +96,14 @@ class Toolset:
             raise ConfigurationError(
                 f"expected a tool with a name of 1 to {MAX_NAME_CHARS} characters, got one of {len(name)}"
             )
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"expected a tool with a name of letters without accents, digits, and _ - . /, got {name!r}; hosts "
+                "refuse others: give it one by @tool(name=...)"
+            )
         if name in self.tools:
             raise ConfigurationError(f"expected tools with names of their own, got {name!r} twice")
-        if declared.timeout_s is not None and not asynchronous:
+        if declared.timeout_s is not None and not method.asynchronous:
             raise ConfigurationError(
                 f"expected an asynchronous tool for timeout_s, got {name!r}; no thread can be stopped: make it "
                 "`async def`, or leave the bound to the server's limit on a step"
@@ -113,22 +120,22 @@ class Toolset:
         )
         self.tools[name] = DeclaredTool(
             spec=spec,
-            attribute=attribute,
+            attribute=method.attribute,
             signature=signature,
             returned=returned,
-            asynchronous=asynchronous,
+            asynchronous=method.asynchronous,
             timeout_s=declared.timeout_s,
         )
 
-    def _add_resource(self, attribute: str, declared: Declared, method: Callable[..., Any]) -> None:
+    def _add_resource(self, declared: Declared, method: Method) -> None:
         form, signature = AddressForm(declared.uri), Signature(method)
         if sorted(form.names) != sorted(signature.names):
             raise ConfigurationError(
-                f"expected {attribute} to take the values in {declared.uri!r}, {', '.join(form.names) or 'none'}, got "
-                f"{', '.join(signature.names) or 'none'}"
+                f"expected {method.attribute} to take the values in {declared.uri!r}, "
+                f"{', '.join(form.names) or 'none'}, got {', '.join(signature.names) or 'none'}"
             )
         told: dict[str, Any] = {
-            "name": declared.name or attribute,
+            "name": declared.name or method.attribute,
             "title": declared.title,
             "description": _description(declared, method) or None,
             "mime_type": declared.mime_type,
@@ -144,10 +151,12 @@ class Toolset:
             raise ConfigurationError(
                 f"expected resources with addresses of their own, got {declared.uri!r} twice"
             )
-        there[declared.uri] = DeclaredResource(spec=spec, attribute=attribute, signature=signature, form=form)
+        there[declared.uri] = DeclaredResource(
+            spec=spec, attribute=method.attribute, signature=signature, form=form
+        )
 
-    def _add_prompt(self, attribute: str, declared: Declared, method: Callable[..., Any]) -> None:
-        name, signature = declared.name or attribute, Signature(method)
+    def _add_prompt(self, declared: Declared, method: Method) -> None:
+        name, signature = declared.name or method.attribute, Signature(method)
         if name in self.prompts:
             raise ConfigurationError(f"expected prompts with names of their own, got {name!r} twice")
         properties = signature.schema["properties"]
@@ -165,13 +174,13 @@ class Toolset:
             ),
             meta=_plain(declared.meta),
         )
-        self.prompts[name] = DeclaredPrompt(spec=spec, attribute=attribute, signature=signature)
+        self.prompts[name] = DeclaredPrompt(spec=spec, attribute=method.attribute, signature=signature)
 
-    def _add_completion(self, attribute: str, declared: Declared, _: Callable[..., Any]) -> None:
-        self.completions[declared.completes, declared.argument] = attribute
+    def _add_completion(self, declared: Declared, method: Method) -> None:
+        self.completions[declared.completes, declared.argument] = method.attribute
 
 
-_ADDING: Final[dict[str, Callable[[Toolset, str, Declared, Callable[..., Any]], None]]] = {
+_ADDING: Final[dict[str, Callable[[Toolset, Declared, Method], None]]] = {
     "tool": Toolset._add_tool,
     "resource": Toolset._add_resource,
     "prompt": Toolset._add_prompt,
@@ -179,17 +188,17 @@ _ADDING: Final[dict[str, Callable[[Toolset, str, Declared, Callable[..., Any]], 
 }
 
 
-def _declarations(owner: type) -> dict[str, Declared]:
-    found: dict[str, Declared] = {}
+def _declarations(owner: type) -> dict[str, tuple[Declared, ...]]:
+    found: dict[str, tuple[Declared, ...]] = {}
     for cls in reversed(owner.__mro__):
         for attribute, value in vars(cls).items():
-            if isinstance(declared := getattr(value, MARK, None), Declared):
+            if declared := declared_as(value):
                 found[attribute] = declared
     return found
 
 
-def _description(declared: Declared, method: Callable[..., Any]) -> str:
-    return docstring_of(method).description if declared.description is None else declared.description
+def _description(declared: Declared, method: Method) -> str:
+    return method.docstring.description if declared.description is None else declared.description
 
 
 def _plain(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
