@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
-from .answers import About, broken, refusal, too_long
+from .answers import About, broken
+from .asking import Lost, asked
 from .errors import CallFailed, ServerFailed, leaf, told
 from .wires import Wire
 
@@ -253,54 +254,19 @@ class Connection:
             await wire.close()
 
     async def _asked(self, answer: Awaitable[T], timeout_s: float) -> T:
-        """Wait for an answer, for its time, or for a fault that means that it will not come.
+        """Wait for an answer.
 
         Raises:
             CallFailed: It does not come, or is an error.
         """
-        wire = self._wire
-        assert wire is not None
-        wire.fault.take()  # what went wrong before is nothing of this
-        asking = asyncio.ensure_future(answer)
-        fault = asyncio.create_task(wire.fault.event.wait())
+        assert self._wire is not None
         try:
-            await asyncio.wait([asking, fault], timeout=timeout_s + 1.0, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done() and not fault.done():
-                self.hung = True
-                raise too_long(timeout_s)
-            if not asking.done():
-                # The answer may be what the fault is: an error that says more.
-                await asyncio.wait([asking], timeout=0.05)
-            return await self._settled(asking, wire, timeout_s)
-        finally:
-            fault.cancel()
-            if not asking.done():
-                asking.cancel()
-                await asyncio.wait([asking], timeout=1.0)
-            if asking.done() and not asking.cancelled():
-                asking.exception()  # heard, whatever it is
-
-    async def _settled(self, asking: "asyncio.Future[T]", wire: Wire, timeout_s: float) -> T:
-        fault = wire.fault.take()
-        if not asking.done():
-            raise broken(fault or "it gave no answer")
-        error = asking.exception()
-        if error is None:
-            return asking.result()
-        if fault is not None:
-            raise broken(fault)
-        if isinstance(error, MCPError):
-            if error.code == types.REQUEST_TIMEOUT and error.error.data is None:
-                self.hung = True
-                raise too_long(timeout_s)
-            if error.code == types.CONNECTION_CLOSED or error.error.message == "Session terminated":
-                raise broken(await self._obituary(error))
-            if error.code == types.PARSE_ERROR:
-                raise broken(told(error))
-            raise refusal(error)
-        if isinstance(error, ValidationError):
-            raise broken(f"it answered with what is no result: {told(error)}")
-        raise broken(told(error))
+            return await asked(answer, self._wire.fault, timeout_s)
+        except Lost as loss:
+            raise broken(await self._obituary(loss.error)) from None
+        except CallFailed as error:
+            self.hung = self.hung or error.error_type is ToolErrorType.TIMEOUT
+            raise
 
     async def _obituary(self, error: MCPError) -> str:
         """Return how it died; the connection knows it a moment later than who waits for an answer."""
