@@ -39,10 +39,12 @@ TOOLS = {
         tool("quietly_remove", name=TEXT),
         tool("blocks"),
         tool("reset"),
+        tool("heard"),
     )
 }
 state = {"count": 0}
-cancelled: list[Any] = []
+heard: list[str] = []
+"""Methods of notifications."""
 
 
 def say(message: dict[str, Any]) -> None:
@@ -64,6 +66,8 @@ def call(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
         case "about":
             told = {"pid": os.getpid(), "cwd": os.getcwd(), "environ": dict(os.environ), "argv": sys.argv[1:]}
             return text(json.dumps(told), structuredContent=told)
+        case "heard":
+            return text(json.dumps(heard), structuredContent={"result": heard})
         case "die":
             sys.stderr.write("I am dying\n")
             sys.stderr.flush()
@@ -124,6 +128,8 @@ def main() -> None:
             say({"id": message["id"], "error": {"code": code, "message": f"refused with {code}"}})
         elif "id" in message and (result := answer(method, params)) is not None:
             say({"id": message["id"], "result": result})
+        elif "id" not in message:
+            heard.append(method)
 
 
 if __name__ == "__main__":

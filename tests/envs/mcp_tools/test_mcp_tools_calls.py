@@ -1,5 +1,6 @@
 """What tools are called, which arguments they get, and what comes back."""
 
+import socket
 import time
 from typing import Any
 
@@ -147,6 +148,16 @@ def test_hostile_schemas_cost_no_more_than_a_moment(
     began = time.process_time()
     ArgumentCheck(schema).faults(arguments)
     assert time.process_time() - began < 20  # without bounds, longer than anybody waits
+
+
+def test_no_reference_is_followed_out_of_a_schema() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        elsewhere = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
+        for schema in ({"$ref": elsewhere}, {"$schema": elsewhere}, {"$id": elsewhere, "$ref": "other"}):
+            assert ArgumentCheck(schema).faults({"a": 1}) == []
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 @pytest.mark.parametrize(

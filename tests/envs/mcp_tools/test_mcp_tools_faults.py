@@ -100,6 +100,17 @@ async def test_a_tool_that_hangs_is_given_up_and_its_server_goes_on() -> None:
         assert kind(hung) == "timeout"
         assert infrastructure_failure(hung) is None
         assert (await call(env, "count")).result == 2
+        assert "notifications/cancelled" in (await call(env, "heard")).result
+
+
+async def test_a_call_that_its_caller_gives_up_is_cancelled_at_the_server_too() -> None:
+    async with playing(house_of({"one": entry()})) as env:
+        hanging = asyncio.create_task(call(env, "hang", seconds=60))
+        await until(lambda: env.state.servers[0].calls == 1)
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        assert (await call(env, "heard")).result == ["notifications/initialized", "notifications/cancelled"]
 
 
 @pytest.mark.slow

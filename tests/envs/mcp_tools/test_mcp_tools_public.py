@@ -7,9 +7,18 @@ import pytest
 from public_servers import of_npm, of_pypi
 from tool_houses import call, house_of, kind, names, playing
 
+from openenv_core.tools import ToolContext
 from openenv_core.tools.openai import openai_tools
 
 pytestmark = pytest.mark.slow
+
+
+class Told(ToolContext):
+    def __init__(self) -> None:
+        self.progressed: list[float] = []
+
+    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        self.progressed.append(progress)
 
 
 def configuration() -> dict[str, Any]:
@@ -76,6 +85,9 @@ async def everything(env: Any) -> None:
     assert [block["type"] for block in image][:2] == ["text", "image"]
     variables = json.loads((await call(env, "all__get-env")).result)
     assert "canary" not in variables.values()
+    told = Told()
+    await env.call_tool("all__trigger-long-running-operation", {"duration": 0.2, "steps": 2}, told)
+    assert told.progressed == [1, 2]
     hung = await call(env, "all__trigger-long-running-operation", duration=60, steps=2)
     assert kind(hung) == "timeout"
     assert (await call(env, "all__echo", message="still")).result == "Echo: still"
