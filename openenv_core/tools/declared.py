@@ -12,7 +12,7 @@ from openenv_core.tools.context import SILENT, ToolContext
 from openenv_core.tools.errors import InvalidArguments, NoSuchPrompt, NoSuchResource
 from openenv_core.tools.host import Now
 from openenv_core.tools.outcomes import (
-    cancellations_of_task,
+    apart,
     checked_result,
     completed,
     failure,
@@ -193,22 +193,17 @@ class DeclaredTools:
         self, tool: DeclaredTool, arguments: Mapping[str, Any], call: Callable[[], Any]
     ) -> ToolResult:
         deadline = asyncio.timeout(tool.timeout_s)
-        cancellations = cancellations_of_task()
         try:
             async with deadline:
-                value = call()
-                if inspect.isawaitable(value):
-                    value = await value
+                value = await apart(call)
             result = ToolResult.of(value, wrapped=tool.returned.wrapped)
-        except (EpisodeOver, KeyboardInterrupt, GeneratorExit):
+        except (EpisodeOver, KeyboardInterrupt):
             raise
-        except BaseException as error:
+        except (Exception, SystemExit) as error:
             if deadline.expired():
                 message = f"expected an end within {tool.timeout_s:g} s, got none; the call was given up"
                 result = ToolResult.failed(ToolErrorType.TIMEOUT, message)
-            elif isinstance(error, asyncio.CancelledError) and cancellations_of_task() > cancellations:
-                raise
-            else:  # a cancellation too, where the tool awaited something that was cancelled
+            else:
                 result = failure(error)
         return self._after(tool.spec.name, arguments, result)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from openenv_core.protocol.faults import text_of
@@ -24,7 +24,42 @@ def failure(error: BaseException) -> ToolResult:
     return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
 
 
-def cancellations_of_task() -> int:
+async def apart(call: Callable[[], Any]) -> Any:
+    """Call a function, and await what it returns, in a task of its own: what a tool does to it ends the tool alone.
+
+    Raises:
+        ToolFailed: It was cancelled, and not by whoever waits here.
+        BaseException: Whatever it raised.
+    """
+
+    async def run() -> tuple[Any, BaseException | None]:
+        try:
+            value = call()
+            return (await value if inspect.isawaitable(value) else value), None
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # an exit that leaves a task ends the event loop
+            return None, error
+
+    cancellations = _cancellations()
+    task = asyncio.create_task(run())
+    try:
+        value, error = await task
+    except asyncio.CancelledError:
+        if _cancellations() > cancellations:
+            raise
+        why = (
+            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
+        )
+        raise ToolFailed(why) from None
+    finally:
+        task.cancel()
+    if error is not None:
+        raise error
+    return value
+
+
+def _cancellations() -> int:
     """Return how often the task at hand was asked to end, and has not said that it goes on."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()

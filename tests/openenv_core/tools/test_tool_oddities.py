@@ -143,6 +143,9 @@ class Odd(Base):
     async def leave_later(self, how: str) -> None:
         if how == "exit":
             raise SystemExit(3)
+        if how == "itself":
+            cast(asyncio.Task[Any], asyncio.current_task()).cancel()
+            await asyncio.sleep(60)
         task = asyncio.ensure_future(asyncio.sleep(60))
         task.cancel()
         await task
@@ -228,13 +231,34 @@ def test_a_number_that_is_none_is_null_and_the_schema_says_so() -> None:
         ("leave", "exit", "SystemExit: 3"),
         ("leave", "cancelled", "CancelledError"),
         ("leave_later", "exit", "SystemExit: 3"),
-        ("leave_later", "cancelled", "CancelledError"),
+        ("leave_later", "cancelled", "awaited what was cancelled"),
+        ("leave_later", "itself", "cancelled itself"),
     ],
 )
 async def test_whatever_a_tool_does_is_told(name: str, how: str, why: str) -> None:
     kind, message = await outcome(name, how=how)
     assert kind is ToolErrorType.EXECUTION_ERROR
     assert why in message
+
+
+async def test_a_call_that_is_given_up_ends_before_whoever_gave_it_up_goes_on() -> None:
+    ended: list[str] = []
+
+    class Slow(Base):
+        @tool
+        async def slow(self) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0)
+                ended.append("slow")
+
+    waiting = asyncio.ensure_future(cast(Awaitable[ToolResult], Slow().call_tool("slow", {}, SILENT)))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended == ["slow"]
 
 
 async def test_a_result_is_held_against_the_object_that_was_promised() -> None:
