@@ -300,11 +300,14 @@ class Runner:
         except asyncio.CancelledError:
             if call.outcome is None:
                 self._abandon(call, then or self.discard)
+            else:
+                _drop(call.outcome)
             raise
 
     def _abandon(self, call: Call, then: Callable[[], None]) -> None:
-        def late(_: Outcome) -> None:
+        def late(outcome: Outcome) -> None:
             self._late = None
+            _drop(outcome)
             then()
 
         if self._executor.give_up(call, self._pool, late):
@@ -312,6 +315,13 @@ class Runner:
 
     def _end_own_pool(self) -> None:
         self._executor.end(self._pool)
+
+
+def _drop(outcome: Outcome) -> None:
+    """Let go of what nobody waits for any more; of an async method it is what was to be awaited."""
+    _, value = outcome
+    if inspect.iscoroutine(value):
+        value.close()
 
 
 def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:

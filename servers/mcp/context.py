@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Final, TypeVar, get_args
 
 import mcp_types as types
@@ -134,9 +134,11 @@ class CallContext(ToolContext):
         Raises:
             CallEnded: It was.
         """
-        self._task = task = asyncio.ensure_future(call)
         if self._cancelled:
-            task.cancel()
+            if isinstance(call, Coroutine):
+                call.close()
+            raise CallEnded
+        self._task = task = asyncio.ensure_future(call)
         try:
             return await task
         except asyncio.CancelledError:

@@ -81,15 +81,10 @@ class Handlers:
 
     async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
         """Answer tools/call."""
-
-        async def begin(runner: Runner, context: CallContext) -> Any:
-            try:
-                call = await self._tooling.begin(runner, params.name, params.arguments or {}, context)
-            except EpisodeOver as error:
-                return _over(error)
-            return _until_over(call) if isawaitable(call) else call
-
-        result, context = await self._call(ctx, begin)
+        arguments = params.arguments or {}
+        result, context = await self._call(
+            ctx, lambda runner, context: self._tooling.begin(runner, params.name, arguments, context), _over
+        )
         if isinstance(result, dict):
             return result
         assert isinstance(result, ToolResult)
@@ -197,8 +192,16 @@ class Handlers:
         except FATAL as error:
             raise told(ctx, error) from None
 
-    async def _call(self, ctx: Ctx, begin: Begin) -> tuple[Any, CallContext]:
-        """Do something in the request's session that may tell and ask its caller, and that it may give up."""
+    async def _call(
+        self, ctx: Ctx, begin: Begin, over: Callable[[EpisodeOver], Any] | None = None
+    ) -> tuple[Any, CallContext]:
+        """Do something in the request's session that may tell and ask its caller, and that it may give up.
+
+        Args:
+            ctx: The handler's.
+            begin: Does it.
+            over: Makes a value of the end of the episode, where that is no failure.
+        """
         seat = self.seat(ctx)
         session = seat.session
         if session is None:
@@ -216,6 +219,10 @@ class Handlers:
             raise
         except CallEnded:
             value = context.questions
+        except EpisodeOver as error:
+            if over is None:
+                raise told(ctx, error) from None
+            value = over(error)
         except FATAL as error:
             raise told(ctx, error) from None
         finally:
@@ -232,13 +239,6 @@ def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
 def _size(content: list[dict[str, Any]]) -> int:
     held = [part for block in content for part in (block, block.get("resource") or {})]
     return sum(len(part.get(key) or "") for part in held for key in ("text", "data", "blob"))
-
-
-async def _until_over(call: Awaitable[ToolResult]) -> ToolResult:
-    try:
-        return await call
-    except EpisodeOver as error:
-        return _over(error)
 
 
 def _over(error: EpisodeOver) -> ToolResult:

@@ -1,7 +1,9 @@
 """Calls as official clients make them: results, failures, progress, questions, and calls that are given up."""
 
 import asyncio
-from collections.abc import Sequence
+import gc
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mcp_types as types
@@ -12,7 +14,8 @@ from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from serving import eventually, opened, rpc, serving
 from toolbox import ToolBox, boxes
 
-from openenv_core.tools import ToolAction, ToolObservation, ToolSpec
+from openenv_core import EpisodeOver
+from openenv_core.tools import ToolAction, ToolObservation, ToolSpec, tool
 from servers import create_app
 
 ERAS = [HANDSHAKE, STATELESS]
@@ -60,6 +63,42 @@ async def test_a_result_that_nobody_could_take_is_a_failure(monkeypatch: pytest.
         failed = await client.call_tool("long", {"size": 1001})
         assert failed.is_error
         assert "at most 1000" in text_of(failed)
+
+
+class Ending(ToolBox):
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        if name == "long":
+            time.sleep(0.3)
+        elif self.count > 0:
+            raise EpisodeOver("the episode is over; reset")
+
+
+async def test_an_episode_that_is_over_is_no_failure_of_the_protocol() -> None:
+    app = create_app(Ending, ToolAction, ToolObservation, max_concurrent_envs=4)
+    async with serving(app) as address, host(address) as client:
+        assert text_of(await client.call_tool("bump")) == "1"
+        for name in ("bump", "wait"):
+            ended = await client.call_tool(name)
+            assert ended.is_error
+            assert "is over" in text_of(ended)
+
+
+async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> None:
+    class Late(Ending):
+        @tool
+        async def long(self) -> str:
+            return "late"
+
+    app = create_app(Late, ToolAction, ToolObservation, max_concurrent_envs=4)
+    async with serving(app) as address, host(address) as client:
+        (session,) = app.sessions.standing
+        call = asyncio.create_task(client.call_tool("long"))
+        await eventually(lambda: session.call)
+        await app.sessions.close(session)
+        with pytest.raises(MCPError):
+            await call
+        await eventually(lambda: not app.sessions.executor.abandoned)
+        gc.collect()  # what was never awaited would say so
 
 
 async def test_tools_that_only_an_instance_knows(era: str) -> None:
