@@ -91,14 +91,17 @@ def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
     fields = payload.get("observation")
     if not isinstance(fields, Mapping):
         raise ProtocolError(f"expected an observation from the server, got {_excerpt(payload)}")
-    reward, done = payload.get("reward"), payload.get("done", False)
+    said = {**fields, "reward": payload.get("reward"), "done": payload.get("done", False)}
     try:
-        observation = _observation({**fields, "reward": reward, "done": done})
+        observation = _observation(said)
     except ValidationError as error:
         raise ProtocolError(
             f"expected an observation from the server, got {_excerpt(payload)}: {error}"
         ) from error
-    return StepResult(observation, reward, done, payload.get("metadata"))
+    metadata = payload.get("metadata")
+    return StepResult(
+        observation, observation.reward, observation.done, metadata if isinstance(metadata, dict) else None
+    )
 
 
 def tools_of(step: StepResult[Observation]) -> list[Tool]:
@@ -140,8 +143,7 @@ def value_of_rpc(name: str, result: Any) -> Any:
 def call_failed(name: str, fault: Fault) -> ToolCallFailed:
     """Return what a failed `tools/call` is for the caller."""
     said = fault.data.get("error_type") if isinstance(fault.data, Mapping) else None
-    kind = ToolErrorType(said) if said in set(ToolErrorType) else ToolErrorType.EXECUTION_ERROR
-    return ToolCallFailed(name, kind, fault.message)
+    return ToolCallFailed(name, _kind(said), fault.message)
 
 
 def _observation(fields: dict[str, Any]) -> Observation:
@@ -160,9 +162,12 @@ def _error(error: Any) -> ToolError | None:
     if error is None:
         return None
     said = error if isinstance(error, Mapping) else {"message": error}
-    kind = said.get("error_type")
-    known = ToolErrorType(kind) if kind in set(ToolErrorType) else ToolErrorType.EXECUTION_ERROR
-    return ToolError(error_type=known, message=str(said.get("message", "")))
+    return ToolError(error_type=_kind(said.get("error_type")), message=str(said.get("message", "")))
+
+
+def _kind(said: Any) -> ToolErrorType:
+    known = isinstance(said, str) and said in set(ToolErrorType)
+    return ToolErrorType(said) if known else ToolErrorType.EXECUTION_ERROR
 
 
 def _tool(tool: Any) -> Tool:
@@ -182,7 +187,11 @@ def _value(name: str, result: Any, step: StepResult[Observation] | None) -> Any:
     content, failed = result.get("content"), result.get("is_error", result.get("isError"))
     if not isinstance(content, list) or not isinstance(failed, bool):
         return result
-    texts = [block["text"] for block in content if isinstance(block, Mapping) and block.get("type") == "text"]
+    texts = [
+        str(block.get("text", ""))
+        for block in content
+        if isinstance(block, Mapping) and block.get("type") == "text"
+    ]
     if failed:
         message = "\n".join(texts) or "the tool gave no reason"
         raise ToolCallFailed(name, ToolErrorType.EXECUTION_ERROR, message, step)

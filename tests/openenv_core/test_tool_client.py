@@ -292,6 +292,20 @@ def test_errors_and_fields_that_nobody_knew_of_are_read() -> None:
     assert value_of("t", other) is other.observation
 
 
+def test_nonsense_is_no_fault_of_this_side() -> None:
+    """Whatever a server says, it is a value, a failed call or a ProtocolError."""
+    for odd in ([], {}, 3, None):
+        assert (
+            call_failed("t", Fault(0, "m", {"error_type": odd})).error_type == ToolErrorType.EXECUTION_ERROR
+        )
+        with pytest.raises(ToolCallFailed):
+            value_of("t", read_result({"observation": {"tool_name": "t", "error": {"error_type": odd}}}))
+    with pytest.raises(ToolCallFailed):
+        value_of_rpc("t", {"content": [{"type": "text"}], "is_error": True})
+    step = read_result({"observation": {}, "reward": "1.5", "done": "yes", "metadata": [1]})
+    assert (step.reward, step.done, step.metadata) == (1.5, True, None)
+
+
 @pytest.mark.parametrize(
     "listed", [None, {}, {"tools": {}}, {"tools": [{}]}, {"tools": [{"name": "a", "input_schema": 3}]}]
 )
