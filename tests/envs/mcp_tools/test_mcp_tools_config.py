@@ -13,6 +13,8 @@ from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.episode.options import chosen
 from openenv_core.errors import ConfigurationError, EpisodeOver
 
+README = Path(__file__).parents[3] / "envs" / "mcp_tools_env" / "README.md"
+
 WELL: dict[str, Any] = {"command": "true"}
 
 
@@ -39,6 +41,12 @@ def test_the_usual_json_is_read_from_a_file_or_inline(tmp_path: Path) -> None:
     assert files.env == {"A": "/home/me$${x}"}  # type: ignore[union-attr]
     assert site.headers == {"X": "${env:HOME}"}  # type: ignore[union-attr]
     assert list(settings().servers) == ["demo"]
+
+
+def test_the_configuration_of_the_readme_is_one() -> None:
+    (block,) = README.read_text().split("```json\n")[1:]
+    config = json.loads(block.partition("```")[0])
+    assert list(settings(config, SEARCH_TOKEN="x").servers) == ["files", "sqlite", "search"]
 
 
 @pytest.mark.parametrize(

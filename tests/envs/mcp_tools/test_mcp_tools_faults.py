@@ -234,6 +234,11 @@ async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers
             "within 0.2 s",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            {"one": {"command": "sh", "args": ["-c", "yes {}"]}},
+            "no JSON-RPC message: '{}'",
+            marks=pytest.mark.slow,
+        ),
         (
             {name: {"command": "sh", "args": ["-c", "echo I cannot >&2; exit 7"]} for name in "abc"},
             "I cannot",

@@ -90,8 +90,9 @@ class ServerProcess:
 
     @property
     def stderr(self) -> str:
-        """What it wrote last to its standard error."""
-        return self._tail.decode(errors="replace").strip()
+        """What it wrote last to its standard error, as one line."""
+        text = self._tail.decode(errors="replace")
+        return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
     def epitaph(self) -> str:
         """Return how it ended, in words."""

@@ -18,6 +18,9 @@ from .process import CHUNK, ServerProcess
 MAX_MESSAGE_BYTES: Final = 32 << 20
 """The longest message that a tool server may write."""
 
+MAX_BROKEN: Final = 64
+"""How many messages that are none a tool server may write; after that it is not listened to any more."""
+
 MAX_UNREAD_BYTES: Final = 32 << 20
 """What may wait for a tool server that does not read."""
 
@@ -42,14 +45,20 @@ async def _wire(
 
     async def read() -> None:
         async with to_session:
-            lines = _Lines(fault)
+            lines, broken = _Lines(fault), 0
             while data := await process.stdout.read(CHUNK):
                 for line in lines.of(data):
-                    if (message := _message(line, fault)) is not None:
-                        try:
-                            await to_session.send(message)
-                        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                    if not line.startswith(b"{"):
+                        continue
+                    if (message := _message(line, fault)) is None:
+                        broken += 1
+                        if broken > MAX_BROKEN:
                             return
+                        continue
+                    try:
+                        await to_session.send(message)
+                    except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                        return
 
     async def write() -> None:
         async with from_session:
@@ -73,8 +82,6 @@ async def _wire(
 
 
 def _message(line: bytes, fault: Fault) -> SessionMessage | None:
-    if not line.startswith(b"{"):
-        return None
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
