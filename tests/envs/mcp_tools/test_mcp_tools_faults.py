@@ -225,6 +225,18 @@ async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers
     await until(lambda: not os.path.exists(folder))
 
 
+async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
+    env = McpToolsEnvironment(house_of({"one": entry()}))
+    began = await env.reset()
+    assert "/no/such/place" in (infrastructure_failure(began) or "")
+    with pytest.raises(EpisodeOver):
+        await call(env, "count")
+    await env.close()
+
+
 @pytest.mark.parametrize(
     ("servers", "why"),
     [

@@ -20,13 +20,16 @@ _DEFAULTS: Final = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
 
 class Folder:
-    """A new folder, for this user alone.
+    """A folder for this user alone, once it is made.
 
     Attributes:
         path: Where it is.
     """
 
-    def __init__(self) -> None:
+    path: Path
+
+    def make(self) -> None:
+        """Make it, under a name that nobody can guess."""
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
 
     def environment(self, server: StdioServer, environ: Mapping[str, str]) -> dict[str, str]:
@@ -50,5 +53,6 @@ class Folder:
         return self.path if server.cwd is None else Path(placed(server.cwd, str(self.path)))
 
     async def remove(self) -> None:
-        """Remove the folder and all that is in it."""
-        await asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True)
+        """Remove it and all that is in it, where it was made."""
+        if hasattr(self, "path"):
+            await asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True)
