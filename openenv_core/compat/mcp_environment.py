@@ -45,6 +45,7 @@ from openenv_core.tools import (
     ToolContext,
     ToolError,
     ToolErrorType,
+    ToolFailed,
     ToolResult,
     ToolSpec,
     ToolUnavailable,
@@ -169,7 +170,7 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
             return self._link.run(self._call(action), limit_s)
-        except (TimeoutError, ToolUnavailable) as error:
+        except (TimeoutError, ToolFailed, ToolUnavailable) as error:
             return _given_up(action, error, limit_s)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
@@ -182,7 +183,7 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
             return await self._link.arun(self._call(action), limit_s)
-        except (TimeoutError, ToolUnavailable) as error:
+        except (TimeoutError, ToolFailed, ToolUnavailable) as error:
             return _given_up(action, error, limit_s)
 
     @abstractmethod
@@ -281,6 +282,8 @@ def _given_up(action: CallToolAction, error: Exception, limit_s: float) -> CallT
     if isinstance(error, ToolUnavailable):
         text = text_of(error)
         return _failed(action, ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
+    if isinstance(error, ToolFailed):
+        return _failed(action, ToolErrorType.EXECUTION_ERROR, text_of(error))
     message = (
         f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
     )

@@ -8,6 +8,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError as CancelledFuture
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -15,7 +16,9 @@ from typing import Any, Final, TypeVar
 
 from openenv_core.client.loop_thread import LoopThread
 from openenv_core.errors import ClientClosed, ConfigurationError
-from openenv_core.tools import ToolUnavailable
+from openenv_core.protocol.faults import text_of
+from openenv_core.tools import ToolFailed, ToolUnavailable
+from openenv_core.tools.outcomes import cancellations_of_task
 
 T = TypeVar("T")
 
@@ -103,6 +106,7 @@ class Link:
 
         Raises:
             TimeoutError: It took longer; it is cancelled.
+            ToolFailed: It cancelled itself, or would have ended the process.
         """
         future = self.submit(work)
         try:
@@ -110,11 +114,26 @@ class Link:
         except FutureTimeout:
             future.cancel()
             raise
+        except CancelledFuture:
+            raise self._cancelled() from None
+        except (SystemExit, KeyboardInterrupt) as error:
+            if not future.done():  # the keys were pressed here
+                future.cancel()
+                raise
+            raise self._left(error) from error
 
     async def arun(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Do the same and await it."""
         async with asyncio.timeout(timeout_s):
-            return await asyncio.wrap_future(self.submit(work))
+            before = cancellations_of_task()
+            try:
+                return await asyncio.wrap_future(self.submit(work))
+            except asyncio.CancelledError:
+                if cancellations_of_task() > before:
+                    raise
+                raise self._cancelled() from None
+            except (SystemExit, KeyboardInterrupt) as error:
+                raise await asyncio.to_thread(self._left, error) from error
 
     def close(self) -> None:
         """End the session and its thread. Idempotent."""
@@ -127,6 +146,22 @@ class Link:
         ):  # the server object's own end may fail, or never come; the thread's does not wait
             thread.submit(self._finish).result(CLOSE_S)
         thread.stop()
+
+    def _cancelled(self) -> Exception:
+        if self._closed:
+            return ClientClosed("expected an open environment, got its close() during a tool call")
+        return ToolFailed(
+            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
+        )
+
+    def _left(self, error: BaseException) -> ToolFailed:
+        """Begin anew with the next request: an exit ends the event loop that it comes to."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._opened = self._holder = self._end = None
+        if thread is not None:
+            thread.stop()
+        return ToolFailed(f"{type(error).__name__}: {text_of(error)}")
 
     async def _do(self, work: Callable[[Any], Awaitable[T]]) -> T:
         if self._opened is None:

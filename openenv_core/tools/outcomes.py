@@ -41,12 +41,12 @@ async def apart(call: Callable[[], Any]) -> Any:
         except BaseException as error:  # an exit that leaves a task ends the event loop
             return None, error
 
-    cancellations = _cancellations()
+    before = cancellations_of_task()
     task = asyncio.create_task(run())
     try:
         value, error = await task
     except asyncio.CancelledError:
-        if _cancellations() > cancellations:
+        if cancellations_of_task() > before:
             raise
         why = (
             "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
@@ -59,7 +59,7 @@ async def apart(call: Callable[[], Any]) -> Any:
     return value
 
 
-def _cancellations() -> int:
+def cancellations_of_task() -> int:
     """Return how often the task at hand was asked to end, and has not said that it goes on."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()

@@ -196,6 +196,32 @@ async def test_a_tool_that_hangs_holds_up_nobody(abacus: Abacus) -> None:
     other.close()
 
 
+# The exit ends the thread of the session with the server object, and another one takes its place.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("how", "why"), [("exit", "SystemExit: 3"), ("itself", "cancelled itself")])
+async def test_a_tool_that_leaves_takes_nobody_along(abacus: Abacus, how: str, why: str) -> None:
+    @abacus.tool()
+    async def leave(how: str) -> None:
+        if how == "exit":
+            raise SystemExit(3)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    abacus.reset()
+    left, add = (
+        CallToolAction(tool_name="leave", arguments={"how": how}),
+        CallToolAction(tool_name="add", arguments={"amount": 1}),
+    )
+    for asynchronous in (False, True):
+        answer = await abacus.step_async(left) if asynchronous else abacus.step(left)
+        assert isinstance(answer, CallToolObservation)
+        assert answer.error is not None
+        assert (answer.error.error_type, why in answer.error.message) == ("execution_error", True)
+        abacus.step(add)
+    assert abacus.total == 2
+
+
 def test_nothing_is_left_of_a_closed_one() -> None:
     before = set(threading.enumerate())
 
