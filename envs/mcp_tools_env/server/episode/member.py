@@ -59,6 +59,11 @@ class Member:
         return self._spec.ropewalk
 
     @property
+    def is_process(self) -> bool:
+        """Whether it is a process of the session's own, which needs a folder."""
+        return not isinstance(self._spec, HttpServer)
+
+    @property
     def about(self) -> About | None:
         """What it says of itself; None before it was started."""
         return self._about

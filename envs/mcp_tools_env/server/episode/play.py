@@ -74,7 +74,8 @@ class Episode:
             ServerFailed: One of them does not come. The others are ended.
         """
         try:
-            self._folder.make()
+            if any(member.is_process for member in self._members.values()):
+                self._folder.make()
             await start_all(list(self._members.values()), self._house.starts)
         except BaseException as error:
             self.ended = "infrastructure"
