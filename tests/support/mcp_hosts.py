@@ -21,7 +21,9 @@ async def host(
     headers: dict[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Client]:
-    async with httpx2.AsyncClient(headers=headers or {}, timeout=PATIENCE_S, trust_env=False) as http:
+    async with httpx2.AsyncClient(
+        headers=headers or {}, timeout=PATIENCE_S, trust_env=False, verify=False
+    ) as http:
         transport = streamable_http_client(f"http://{address}{path}", http_client=http)
         async with Client(transport, mode=mode, read_timeout_seconds=PATIENCE_S, **options) as client:
             yield client

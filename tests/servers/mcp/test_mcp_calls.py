@@ -20,6 +20,10 @@ from servers import create_app
 
 ERAS = [HANDSHAKE, STATELESS]
 
+# Where the two take the same way through our code, the second is left to --all.
+handshake_first = pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.slow)])
+stateless_first = pytest.mark.parametrize("era", [STATELESS, pytest.param(HANDSHAKE, marks=pytest.mark.slow)])
+
 
 @pytest.fixture(params=ERAS)
 def era(request: pytest.FixtureRequest) -> str:
@@ -49,6 +53,7 @@ async def test_results_in_every_form(era: str) -> None:
         assert (await client.call_tool("bump")).structured_content == {"result": 1}
 
 
+@handshake_first
 async def test_ten_megabytes_pass(era: str) -> None:
     async with serving(boxes()) as address, await connected(address, era) as client:
         assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
@@ -83,6 +88,7 @@ async def test_an_episode_that_is_over_is_no_failure_of_the_protocol() -> None:
             assert "is over" in text_of(ended)
 
 
+@pytest.mark.slow
 async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> None:
     class Late(Ending):
         @tool
@@ -101,6 +107,7 @@ async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> Non
         gc.collect()  # what was never awaited would say so
 
 
+@stateless_first
 async def test_tools_that_only_an_instance_knows(era: str) -> None:
     class Growing(ToolBox):
         def list_tools(self) -> Sequence[ToolSpec]:
@@ -115,6 +122,7 @@ async def test_tools_that_only_an_instance_knows(era: str) -> None:
             assert served.sessions.active == (0 if era == STATELESS else 1)
 
 
+@handshake_first
 async def test_resources_prompts_and_completions(era: str) -> None:
     async with serving(boxes()) as address, await connected(address, era) as client:
         assert [str(one.uri) for one in (await client.list_resources()).resources] == ["notes:all"]
@@ -154,6 +162,7 @@ async def test_progress_and_log_come_before_the_result(era: str) -> None:
     assert heard == [(1, 2, "half"), {"waiting": 0}]
 
 
+@pytest.mark.slow
 async def test_the_level_of_the_log_holds() -> None:
     heard: list[Any] = []
 
@@ -185,7 +194,7 @@ async def give_up(client: Client, tool: str, name: str) -> None:
     await eventually(lambda: name in ToolBox.cancelled)
 
 
-@pytest.mark.parametrize("tool", ["wait", "work"])
+@pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.slow)])
 async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool: str) -> None:
     app = boxes()
     async with serving(app) as address, await connected(address, era) as client:
@@ -195,6 +204,7 @@ async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool
         assert app.sessions.executor.abandoned == 0
 
 
+@handshake_first
 @pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.slow)])
 async def test_a_tool_that_hangs_ends_its_session_and_no_other(era: str, tool: str) -> None:
     app = boxes(step_timeout_s=0.4)
@@ -230,6 +240,7 @@ async def test_a_tool_asks_its_caller_back(era: str) -> None:
         assert text_of(await client.call_tool("think")) == "4"
 
 
+@stateless_first
 async def test_a_caller_that_cannot_be_asked_is_not(era: str) -> None:
     async with serving(boxes()) as address, await connected(address, era) as client:
         assert text_of(await client.call_tool("think")) == "nobody thinks"

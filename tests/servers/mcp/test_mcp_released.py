@@ -80,6 +80,7 @@ async def test_sockets_call_tools_in_their_own_session() -> None:
             assert reply["data"]["result"]["data"] == 1
 
 
+@pytest.mark.slow
 async def test_a_call_that_hangs_ends_its_socket_session_after_a_reply() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
     app = boxes(step_timeout_s=0.3)
@@ -113,6 +114,7 @@ class Patient(Environment[Any, Any, State]):
         return ToolResult.of(None)
 
 
+@pytest.mark.slow
 async def test_a_tool_may_wait_where_steps_do_not_and_has_a_deadline() -> None:
     app = create_app(Patient, ListToolsAction, ListToolsObservation, max_concurrent_envs=4)
     app.configure(replace(ServerSettings(), step_timeout_s=0.3))
