@@ -17,11 +17,18 @@ MAX_COMPLETIONS: Final = 100
 
 def failure(error: BaseException) -> ToolResult:
     """Return the result of a tool that has raised."""
-    if isinstance(error, ToolUnavailable):
-        text = text_of(error)
+    if (unavailable := _unavailable(error)) is not None:
+        text = text_of(unavailable)
         return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
     text = text_of(error) if isinstance(error, ToolFailed) else f"{type(error).__name__}: {text_of(error)}"
     return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
+
+
+def _unavailable(error: BaseException) -> ToolUnavailable | None:
+    """Return what failed beside the caller, also where it came out of a group of tasks."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_unavailable, error.exceptions)), None)
+    return error if isinstance(error, ToolUnavailable) else None
 
 
 async def apart(call: Callable[[], Any]) -> Any:

@@ -83,6 +83,7 @@ class Toolset:
             method = Method.of(owner, attribute)
             for declared in declarations:
                 _ADDING[declared.kind](found, declared, method)
+        found._check_completions()
         return found
 
     def _add_tool(self, declared: Declared, method: Method) -> None:
@@ -178,6 +179,17 @@ class Toolset:
 
     def _add_completion(self, declared: Declared, method: Method) -> None:
         self.completions[declared.completes, declared.argument] = method.attribute
+
+    def _check_completions(self) -> None:
+        for (kind, of), argument in self.completions:
+            there: Mapping[str, DeclaredPrompt | DeclaredResource] = (
+                self.prompts if kind == "ref/prompt" else self.templates
+            )
+            if of not in there or argument not in there[of].signature.names:
+                raise ConfigurationError(
+                    f"expected a completion of an argument that is there, got {argument!r} of {of!r}; declare a prompt "
+                    "of that name, or a resource of that form, which takes it"
+                )
 
 
 _ADDING: Final[dict[str, Callable[[Toolset, Declared, Method], None]]] = {

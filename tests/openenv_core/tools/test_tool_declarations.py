@@ -216,6 +216,8 @@ def unknown(self: Any, x: "NoSuchType") -> None: ...  # type: ignore[name-define
         ("addresses of their own", {"a": resource("x://a")(plain()), "b": resource("x://a")(plain())}),
         ("prompts with names of their own", {"a": prompt(name="p")(plain()), "b": prompt(name="p")(plain())}),
         ("types that can be found", {"unknown": tool(unknown)}),
+        ("got 'x' of 'p'", {"typed": completion(prompt="p", argument="x")(plain()), "p": prompt(plain())}),
+        ("got 'x' of 'q'", {"typed": completion(prompt="q", argument="x")(plain())}),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused_when_the_class_is_made(

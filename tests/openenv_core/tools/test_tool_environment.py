@@ -87,6 +87,7 @@ class Room(ToolEnvironment[State]):
         raise {
             "told": ToolFailed("no paint left"),
             "down": ToolUnavailable("it burned"),
+            "both": ExceptionGroup("tasks", [ValueError("oh"), ToolUnavailable("it burned")]),
             "": ValueError("oh"),
         }[how]
 
@@ -187,12 +188,13 @@ def test_a_failure_is_an_outcome(room: Room) -> None:
     for how, kind, message in (
         ("told", ToolErrorType.EXECUTION_ERROR, "no paint left"),
         ("down", ToolErrorType.TRANSPORT_ERROR, "it burned"),
+        ("both", ToolErrorType.TRANSPORT_ERROR, "it burned"),
         ("", ToolErrorType.EXECUTION_ERROR, "ValueError: oh"),
     ):
         observation = step(room, "fail", how=how)
         assert observation.error is not None
         assert (observation.error.error_type, observation.error.message) == (kind, message)
-        assert is_infrastructure_failure(observation) is (how == "down")
+        assert is_infrastructure_failure(observation) is (how in ("down", "both"))
     odd = step(room, "odd").error
     assert odd is not None
     assert "TypeError" in odd.message

@@ -155,7 +155,7 @@ class Odd(Base):
         return f"{name} {end}"
 
     @prompt
-    def junk(self) -> list[str]:
+    def junk(self, a: str = "", b: str = "") -> list[str]:
         return cast(list[str], [3])
 
     @completion(prompt="junk", argument="a")
