@@ -87,15 +87,15 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw |
 @family(
     "last_name_begins",
     EASY,
-    "How many {people} have a last name that begins with the letter {LETTER}?",
-    "Count the {people} whose last name starts with {LETTER}.",
-    "The last names of how many {people} have {LETTER} as their first letter?",
+    "How many {people} have a last name that begins with a letter from {LETTER} to {LAST}, both included?",
+    "Count the {people} whose last name starts with one of the letters {LETTER} to {LAST}.",
+    "The last names of how many {people} have one of the letters {LETTER} to {LAST} as their first?",
     counts_events=False,
 )
 def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw | None:
-    letter = source.choice(world.people).name.split()[-1][0]
-    found = sum(person.name.split()[-1][0] == letter for person in world.people)
-    return Draw(number(found), {"LETTER": letter}) if found > 1 else None
+    first, last = sorted(source.choice(world.people).name.split()[-1][0] for _ in range(2))
+    found = sum(first <= person.name.split()[-1][0] <= last for person in world.people)
+    return Draw(number(found), {"LETTER": first, "LAST": last}) if first < last else None
 
 
 @family(
@@ -103,7 +103,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw |
     EASY,
     "List the names of the {items} whose name ends with the word '{WORD}'.",
     "Which {items} have '{WORD}' as the last word of their name?",
-    "Name every {item} that is called something that ends in the word '{WORD}'.",
+    "Name every {item} with a name of which '{WORD}' is the last word.",
     counts_events=False,
 )
 def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw | None:

@@ -36,10 +36,10 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
 @family(
     "best_of_each_group",
     HARD,
-    "For each {group}, what is the highest total of {units} that one of its {items} has? Leave out those without "
-    "{events}.",
+    "For each {group}, what is the highest total of {units} that one of its {items} has? Leave out each {group} "
+    "without {events}.",
     "Total the {units} of each {item}, and give for every {group} that occurs the greatest of these totals.",
-    "Of the totals of {units} by {item}, which is the greatest in each {group}? Only those with {events}.",
+    "Of the totals of {units} by {item}, which is the greatest in each {group} that has any {events}?",
 )
 def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw:
     totals: Counter[tuple[str, int]] = Counter()
@@ -94,9 +94,9 @@ def _(world: World, _events: tuple[Event, ...], _source: random.Random) -> Draw 
 @family(
     "amount_of_largest_city",
     HARD,
-    "What are the total {amount} in {YEAR} of the {people} from the city in which most {people} live, in euros?",
+    "What is the total of {amount} in {YEAR}, in euros, from the {people} of the city in which the most {people} live?",
     "Take the city with the greatest number of {people}. How many euros of {amount} came from there in {YEAR}?",
-    "Which total of {amount}, in euros, did {YEAR} bring from the {people} of that city which has the most {people}?",
+    "Add up the {amount} of {YEAR}, in euros, from the {people} of the city with the most {people}: what is the sum?",
 )
 def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
     city = single(Counter(person.city for person in world.people))
@@ -146,7 +146,7 @@ def _(world: World, events: tuple[Event, ...], _source: random.Random) -> Draw |
 @family(
     "share_of_status",
     HARD,
-    "What percentage of the {events} of {YEAR} have the status '{STATUS}'? All of them are the whole.",
+    "What percentage of all {events} of {YEAR}, whatever their status, have the status '{STATUS}'?",
     "Of all {events} in {YEAR}, how many percent have the status '{STATUS}'?",
     "How large is the share of {events} with the status '{STATUS}' among all those of {YEAR}, in percent?",
     counts_events=False,
@@ -184,13 +184,13 @@ def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | 
     "{people}?",
 )
 def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
-    days = source.choice((30, 45, 60, 90, 120, 180, 240))
+    days = source.choice((60, 90, 120, 180, 240, 365))
     waits: dict[int, int] = {}
     for event in events:
         wait = (event.day - event.person.joined).days
         waits[event.person.id] = min(wait, waits.get(event.person.id, wait))
     found = sum(wait <= days for wait in waits.values())
-    return Draw(number(found), {"DAYS": str(days)}) if found > 1 else None
+    return Draw(number(found), {"DAYS": str(days)}) if found > 2 else None
 
 
 @family(
@@ -224,7 +224,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
 @family(
     "above_average_people",
     HARD,
-    "How many {people} have more {events} than the average of those {people} that have any?",
+    "How many {people} have more {events} than the average number among those {people} that have any?",
     "Take the {people} with {events}, and the mean number of {events} they have. How many of them are above it?",
     "Among {people} with at least one {event}, how many have more of them than these {people} have on average?",
 )

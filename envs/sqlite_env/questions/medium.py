@@ -31,7 +31,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
 @family(
     "amount_in_month",
     MEDIUM,
-    "What are the total {amount} of {events} dated in {MONTH} {YEAR}, in euros?",
+    "What is the total of {amount}, in euros, from all {events} dated in {MONTH} {YEAR}?",
     "Add up the {amount} of all {events} of {MONTH} {YEAR}, in euros.",
     "How many euros of {amount} did {MONTH} {YEAR} bring?",
 )
@@ -99,8 +99,8 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
 @family(
     "top_items",
     MEDIUM,
-    "Which {COUNT} {items} have the most {units} in total, from the most down? Of two with as many, the one that "
-    "comes first in the alphabet goes first.",
+    "Which {COUNT} {items} have the most {units} in total? Put the one with the most first; where two have as many, "
+    "go by the alphabet.",
     "List the top {COUNT} {items} by total {units}, greatest first, and by name where they are equal.",
     "Rank the {items} by their total of {units}, highest first and alphabetically where equal, and give the first "
     "{COUNT}.",
@@ -161,7 +161,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     "best_city",
     MEDIUM,
     "The {people} of which city account for the highest total {amount}?",
-    "By total {amount}, which city do the best {people} live in, all {people} of a city taken together?",
+    "Taking all {people} of a city together, from which city is the total of {amount} the highest?",
     "Add up the {amount} by the city of the {person}: which city comes first?",
 )
 def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw | None:
@@ -177,7 +177,7 @@ def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw 
     MEDIUM,
     "For each {group}, in how many {events} of {YEAR} does it occur? Leave out those without any.",
     "Give each {group} with the number of {events} in {YEAR} that had one of its {items}; only those that have some.",
-    "Count the {events} of {YEAR} by {group}, and list those of which there are any with their numbers.",
+    "Count the {events} of {YEAR} by {group}, and list each {group} that has any with its number.",
 )
 def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     year = source.choice(events).day.year

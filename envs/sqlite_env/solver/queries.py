@@ -13,7 +13,8 @@ QUERIES: Final[dict[str, str]] = {
         WHERE g.name = :GROUP ORDER BY i.price DESC LIMIT 1""",
     "items_between": "SELECT count(*) FROM v_items WHERE price BETWEEN cast(:LOW AS REAL) AND cast(:HIGH AS REAL)",
     "joined_in_year": "SELECT count(*) FROM v_people WHERE strftime('%Y', joined) = :YEAR",
-    "last_name_begins": "SELECT count(*) FROM v_people WHERE name LIKE '% ' || :LETTER || '%'",
+    "last_name_begins": """
+        SELECT count(*) FROM v_people WHERE substr(name, instr(name, ' ') + 1, 1) BETWEEN :LETTER AND :LAST""",
     "names_with_word": "SELECT name FROM v_items WHERE name LIKE '% ' || :WORD",
     "largest_group": """
         SELECT g.name FROM v_items i JOIN v_groups g ON g.id = i.group_id

@@ -17,7 +17,7 @@ _DAYS: Final = 1400
 """Within how many days from then "today" lies."""
 
 _UNUSED_ITEMS: Final = 4
-_IDLE_PEOPLE: Final = 5
+_IDLE_PEOPLE: Final = 14
 
 
 def make_world(domain: Domain, source: random.Random) -> World:

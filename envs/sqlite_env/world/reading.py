@@ -8,6 +8,7 @@ is there for the few instructions that take long.
 
 import math
 import re
+import resource
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -15,18 +16,23 @@ from datetime import date
 from typing import Any, Final
 
 from ..errors import QueryRefused
+from .expansion import check_expansion
 
 MAX_SQL: Final = 8_000
 MAX_ROWS: Final = 100
 MAX_CELL: Final = 400
+MAX_NAME: Final = 100
 MAX_RESULT: Final = 16_000
-"""Characters of one query, rows of one result, characters of one value and of one result."""
+"""Characters of one query, rows of one result, characters of one value, of a column's name, and of one result."""
 
-MAX_INSTRUCTIONS: Final = 2_000_000
+MAX_INSTRUCTIONS: Final = 1_000_000
 MAX_SECONDS: Final = 3.0
 
+MAX_SPILLED: Final = 32_000_000
+"""Bytes that a query may put on disk on its way, as it does to sort or to keep what is too much for its cache."""
+
 MAX_TEXT: Final = 1_000
-"""Bytes of a text, or of a row, anywhere in a query: what it takes of memory and disk is bounded by this."""
+"""Bytes of a text, or of a row, anywhere in a query."""
 
 _TICK: Final = 500
 """Instructions between two looks."""
@@ -74,6 +80,7 @@ class Reader:
         self._today = f"{today.isoformat()} 12:00:00"
         self._ticks = 0
         self._until = 0.0
+        self._spilled = 0
         self._stopped: str | None = None
         self._refused: str | None = None
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -98,7 +105,9 @@ class Reader:
             raise QueryRefused(f"expected a query of at most {MAX_SQL} characters, got {len(sql)}")
         if (word := _first_word(sql)) not in _READS:
             raise QueryRefused(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
+        check_expansion(sql)
         self._ticks, self._stopped, self._refused = 0, None, None
+        self._spilled = _written()
         self._until = time.monotonic() + MAX_SECONDS
         try:
             cursor = self._connection.execute(sql)
@@ -127,6 +136,11 @@ class Reader:
         elif time.monotonic() > self._until:
             self._stopped = (
                 f"expected a query that takes at most {MAX_SECONDS:g} s, got one that takes longer"
+            )
+        elif _written() - self._spilled > MAX_SPILLED:
+            self._stopped = (
+                f"expected a query that keeps at most {MAX_SPILLED // 1_000_000} MB on its way, got one that keeps "
+                "more; sort and group fewer rows"
             )
         return self._stopped is not None
 
@@ -157,7 +171,8 @@ class Reader:
         takes_format = name == "strftime"
 
         def answer(*given: Any) -> Any:
-            args = list(given)
+            # A blob is read as the text that it is, and a text up to its first NUL.
+            args = [_plain(one) for one in given]
             at = 1 if takes_format else 0
             if len(args) == at:
                 args.append("now")
@@ -172,6 +187,12 @@ class Reader:
         return answer
 
 
+def _written() -> int:
+    """Return how many bytes this thread has written to files, where the system counts that."""
+    who = getattr(resource, "RUSAGE_THREAD", None)
+    return 0 if who is None else resource.getrusage(who).ru_oublock * 512
+
+
 def _said(error: Exception) -> str:
     if "too big" in str(error):
         return (
@@ -179,6 +200,12 @@ def _said(error: Exception) -> str:
             "shorten it, and give long expressions a name with AS"
         )
     return f"SQLite says: {error!s:.300}"
+
+
+def _plain(given: Any) -> Any:
+    if isinstance(given, bytes):
+        given = given.decode(errors="replace")
+    return given.partition("\0")[0] if isinstance(given, str) else given
 
 
 def _first_word(sql: str) -> str:
@@ -190,6 +217,7 @@ def _first_word(sql: str) -> str:
 
 
 def _bounded(columns: list[str], found: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    columns = [name[:MAX_NAME] for name in columns]
     rows: list[list[Any]] = []
     size = sum(map(len, columns))
     truncated = False

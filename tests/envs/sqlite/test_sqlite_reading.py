@@ -95,7 +95,7 @@ def test_what_is_no_query_is_not_even_prepared(reader: Reader) -> None:
 
 
 def test_the_end_of_a_query_is_the_same_everywhere(reader: Reader) -> None:
-    with pytest.raises(QueryRefused, match="in 2000000 instructions"):
+    with pytest.raises(QueryRefused, match="in 1000000 instructions"):
         reader.query(f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b, {EVENTS} c, {EVENTS} d")
 
 
@@ -110,9 +110,44 @@ def test_the_end_of_a_query_is_the_same_everywhere(reader: Reader) -> None:
     ],
 )
 def test_queries_that_take_too_much_are_ended_and_the_next_one_runs(reader: Reader, sql: str) -> None:
-    with pytest.raises(QueryRefused, match=r"instructions|at most 1000 characters|longer"):
+    with pytest.raises(QueryRefused, match=r"instructions|at most 1000 characters|32 MB|longer"):
         reader.query(sql)
     assert reader.query(f"SELECT count(*) FROM {PEOPLE}")["rows"] == [[len(WORLD.people)]]
+
+
+def doubled(levels: int, definition: str, last: str = "a0 AS (SELECT 1 x)") -> str:
+    parts = [
+        definition.replace("NEW", f"a{level}").replace("OLD", f"a{level - 1}") for level in range(1, levels)
+    ]
+    return f"WITH {', '.join([last, *parts])} SELECT count(*) FROM a{levels - 1}"
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "NEW AS (SELECT 1 x FROM OLD, OLD t)",
+        "NEW AS NOT MATERIALIZED (SELECT x FROM OLD UNION ALL SELECT x FROM OLD)",
+        "NEW(x) AS MATERIALIZED (SELECT (SELECT x FROM OLD) + (SELECT x FROM (OLD)))",
+        "NEW AS (SELECT 1 IN OLD AS x WHERE 1 IN OLD)",
+        """"NEW" AS (SELECT 1 x FROM[OLD]a JOIN/* */'OLD' b)""",
+        "`NEW` AS (SELECT 1 x FROM -- )\n OLD a, OLD b)",
+        "NEW\u00b7 AS (SELECT 1 x FROM OLD\u00b7, OLD\u00b7 t)",
+        "NEW\u00a0 AS (SELECT ')(' x FROM OLD\u00a0, OLD\u00a0 t)",
+    ],
+)
+def test_parts_that_multiply_are_refused_before_they_are_written_out(reader: Reader, definition: str) -> None:
+    mark = definition[3] if ord(definition[3]) > 127 else ""
+    few, many = (doubled(levels, definition, f"a0{mark} AS (SELECT 1 x)") + mark for levels in (5, 16))
+    assert reader.query(few)["row_count"] == 1
+    with pytest.raises(QueryRefused, match="written out"):
+        reader.query(many)
+
+
+def test_a_query_has_so_many_parts_and_no_more(reader: Reader) -> None:
+    line = "NEW AS (SELECT x FROM OLD)"
+    assert reader.query(doubled(50, line))["rows"] == [[1]]
+    with pytest.raises(QueryRefused, match="50 parts"):
+        reader.query(doubled(51, line))
 
 
 def test_usual_queries_run(reader: Reader) -> None:
@@ -142,6 +177,8 @@ def test_results_are_cut_at_a_bound(reader: Reader) -> None:
     assert "truncated" not in reader.query(f"SELECT rowid FROM {EVENTS} LIMIT {MAX_ROWS}")
     wide = reader.query(f"SELECT {', '.join([LONG] * 3)} FROM {EVENTS}")
     assert 0 < len(str(wide["rows"])) <= MAX_RESULT
+    names = reader.query(f'SELECT 1 AS "{"y" * 900}"')["columns"]
+    assert [len(name) for name in names] == [100]
     assert reader.query(f"SELECT {LONG}")["rows"][0][0].endswith("... (900 characters)")
 
 
@@ -153,5 +190,7 @@ def test_now_is_the_day_of_the_task(reader: Reader) -> None:
         "julianday(date('now')) > 0"
     )["rows"][0]
     tomorrow = sqlite3.connect(":memory:").execute("SELECT date(?, '+1 day')", [today]).fetchone()[0]
+    odd = "SELECT date(x'6e6f77'), date('now' || char(0) || 'x'), date('now', 'localtime' || char(0))"
+    assert reader.query(odd)["rows"] == [[today, today, None]]
     assert row[:6] == [today, today, today, today, today[:4], tomorrow]
     assert row[6:] == ["2024-02-29", None, None, None, 1]
