@@ -206,10 +206,15 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         # uvicorn raises the signals again when it is done, which turns an orderly end into a death by signal.
+        # No bound method: the library that sends streams of events looks for one here, to cut them all at the signal,
+        # with the replies to calls that have time to end.
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.handle_exit(number, frame)
+
         before = {}
         for number in _SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                before[number] = signal.signal(number, self.handle_exit)
+                before[number] = signal.signal(number, handle)
         try:
             yield
         finally:

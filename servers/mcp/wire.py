@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import threading
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import anyio
@@ -51,7 +52,8 @@ class Lines:
         self._file = os.fdopen(descriptor, "rb")
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue(MAX_READ_AHEAD)
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._room = threading.Semaphore(MAX_READ_AHEAD)
         threading.Thread(target=self._read, name="lines of MCP", daemon=True).start()
 
     def __aiter__(self) -> "Lines":
@@ -60,6 +62,7 @@ class Lines:
     async def __anext__(self) -> str:
         """Return the next line."""
         line = await self._lines.get()
+        self._room.release()
         if line is None:
             raise StopAsyncIteration
         return line
@@ -78,7 +81,9 @@ class Lines:
         self._put(None)
 
     def _put(self, line: str | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
+        self._room.acquire()
+        with suppress(RuntimeError):  # the loop has ended, and nobody reads any more
+            self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
 class Pipe:
