@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import jinja2
 import pytest
 from tally import Tally
 
@@ -84,7 +85,6 @@ def test_what_is_no_tool_is_refused() -> None:
 
 
 def test_a_chat_template_tells_a_model_of_them() -> None:
-    jinja2 = pytest.importorskip("jinja2")
     tools = openai_tools(Tally().list_tools())
     rendered = (
         jinja2.Environment(autoescape=False)
