@@ -5,12 +5,25 @@ from collections.abc import Callable
 from typing import Any, Final, get_args
 
 from .solver import Call
+from .solver.talk import Talk
+from .solver.understanding import wishes
+from .world.requests import Kind
 from .world.words import TOPICS, Asked, Decision, Ground
 
 Policy = Callable[[str, Call, random.Random], float]
 """Plays a task, given its text, and returns the reward of it all."""
 
 _CALLS: Final = 30
+
+_USUAL: Final[dict[Kind, Ground]] = {
+    "return": "window_over",
+    "exchange": "out_of_stock",
+    "cancel": "too_late",
+    "address": "too_late",
+    "coupon": "too_late",
+    "late": "already_done",
+    "total": "not_your_order",
+}
 
 
 def at_once(task: str, call: Call, source: random.Random) -> float:
@@ -26,6 +39,30 @@ def refuse_all(task: str, call: Call, source: random.Random) -> float:
 def grant_all(task: str, call: Call, source: random.Random) -> float:
     """Say of every request that it is done, and do nothing."""
     return _answer_all(task, call, lambda: ("done", "none"))
+
+
+def usual_refusal(task: str, call: Call, source: random.Random) -> float:
+    """Verify the customer, and refuse every request, unseen, on the ground that is the commonest for its kind."""
+    talk = Talk(call)
+    facts = talk.facts(2)
+    for found in talk.use(
+        "find_customer", name=talk.ask("name").removeprefix("My name is ").removesuffix(".")
+    ):
+        if len(facts) == 2:
+            talk.use("verify_identity", customer_id=found["customer_id"], **facts)
+    for wish in wishes(task):
+        call("reply", {"request": wish.number, "decision": "refused", "ground": _USUAL[wish.kind]})
+    return float(call("finish", {}).reward or 0.0)
+
+
+def not_verified(task: str, call: Call, source: random.Random) -> float:
+    """Take every customer for somebody else."""
+    talk = Talk(call)
+    for found in talk.use(
+        "find_customer", name=talk.ask("name").removeprefix("My name is ").removesuffix(".")
+    ):
+        talk.use("add_note", customer_id=found["customer_id"], kind="suspicious", text="")
+    return _answer_all(task, call, lambda: ("refused", "not_verified"))
 
 
 def random_calls(task: str, call: Call, source: random.Random) -> float:
@@ -45,6 +82,8 @@ def random_calls(task: str, call: Call, source: random.Random) -> float:
 BASELINES: Final[dict[str, Policy]] = {
     "finish at once": at_once,
     "refuse all": refuse_all,
+    "refuse as usual": usual_refusal,
+    "believe nobody": not_verified,
     "say that all is done": grant_all,
     "random calls": random_calls,
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, get_args
 
-from .world.cases import CASES, Bench, make_request
+from .world.cases import CASES, SEVERAL, Bench, make_request
 from .world.making import Maker
 from .world.policy import draw_policy
 from .world.requests import Kind, Request, Scenario
@@ -66,7 +66,12 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Tas
     requests: list[Request] = []
     while len(requests) < _REQUESTS[level]:
         kind = source.choice(_KINDS)
-        request = make_request(bench, kind, source.choice(CASES[kind][1]))
+        cases = dict(CASES[kind][1])
+        if any(len(one.lines) > 1 for one in requests):
+            # One of several things is enough: more take more calls than an episode is meant to.
+            cases = {case: often for case, often in cases.items() if case not in SEVERAL}
+        (case,) = source.choices(list(cases), list(cases.values()))
+        request = make_request(bench, kind, case)
         if request is not None:
             requests.append(request)
     _fill(bench)

@@ -24,7 +24,6 @@ def solve(task: str, call: Call) -> float:
         raise Puzzled("expected the day in the task")
     wanted = wishes(task)
     talk.policy("identity")
-    talk.policy("replies")
     candidates = talk.use("find_customer", name=_name(talk))
     account = _verified(talk, candidates)
     if account is None:

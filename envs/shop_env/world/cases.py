@@ -11,6 +11,9 @@ from .records import Address, Coupon, Customer, Order, Product
 from .requests import Kind, Request
 from .words import GIFT_CARD, STORE_CREDIT, Category, Status
 
+SEVERAL: Final = ("two", "partly", "big")
+"""Cases of a return of two things, the last where there is another."""
+
 
 @dataclass(slots=True)
 class Bench:
@@ -53,7 +56,7 @@ def _return(bench: Bench, case: str) -> Request | None:
     if product is None:
         return None
     products = [product]
-    if case in ("two", "partly", "big") and (other := bench.take(final_sale=case == "partly")):
+    if case in SEVERAL and (other := bench.take(final_sale=case == "partly")):
         products.append(other)
     elif case in ("two", "partly"):
         return None
@@ -174,22 +177,27 @@ def _total(bench: Bench, case: str) -> Request | None:
     return _about(bench, _open_order(bench, case), "total", case)
 
 
-CASES: Final[dict[Kind, tuple[Callable[[Bench, str], Request | None], tuple[str, ...]]]] = {
+CASES: Final[dict[Kind, tuple[Callable[[Bench, str], Request | None], dict[str, int]]]] = {
     "return": (
         _return,
-        ("fine", "two", "over", "final_sale", "faulty", "faulty_over", "partly", "already", "transit", "big"),
+        {"fine": 3, "two": 2, "faulty": 2, "partly": 2, "big": 1}
+        | {"over": 1, "faulty_over": 1, "final_sale": 1, "already": 1, "transit": 1},
     ),
     "exchange": (
         _exchange,
-        ("fine", "fine", "over", "final_sale", "fallback_refund", "fallback_keep", "fallback_over"),
+        {"fine": 6, "fallback_refund": 2}
+        | {"over": 1, "final_sale": 1, "fallback_keep": 1, "fallback_over": 1},
     ),
-    "cancel": (_cancel, ("pending", "processing", "shipped", "big", "foreign")),
-    "address": (_address, ("pending", "processing", "shipped", "po_box", "foreign")),
-    "coupon": (_coupon, ("pending", "expired", "minimum", "used", "processing")),
-    "late": (_late, ("fine", "in_time", "already")),
-    "total": (_total, ("pending", "shipped", "foreign")),
+    "cancel": (_cancel, {"pending": 4, "processing": 2, "big": 2, "shipped": 1, "foreign": 1}),
+    "address": (_address, {"pending": 5, "processing": 2, "shipped": 1, "po_box": 1, "foreign": 1}),
+    "coupon": (_coupon, {"pending": 4, "expired": 1, "minimum": 1, "used": 1, "processing": 1}),
+    "late": (_late, {"fine": 5, "in_time": 1, "already": 1}),
+    "total": (_total, {"pending": 3, "shipped": 3, "foreign": 1}),
 }
-"""How requests of a kind are made, and the cases that there are."""
+"""How requests of a kind are made, and the cases that there are, with how often each is drawn beside the others.
+
+What takes nothing but words is rare: who always refuses on the ground that is the commonest must not earn much.
+"""
 
 
 def make_request(bench: Bench, kind: Kind, case: str) -> Request | None:

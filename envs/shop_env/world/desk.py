@@ -193,6 +193,12 @@ class Desk:
             raise Impossible(f"expected the number of a request, 1 to {self._requests}, got {request}")
         if not math.isfinite(euros) or abs(euros) > 1_000_000:
             raise Impossible("expected an amount in euros, got one that is none")
+        # Every other ground tells something of an account, and "done" says that it was changed.
+        if not self._verified and (decision, ground) != ("refused", "not_verified"):
+            raise Impossible(
+                "expected verify_identity to be right before anything else than ('refused', 'not_verified') is told, "
+                f"got ({decision!r}, {ground!r})"
+            )
         self.replies[request] = Reply(decision, ground, round(euros * 100))
 
     def _open(self, order_id: str) -> Order:

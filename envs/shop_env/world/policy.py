@@ -88,7 +88,7 @@ _TEXTS: dict[Topic, str] = {
         "What was delivered can be sent back within {days} days of delivery, electronics within "
         "{electronics_days} days; the last day counts. Customers of the tier gold have {gold_days} days "
         "more. What came damaged, or is not what was ordered, can be sent back within {faulty_days} days, "
-        "whatever it is and whoever has it. Products marked as final sale cannot be sent back, unless "
+        "whatever it is and whatever the tier. Products marked as final sale cannot be sent back, unless "
         "they came damaged or are not what was ordered. Of furniture that is sent back because somebody "
         "changed their mind, {restocking_percent} percent of the price is kept; nothing is kept "
         "otherwise. Shipping fees are not given back. Ask for the reason. Use return_items, then "
@@ -135,7 +135,8 @@ _TEXTS: dict[Topic, str] = {
         "Answer each request with reply: 'done', 'partly' (some of it), 'refused' or 'escalated', with "
         "the ground unless it is done. The amount is what the customer gets back by the request, in "
         "euros: a refund, a credit, a discount; negative where the customer pays a difference; or the sum "
-        "that was asked for; 0 otherwise. What was sent back before is 'already_done', what has not been "
+        "that was asked for; 0 otherwise. Until somebody is verified, nothing can be told but 'refused' with "
+        "'not_verified'. What was sent back before is 'already_done', what has not been "
         "delivered 'not_delivered'. Then finish."
     ),
 }

@@ -10,14 +10,14 @@ from .words import Asked
 PHRASINGS: Final[dict[Kind, tuple[str, ...]]] = {
     "return": (
         "I would like to send back the {THINGS} from {REF}.",
-        "Can I return the {THINGS}? It was in {REF}.",
+        "Can I return the {THINGS} from {REF}?",
         "About {REF}: I do not want to keep the {THINGS} and want my money back.",
         "I need to give back the {THINGS} that came with {REF}.",
     ),
     "exchange": (
         "Could you swap the {PRODUCT} from {REF} for the one in {OPTION}?",
-        "I want to exchange the {PRODUCT}, {REF}, for {OPTION}.",
-        "The {PRODUCT} of {REF} should have been {OPTION}. Please exchange it.",
+        "I want to exchange the {PRODUCT} from {REF} for one in {OPTION}.",
+        "I should have ordered the {PRODUCT} from {REF} in {OPTION}. Please exchange it for me.",
     ),
     "cancel": (
         "Please cancel {REF}.",

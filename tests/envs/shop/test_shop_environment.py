@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,6 +15,7 @@ from envs.shop_env.world.desk import TRIES
 from envs.shop_env.world.facts import facts
 from envs.shop_env.world.requests import Scenario
 from envs.shop_env.world.speech import PHRASINGS
+from envs.shop_env.world.words import Decision, Ground
 from openenv_core.errors import EpisodeOver
 from openenv_core.tools import SILENT, CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
 
@@ -57,7 +58,9 @@ def test_who_does_not_look_earns_next_to_nothing(shop: ShopEnvironment) -> None:
     for name, policy in BASELINES.items():
         source, call = random.Random(7), calls_of(shop)
         earned = [policy(shop.reset(split="test", index=index).task, call, source) for index in range(300)]
-        assert sum(earned) / len(earned) < 0.05, name
+        # Two of them do what is right wherever it happens to be what they always do.
+        most = 0.12 if name in ("refuse as usual", "believe nobody") else 0.02
+        assert sum(earned) / len(earned) < most, name
 
 
 def test_the_seed_and_the_calls_decide_everything(shop: ShopEnvironment) -> None:
@@ -130,6 +133,24 @@ def test_nothing_of_an_account_before_it_is_verified(shop: ShopEnvironment) -> N
         assert seen.error is not None, name
         assert "verif" in seen.error.message, name
     assert facts(scenario.records) == before
+
+
+def test_nothing_is_said_to_somebody_who_is_not_verified(shop: ShopEnvironment) -> None:
+    scenario = honest(shop, difficulty="easy")
+    index = shop.state.index
+    told = [(decision, ground) for decision in get_args(Decision) for ground in get_args(Ground)]
+    shop.reset(index=index, difficulty="easy", max_calls=200)
+    call = calls_of(shop)
+    call("verify_identity", {"customer_id": scenario.customer_id, "email": "x", "phone": "y"})
+    taken = [
+        (decision, ground)
+        for decision, ground in told
+        if call("reply", {"request": 1, "decision": decision, "ground": ground}).error is None
+    ]
+    assert taken == [("refused", "not_verified")]
+    honest(shop, difficulty="easy", max_calls=200)
+    for decision, ground in told:
+        assert call("reply", {"request": 1, "decision": decision, "ground": ground}).error is None
 
 
 def private(order: str, customer: str) -> list[tuple[str, dict[str, Any]]]:

@@ -246,6 +246,20 @@ def test_what_is_right_changes_nothing_by_being_found_out() -> None:
         assert len(set(keys)) == len(keys)
 
 
+def test_no_answer_alone_is_right_often() -> None:
+    words: dict[str, Counter[tuple[str, str, int]]] = {}
+    total: Counter[str] = Counter()
+    for number in range(500):
+        scenario = make_task(number, held_out=False).scenario
+        for asked, right in zip(scenario.requests, verdicts(scenario), strict=True):
+            total[asked.kind] += 1
+            if not right.changes:
+                words.setdefault(asked.kind, Counter())[right.decision, right.ground, right.amount] += 1
+    assert total.keys() == set(CASES)
+    for kind, seen in words.items():
+        assert max(seen.values()) / total[kind] < 0.22, (kind, seen.most_common(1))
+
+
 @pytest.mark.parametrize("figure", ["days", "exchange_days", "faulty_days", "late_days", "refund_limit"])
 def test_figures_of_the_policies_matter(figure: str) -> None:
     other: Callable[[int], int] = lambda value: 0 if figure != "late_days" else value + 30  # noqa: E731

@@ -1,5 +1,6 @@
 """What queries may do, and what they may not."""
 
+import itertools
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -141,6 +142,13 @@ def test_parts_that_multiply_are_refused_before_they_are_written_out(reader: Rea
     assert reader.query(few)["row_count"] == 1
     with pytest.raises(QueryRefused, match="written out"):
         reader.query(many)
+
+
+def test_a_query_that_spills_too_much_is_ended(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not every file system counts what is written; this one counts too much.
+    monkeypatch.setattr("envs.sqlite_env.world.reading._written", itertools.count(step=20_000_000).__next__)
+    with pytest.raises(QueryRefused, match="32 MB"):
+        reader.query(f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b")
 
 
 def test_a_query_has_so_many_parts_and_no_more(reader: Reader) -> None:
