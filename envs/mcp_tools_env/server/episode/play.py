@@ -13,6 +13,7 @@ from openenv_core.tools import ToolContext, ToolErrorType, ToolResult, ToolSpec
 
 from ...models import McpToolsState, ServerInfo
 from ..house import House
+from ..upstream.arguments import unfit
 from ..upstream.errors import CallFailed, ServerFailed
 from ..upstream.results import result_of
 from .budget import Budget
@@ -108,17 +109,21 @@ class Episode:
         """Call a tool by the name that it is offered under."""
         started_s = self._budget.elapsed_s()
         began = time.monotonic()
+        why = unfit(arguments)
         if (spent := self._budget.spent()) is not None:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
             result = replace(ToolResult.failed(kind, self._budget.words(spent), **{BUDGET: spent}), done=True)
         else:
             self._budget.made += 1
-            result = await self._called(name, arguments, context)
+            if why is None:
+                result = await self._called(name, arguments, context)
+            else:
+                result = _failed(ToolErrorType.INVALID_ARGS, why)
             if self.ended is None and not self._budget.time_left_s():
                 self.ended = "time"
                 result = replace(result, done=True, metadata={**result.metadata, BUDGET: "time"})
-        self._transcript.add(name, arguments, result, started_s, time.monotonic() - began)
+        self._transcript.add(name, why or arguments, result, started_s, time.monotonic() - began)
         self._time_left_s = round(self._budget.time_left_s(), 3)
         return result
 

@@ -35,18 +35,21 @@ class Transcript:
         return list(self._entries)
 
     def add(
-        self, tool: str, arguments: Mapping[str, Any], result: ToolResult, started_s: float, seconds: float
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | str,
+        result: ToolResult,
+        started_s: float,
+        seconds: float,
     ) -> None:
-        """Keep a call."""
+        """Keep a call; of arguments that cannot be kept, why."""
         if self._entries.maxlen == 0:
             return
         self.dropped += len(self._entries) == self._entries.maxlen
-        encoded = dumps(arguments)
-        short = len(encoded) <= MAX_ARGUMENT_BYTES
         self._entries.append(
             TranscriptEntry(
-                tool=tool[:MAX_NAME_CHARS],
-                arguments=dict(arguments) if short else _text(encoded, MAX_ARGUMENT_BYTES),
+                tool=tool[:MAX_NAME_CHARS].encode(errors="replace").decode(),
+                arguments=_short(arguments),
                 outcome="ok" if result.error is None else result.error.error_type.value,
                 result=_said(result),
                 started_s=round(started_s, 4),
@@ -54,6 +57,13 @@ class Transcript:
                 metadata=result.metadata,
             )
         )
+
+
+def _short(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
+    if isinstance(arguments, str):
+        return arguments
+    encoded = dumps(arguments)
+    return dict(arguments) if len(encoded) <= MAX_ARGUMENT_BYTES else _text(encoded, MAX_ARGUMENT_BYTES)
 
 
 def _said(result: ToolResult) -> str:

@@ -1,6 +1,7 @@
 """Waiting for an answer that may not come: because its time is over, or because something broke on the way."""
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
@@ -37,6 +38,7 @@ async def asked(answer: Awaitable[T], fault: Fault, timeout_s: float) -> T:
         Lost: The connection is no more.
     """
     fault.take()  # what went wrong before is nothing of this
+    began = time.monotonic()
     asking = asyncio.ensure_future(answer)
     broke = asyncio.create_task(fault.event.wait())
     try:
@@ -45,7 +47,7 @@ async def asked(answer: Awaitable[T], fault: Fault, timeout_s: float) -> T:
             raise too_long(timeout_s)
         if not asking.done():
             await asyncio.wait([asking], timeout=AFTER_FAULT_S)
-        return _settled(asking, fault.take(), timeout_s)
+        return _settled(asking, fault.take(), timeout_s, time.monotonic() - began)
     finally:
         broke.cancel()
         if not asking.done():
@@ -55,7 +57,7 @@ async def asked(answer: Awaitable[T], fault: Fault, timeout_s: float) -> T:
             asking.exception()  # heard, whatever it is
 
 
-def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float) -> T:
+def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, took_s: float) -> T:
     if not asking.done():
         raise broken(fault or "it gave no answer")
     error = asking.exception()
@@ -64,13 +66,28 @@ def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float) -
     if fault is not None:
         raise broken(fault)
     if isinstance(error, MCPError):
-        if error.code == types.REQUEST_TIMEOUT and error.error.data is None:
+        if error.code == types.REQUEST_TIMEOUT and took_s >= timeout_s:
             raise too_long(timeout_s)
-        if error.code == types.CONNECTION_CLOSED or error.error.message == "Session terminated":
+        if _is_loss(error):
             raise Lost(error)
-        if error.code == types.PARSE_ERROR:
+        if error.code == types.PARSE_ERROR and error.error.message.startswith(_UNREADABLE):
             raise broken(told(error))
         raise refusal(error)
     if isinstance(error, ValidationError):
         raise broken(f"it answered with what is no result: {told(error)}")
     raise broken(told(error))
+
+
+# A tool server may use the codes of the SDK's own errors for what it will, -32000 above all; a call that it refuses
+# with one is the policy's affair. The words tell the SDK's apart.
+_CLOSED: Final = "Connection closed"
+_STREAM_ENDED: Final = "SSE stream "
+_FORGOTTEN: Final = "Session terminated"
+_UNREADABLE: Final = "Failed to parse "
+
+
+def _is_loss(error: MCPError) -> bool:
+    words = error.error.message
+    if error.code == types.CONNECTION_CLOSED:
+        return words == _CLOSED or words.startswith(_STREAM_ENDED)
+    return error.code == types.INVALID_REQUEST and words == _FORGOTTEN
