@@ -19,9 +19,14 @@ from jsonschema import validators
 from jsonschema.protocols import Validator
 from referencing import Registry
 
+from openenv_core.protocol.jsonio import dumps
+
 MAX_SCHEMA_BYTES: Final = 256 << 10
-MAX_CHECKS: Final = 20_000
-"""Keywords looked at for one set of arguments."""
+MAX_CHECKS: Final = 50_000
+"""Looked at for one set of arguments: a keyword, and each member of its value and of what it is held against."""
+
+BYTES_A_CHECK: Final = 64
+"""Where values are told, or held against each other whole, so many of their bytes cost as much as a check."""
 
 MAX_PATTERN_CHARS: Final = 512
 MAX_MATCHED_CHARS: Final = 1024
@@ -36,6 +41,9 @@ _Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
 _LEFT_OUT: Final = ("unevaluatedProperties", "unevaluatedItems", "format")
 """Keywords whose cost has no bound here."""
+
+_WHOLE: Final = ("enum", "const")
+"""Keywords that hold values against each other whole."""
 
 
 class _TooMuch(Exception):  # noqa: N818 - says what happened
@@ -53,7 +61,8 @@ class ArgumentCheck:
         self._schema = dict(schema)
         self._validator: Validator | None = None
         try:
-            if len(json.dumps(self._schema)) <= MAX_SCHEMA_BYTES:
+            self._size = len(json.dumps(self._schema))
+            if self._size <= MAX_SCHEMA_BYTES:
                 kind = _bounded(validators.validator_for(self._schema, jsonschema.Draft202012Validator))
                 # An empty registry: nothing is fetched for a reference.
                 self._validator = kind(self._schema, registry=Registry())
@@ -67,6 +76,7 @@ class ArgumentCheck:
         found: list[str] = []
         token = _BUDGET.set(_Budget())
         try:
+            _BUDGET.get().fault = 1 + (len(dumps(arguments)) + self._size) // BYTES_A_CHECK
             for error in self._validator.iter_errors(dict(arguments)):
                 found.append(_words(error))
                 if len(found) >= MAX_FAULTS:
@@ -81,9 +91,10 @@ class ArgumentCheck:
 class _Budget:
     def __init__(self) -> None:
         self.left = MAX_CHECKS
+        self.fault = 1  # what one costs
 
-    def spend(self) -> None:
-        self.left -= 1
+    def spend(self, cost: int = 1) -> None:
+        self.left -= cost
         if self.left < 0:
             raise _TooMuch
 
@@ -102,10 +113,12 @@ def _words(error: jsonschema.ValidationError) -> str:
 def _bounded(kind: type[Validator]) -> type[Validator]:
     """Return a kind of validator whose every keyword is counted, and whose dangerous ones are tamed."""
     keywords: dict[str, _Keyword] = {
-        name: _counted(keyword) for name, keyword in kind.VALIDATORS.items() if name not in _LEFT_OUT
+        name: _counted(keyword, whole=name in _WHOLE)
+        for name, keyword in kind.VALIDATORS.items()
+        if name not in _LEFT_OUT
     }
     keywords |= dict.fromkeys((name for name in _LEFT_OUT if name in kind.VALIDATORS), _pass)
-    keywords["uniqueItems"] = _unique
+    keywords["uniqueItems"] = _counted(_unique, whole=True)
     keywords["pattern"] = _pattern
     for name in ("patternProperties", "additionalProperties"):
         if name in keywords:
@@ -114,14 +127,21 @@ def _bounded(kind: type[Validator]) -> type[Validator]:
     return extended
 
 
-def _counted(keyword: _Keyword) -> _Keyword:
+def _counted(keyword: _Keyword, *, whole: bool = False) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        _BUDGET.get().spend()
+        budget = _BUDGET.get()
+        budget.spend(1 + _members(value) + _members(instance))
+        if whole and _members(instance):
+            budget.spend((len(dumps(value)) + len(dumps(instance))) // BYTES_A_CHECK)
         for error in keyword(validator, value, instance, schema) or ():
-            _BUDGET.get().spend()
+            budget.spend(budget.fault)
             yield error
 
     return check
+
+
+def _members(value: Any) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
 
 
 def _pass(validator: Any, value: Any, instance: Any, schema: Any) -> None:
