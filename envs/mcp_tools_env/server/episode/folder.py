@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Final
 
 from ..config.placeholders import placed
 from ..config.servers import StdioServer
+from ..upstream._guard import remove_tree
 
 _PREFIX: Final = "ropewalk-mcp-"
 
@@ -55,4 +55,4 @@ class Folder:
     async def remove(self) -> None:
         """Remove it and all that is in it, where it was made."""
         if hasattr(self, "path"):
-            await asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, str(self.path))
