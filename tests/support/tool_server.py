@@ -1,6 +1,6 @@
 """A real MCP server over stdio that misbehaves when it is asked to. Standard library alone, so it starts at once.
 
-python -I -S tool_server.py [--start-s SECONDS] [--name NAME]
+python -I -S tool_server.py [--start-s SECONDS] [--name NAME] [--endless] [--long]
 """
 
 import json
@@ -40,6 +40,7 @@ TOOLS = {
         tool("blocks"),
         tool("reset"),
         tool("heard"),
+        tool("many", size=NUMBER),
     )
 }
 state = {"count": 0}
@@ -79,6 +80,8 @@ def call(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
             return text("awake")
         case "big":
             return text("x" * int(given["size"]))
+        case "many":
+            return text("", structuredContent={"many": [[]] * int(given["size"])})
         case "garbage":
             sys.stdout.write(given["line"] + "\n")
             sys.stdout.flush()
@@ -112,6 +115,11 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
             "capabilities": {"tools": {"listChanged": True}},
             "serverInfo": {"name": "fixture", "version": "1"},
         }
+    if method == "tools/list" and "--endless" in sys.argv:
+        time.sleep(0.05)
+        return {"tools": [], "nextCursor": "more"}
+    if method == "tools/list" and "--long" in sys.argv:
+        return {"tools": [{**tool(f"long{n}"), "description": "x" * 100_000} for n in range(100)]}
     if method == "tools/list":
         return {"tools": list(TOOLS.values())}
     if method == "tools/call":

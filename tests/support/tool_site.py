@@ -25,6 +25,7 @@ class Site:
         seen: Requests by method and path.
         headers: Of the last request.
         counts: Calls by session; a session that was ended has none.
+        given_up: How many calls their callers have hung up on.
         answer: What a call of a tool is answered with instead.
     """
 
@@ -34,6 +35,7 @@ class Site:
         self.counts: dict[str, int] = {}
         self.answer: Response | None = None
         self.handshake = True
+        self.given_up = 0
         self.app = Starlette(
             routes=[
                 Route("/mcp", self.mcp, methods=["POST", "GET", "DELETE"]),
@@ -81,6 +83,8 @@ class Site:
             if message["params"]["name"] == "hang":
                 while not await request.is_disconnected():  # noqa: ASYNC110 - what is waited for knows no event
                     await asyncio.sleep(0.02)
+                self.given_up += 1
+                return Response(status_code=204)
             if self.handshake and session not in self.counts:
                 return Response(status_code=404)
             self.counts[session] = self.counts.get(session, 0) + 1

@@ -123,6 +123,8 @@ class Member:
             ServerFailed: It has died, and is not started anew, or not once more.
         """
         connection = self._connection
+        if connection is not None:
+            await connection.notice()
         if connection is not None and connection.dead is None and connection.hung:
             try:
                 if not await connection.answers():

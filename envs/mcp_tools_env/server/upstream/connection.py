@@ -20,17 +20,16 @@ from openenv_core.tools import ToolContext, ToolErrorType
 from .answers import About, broken
 from .asking import Lost, asked
 from .errors import CallFailed, ServerFailed, leaf, told
+from .listing import listed
 from .wires import Wire
 
 T = TypeVar("T")
 
-MAX_TOOLS: Final = 1024
-"""Of one server: a list that never ends is cut here."""
-
-MAX_PAGES: Final = 64
-
 PING_S: Final = 2.0
 """What a server gets to show that it lives, after a call that took too long."""
+
+GONE_S: Final = 1.0
+"""What it may take to learn how a server died, once it has."""
 
 CLOSE_S: Final = 4.5
 """What closing may take: a process is ended within it, and whoever closes a session waits no longer."""
@@ -122,23 +121,19 @@ class Connection:
         return self._client is not None and self._client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def list_tools(self, timeout_s: float) -> list[types.Tool]:
-        """Ask which tools it has.
+        """Ask which tools it has, all within the time.
 
         Raises:
             CallFailed: It does not say, or says what is no list.
         """
         session = self._alive().session
         self.stale = False
-        found: list[types.Tool] = []
-        cursor: str | None = None
-        for _ in range(MAX_PAGES):
+
+        async def page(cursor: str | None, left_s: float) -> types.ListToolsResult:
             params = None if cursor is None else types.PaginatedRequestParams(cursor=cursor)
-            page = await self._asked(session.list_tools(params=params), timeout_s)
-            found += page.tools
-            cursor = page.next_cursor
-            if cursor is None or len(found) >= MAX_TOOLS:
-                break
-        return found[:MAX_TOOLS]
+            return await self._asked(session.list_tools(params=params), left_s)
+
+        return await listed(page, timeout_s)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
@@ -175,6 +170,12 @@ class Connection:
                 f"the tool {name!r} asks its user back, and there is none here",
             )
         return result
+
+    async def notice(self) -> None:
+        """See whether it has died a moment ago, before anybody was told."""
+        if self.dead is None and self._wire is not None and self._wire.is_gone() and self._owner is not None:
+            await asyncio.wait([self._owner], timeout=GONE_S)
+            self.dead = self.dead or "it reads no more"
 
     async def answers(self) -> bool:
         """Return whether it still answers, after a call that took too long."""

@@ -5,11 +5,13 @@ name cannot mean one thing to the check and another to the connection. Redirects
 environment's variables name are passed over, and bodies are taken as they are, within a bound.
 """
 
+import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import httpcore2
@@ -20,9 +22,13 @@ from mcp.client.streamable_http import streamable_http_client
 from .addresses import Resolve, checked, resolve
 from .errors import AddressRefused, told
 from .fault import Fault
+from .posts import GivenUp, Post, Posts
+from .weight import MAX_VALUES, Pace, Weight
 
 MAX_BODY_BYTES: Final = 32 << 20
 """The longest answer, or event of one, that a tool server may send."""
+
+BETWEEN_GETS_S: Final = 1.0
 
 CONNECT_S: Final = 10.0
 READ_S: Final = 3700.0
@@ -63,20 +69,53 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
             network_backend=PinnedBackend(allow_private=allow_private, look_up=look_up),
         )
         self._fault = fault
+        self._posts = Posts()
+        self._next_get = 0.0
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; what has to be refused becomes an error of the server."""
         # What is packed could be far larger than what is counted.
         request.headers["accept-encoding"] = "identity"
-        fault = self._fault if request.method == "POST" else Fault()  # nobody waits for the others
+        if request.method != "POST":
+            await self._wait_to_get(request)
+            return await self._answered(request, Fault(), Post(), lambda: None)  # nobody waits for these
+        number, post = self._posts.begin(request.content)
+        ended = partial(self._posts.end, number, post)
         try:
-            response = await super().handle_async_request(request)
+            return await self._answered(request, self._fault, post, ended)
+        except GivenUp:
+            return _instead("it was given up")
+        except BaseException:
+            ended()
+            raise
+
+    async def _wait_to_get(self, request: httpx2.Request) -> None:
+        """A server may end its stream of events at once, and ask to be asked again at once."""
+        if request.method == "GET":
+            now = time.monotonic()
+            wait, self._next_get = self._next_get - now, max(self._next_get, now) + BETWEEN_GETS_S
+            await asyncio.sleep(max(0.0, wait))
+
+    async def _answered(
+        self, request: httpx2.Request, fault: Fault, post: Post, ended: Callable[[], None]
+    ) -> httpx2.Response:
+        try:
+            response = await post.within(super().handle_async_request(request))
         except AddressRefused as error:
             fault.tell(told(error))
             raise httpx2.ConnectError(str(error)) from error
         except httpx2.TransportError as error:
             fault.tell(f"it cannot be reached: {told(error)}")
             raise
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Bounded(
+            response.stream,
+            fault,
+            post,
+            ended,
+            # Of a stream of events each is bounded, by the SDK.
+            events=response.headers.get("content-type", "").startswith("text/event-stream"),
+        )
         if response.is_redirect:
             return await _refused(
                 response, fault, "it redirects, which is not followed; configure where it is"
@@ -85,10 +124,6 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
             return await _refused(response, fault, "it packs its answers though it was asked not to")
         if response.status_code >= 500 or response.status_code in (401, 403, 407, 429):
             fault.tell(f"it answered with HTTP {response.status_code}")
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            # Of a stream of events each is bounded, by the SDK.
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _Bounded(response.stream, fault)
         return response
 
 
@@ -147,23 +182,55 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that breaks off where it becomes too long."""
+    """A body that breaks off where it becomes too long, or is given up."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, fault: Fault) -> None:
+    def __init__(
+        self,
+        stream: httpx2.AsyncByteStream,
+        fault: Fault,
+        post: Post,
+        ended: Callable[[], None],
+        *,
+        events: bool,
+    ) -> None:
         self._stream = stream
         self._fault = fault
+        self._post = post
+        self._ended = ended
+        self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        length = 0
-        async for part in self._stream:
+        length, weight, pace = 0, Weight(), Pace()
+        parts = aiter(self._stream)
+        while True:
+            try:
+                part = await self._post.within(anext(parts))
+            except StopAsyncIteration:
+                return
+            except GivenUp:
+                # The SDK tries to take up a stream of events again, except after this.
+                raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
             length += len(part)
-            if length > MAX_BODY_BYTES:
-                words = f"it answered with more than {MAX_BODY_BYTES} bytes, which is the most here"
-                self._fault.tell(words)
-                raise httpx2.StreamError(words)
+            if self._events:
+                await pace.keep(part.count(b"data:"))
+                before, between, part_of_next = part.rpartition(b"\n\n")
+                if between:
+                    self._check(weight.add(before), f"{MAX_VALUES} values")
+                    weight = Weight()
+                self._check(weight.add(part_of_next), f"{MAX_VALUES} values")
+            else:
+                self._check(length <= MAX_BODY_BYTES, f"{MAX_BODY_BYTES} bytes")
+                self._check(weight.add(part), f"{MAX_VALUES} values")
             yield part
 
+    def _check(self, right: bool, most: str) -> None:
+        if not right:
+            words = f"it answered with more than {most}, which is the most here"
+            self._fault.tell(words)
+            raise (httpx2.SSEError if self._events else httpx2.StreamError)(words)
+
     async def aclose(self) -> None:
+        self._ended()
         await self._stream.aclose()
 
 
@@ -171,6 +238,10 @@ async def _refused(response: httpx2.Response, fault: Fault, why: str) -> httpx2.
     """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
     await response.aclose()
     fault.tell(why)
+    return _instead(why)
+
+
+def _instead(why: str) -> httpx2.Response:
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": why}}
     return httpx2.Response(
         502, headers={"content-type": "application/json"}, content=json.dumps(body).encode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -117,6 +118,14 @@ class ServerProcess:
             raise ServerFailed("it reads no more")
         self.stdin.write(data)
         return self.stdin.get_write_buffer_size()
+
+    def reads(self) -> bool:
+        """Return whether anybody could still read what is written: the system knows it before the guard says it."""
+        if self.ended.is_set() or self.stdin.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.stdin.get_extra_info("pipe").fileno(), 0)
+        return not poll.poll(0)
 
     async def close(self) -> None:
         """End it and all that it started. Bounded in time; heeds no cancellation by itself."""

@@ -1,5 +1,6 @@
 """The wire to a tool server's process: one JSON-RPC message a line, as the SDK's streams."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -8,15 +9,19 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client import Transport
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from .errors import ServerFailed
 from .fault import Fault
 from .process import CHUNK, ServerProcess
+from .weight import MAX_VALUES, Pace, Weight
 
 MAX_MESSAGE_BYTES: Final = 32 << 20
 """The longest message that a tool server may write."""
+
+PRINTED: Final = 16
+"""How many lines cost as much time as one message, where they are none."""
 
 MAX_BROKEN: Final = 64
 """How many messages that are none a tool server may write; after that it is not listened to any more."""
@@ -45,11 +50,11 @@ async def _wire(
 
     async def read() -> None:
         async with to_session:
-            lines, broken = _Lines(fault), 0
+            lines, pace, broken = _Lines(fault), Pace(), 0
             while data := await process.stdout.read(CHUNK):
+                await pace.keep(data.count(b"\n") // PRINTED)
                 for line in lines.of(data):
-                    if not line.startswith(b"{"):
-                        continue
+                    await pace.keep()
                     if (message := _message(line, fault)) is None:
                         broken += 1
                         if broken > MAX_BROKEN:
@@ -71,6 +76,8 @@ async def _wire(
                     return
                 if unread > MAX_UNREAD_BYTES:
                     fault.tell("it does not read what it is sent")
+                    await to_session.aclose()
+                    return
 
     async with from_server, to_server, anyio.create_task_group() as tasks:
         tasks.start_soon(read)
@@ -85,7 +92,20 @@ def _message(line: bytes, fault: Fault) -> SessionMessage | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
+        if (mended := _mended(line)) is not None:
+            return SessionMessage(mended)
         fault.tell(f"it wrote what is no JSON-RPC message: {line[:200].decode(errors='replace')!r}")
+        return None
+
+
+def _mended(line: bytes) -> JSONRPCMessage | None:
+    """Return a message whose texts hold halves of characters, as JavaScript's may: a tool cut one in two."""
+    if b"\\ud" not in line.lower():
+        return None
+    try:
+        text = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+        return jsonrpc_message_adapter.validate_json(text, by_name=False)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -99,12 +119,21 @@ class _Lines:
         self._dropping = False
 
     def of(self, data: bytes) -> list[bytes]:
+        """Return the lines that begin as objects do and end in this data."""
         found = []
+        if b"{" not in data:
+            # What only prints is not cut up, but for the ends of its first line and of its last.
+            data = b"\n".join(data.split(b"\n", 1)[:1] + data.rsplit(b"\n", 1)[1:])
         *whole, rest = data.split(b"\n")
         for part in whole:
             self._add(part)
-            if not self._dropping:
-                found.append(b"".join(self._parts).strip())
+            if not self._dropping and (line := b"".join(self._parts).strip()).startswith(b"{"):
+                if len(line) <= MAX_VALUES or Weight().add(line):
+                    found.append(line)
+                else:
+                    self._fault.tell(
+                        f"it wrote a message of more than {MAX_VALUES} values, which is the most here"
+                    )
             self._parts, self._length, self._dropping = [], 0, False
         self._add(rest)
         return found

@@ -24,6 +24,9 @@ class Wire(Protocol):
     async def died(self) -> str:
         """Return how it died, once it has; never where that only shows when it is asked."""
 
+    def is_gone(self) -> bool:
+        """Whether it has died by now, or as good as: nobody reads what it is sent."""
+
     def last_words(self) -> str:
         """Return what it said last, beside its answers."""
 
@@ -53,6 +56,10 @@ class StdioWire:
         await self._process.ended.wait()
         return self._process.epitaph()
 
+    def is_gone(self) -> bool:
+        """Whether nobody reads its standard input any more."""
+        return self._process is None or not self._process.reads()
+
     def last_words(self) -> str:
         """Return the end of its standard error."""
         return "" if self._process is None else self._process.stderr[-500:]
@@ -79,6 +86,10 @@ class HttpWire:
         """Wait for ever: a server at an address is asked, or it is not known."""
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
+
+    def is_gone(self) -> bool:
+        """Return false: it is asked, or it is not known."""
+        return False
 
     def last_words(self) -> str:
         """Return nothing: it has no other voice."""
