@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import mcp
 import pytest
 from released import (
     DRIVERS,
@@ -153,7 +154,6 @@ def test_our_client_without_asyncio(version: str, released_tally: Callable[[str]
 
 
 async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url: str) -> None:
-    mcp = pytest.importorskip("mcp")
     heard: list[float] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -197,7 +197,6 @@ async def said(process: "subprocess.Popen[str]") -> str:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_released_and_standard_clients_at_once_on_one_server(workers: int) -> None:
     """Half of the sessions are released clients', a quarter begins with initialize, a quarter is stateless."""
-    mcp = pytest.importorskip("mcp")
     half = SESSIONS // 2
     used: set[int] = set()
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from mcp.server import mcpserver
 from pydantic import ValidationError
 from serving import ask, rpc, serving, socket_to
 
@@ -49,8 +50,6 @@ from openenv_core.tools import (
     is_tool_host,
 )
 from servers import create_app
-
-mcpserver = pytest.importorskip("mcp.server.mcpserver")
 
 PATIENCE_S = 20
 
