@@ -34,6 +34,9 @@ MAX_SPILLED: Final = 32_000_000
 MAX_TEXT: Final = 1_000
 """Bytes of a text, or of a row, anywhere in a query."""
 
+MAX_PROGRAM: Final = 20_000
+"""Instructions of what SQLite makes of a query."""
+
 _TICK: Final = 500
 """Instructions between two looks."""
 
@@ -43,7 +46,7 @@ _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 60,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
-    sqlite3.SQLITE_LIMIT_VDBE_OP: 20_000,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: MAX_PROGRAM,
     sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 20,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
@@ -117,6 +120,12 @@ class Reader:
                 columns = [str(one[0]) for one in cursor.description or ()]
             finally:
                 cursor.close()
+        except MemoryError:
+            # So SQLite calls a program that is longer than its limit.
+            raise QueryRefused(
+                f"expected a query of at most {MAX_PROGRAM} instructions before any is run, got a longer one; "
+                "join and nest less"
+            ) from None
         except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
             raise QueryRefused(self._stopped or self._refused or _said(error)) from None
         return _bounded(columns, found)

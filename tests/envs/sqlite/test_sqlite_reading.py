@@ -151,6 +151,16 @@ def test_a_query_that_spills_too_much_is_ended(reader: Reader, monkeypatch: pyte
         reader.query(f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b")
 
 
+def test_a_query_that_becomes_too_long_a_program_is_refused(reader: Reader) -> None:
+    tables = ", ".join(f"{PEOPLE} t{place}" for place in range(8))
+    uses = ", ".join(["(SELECT x FROM a)"] * 350)
+    with pytest.raises(QueryRefused, match="20000 instructions"):
+        reader.query(
+            f"WITH a AS NOT MATERIALIZED (SELECT t1.rowid x FROM {tables} ORDER BY 1) SELECT 1 WHERE 1 IN ({uses})"
+        )
+    assert reader.query("SELECT 1")["rows"] == [[1]]
+
+
 def test_a_query_has_so_many_parts_and_no_more(reader: Reader) -> None:
     line = "NEW AS (SELECT x FROM OLD)"
     assert reader.query(doubled(50, line))["rows"] == [[1]]
