@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Coroutine, Mapping
+from math import isfinite
 from typing import Any, Final, TypeVar, get_args
 
 import mcp_types as types
@@ -25,6 +26,7 @@ from servers.mcp.outbox import Outbox
 from servers.mcp.questions import answer_model, lacking, request_of
 from servers.mcp.rounds import Rounds
 from servers.mcp.seat import Seat
+from servers.mcp.texts import sendable
 
 T = TypeVar("T")
 
@@ -75,8 +77,9 @@ class CallContext(ToolContext):
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the call is. Never waits; from any thread."""
-        if self._ctx.meta is not None and "progress_token" in self._ctx.meta:
-            self._outbox.put(lambda: self._ctx.session.report_progress(progress, total, message))
+        if self._ctx.meta is not None and "progress_token" in self._ctx.meta and isfinite(progress):
+            text = sendable(message)
+            self._outbox.put(lambda: self._ctx.session.report_progress(progress, total, text))
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
         """Tell the caller something. Never waits; from any thread."""

@@ -6,8 +6,9 @@ names the session, so that ownership, idleness, caps and the choice of the worke
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
@@ -32,6 +33,12 @@ from servers.settings import ServerSettings
 from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
+
+LAST_WORD_S: Final = 1.0
+"""Seconds for telling the calls of a session that its client closes."""
+
+MAX_HELLO_BYTES: Final = 256 * 1024
+"""Of the handshake, which is kept for as long as its connection."""
 
 
 class Engine:
@@ -108,6 +115,9 @@ class Engine:
         """
         asked = exchange.asked
         self._opening.check(asked)
+        if asked.method == INITIALIZE and len(exchange.body) > MAX_HELLO_BYTES:
+            text = f"expected a handshake of at most {MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
+            raise Refused(413, Fault(jsonrpc.INVALID_REQUEST, text))
         if asked.version is not None and asked.version not in HANDSHAKE_PROTOCOL_VERSIONS:
             await self._stateless(exchange)
         elif asked.connection is not None:
@@ -141,7 +151,7 @@ class Engine:
                 link = self._link(session, owns=opened)
                 await self._pass_on(link, exchange)
             finally:
-                if link is None or not link.inner or link.refused:
+                if link is None or not link.inner or link.refused or session.over:
                     if link is not None:
                         self._part(link)
                     if opened:
@@ -157,21 +167,26 @@ class Engine:
             raise Refused(503, Fault(jsonrpc.SERVER_ERROR, text), retry=True) from None
         if superfluous is not None:
             self._part(superfluous)
-        return Link(session, owns=owns)
+        link = Link(session, owns=owns)
+        self._links.add(link)
+        return link
 
     async def _connected(self, exchange: Exchange, link_id: str) -> None:
         asked = exchange.asked
         link = self._links.find(exchange.owner, link_id)
-        if link is None or link.session.over or asked.in_path not in (None, link.session.id):
+        named = {asked.in_path, asked.in_header} - {None}
+        if link is None or link.session.over or named - {link.session.id}:
             raise no_session("expected the mcp-session-id of a connection, got none of this caller's")
         with _using(link.session):
             if asked.http == "DELETE":
                 self._links.remove(link)
                 if link.owns:
                     await self._sessions.close(link.session)
+                    await _within(link.idle.wait(), LAST_WORD_S)
             status = await self._pass_on(link, exchange)
         if asked.http == "DELETE":
             link.peer.close()
+            self._events.forget(link.kept)
         elif status == 404:  # the SDK has ended it
             self._part(link)
 
@@ -181,10 +196,9 @@ class Engine:
 
         def drawn(inner: bytes) -> None:
             link.inner = inner
-            self._links.add(link)
             self._hub(session).peers.add(link.peer)
 
-        hub = None if session.over else self._hub(session)
+        hub = self._hub(session)
         stream = exchange.asked.http == "GET"
         known = None if link.inner else drawn
         replies = Replies(exchange.send, link.id.encode(), known, answers=not stream)
@@ -200,8 +214,12 @@ class Engine:
     def _hub(self, session: Session) -> Hub:
         hub = self._hubs.get(session)
         if hub is None:
-            hub = self._hubs[session] = Hub()
-            session.on_over = lambda: self._over(session)
+            hub = Hub()
+            if session.over:  # and would never tell again that it is
+                hub.close()
+            else:
+                self._hubs[session] = hub
+                session.on_over = lambda: self._over(session)
         return hub
 
     def _over(self, session: Session) -> None:
@@ -210,11 +228,13 @@ class Engine:
         if hub is not None:
             hub.close()
         for link in self._links.of(session):
-            self._part(link)
+            if link.inner:  # or else whoever serves its handshake ends it
+                self._part(link)
 
     def _part(self, link: Link) -> None:
         """End a connection, after the replies that are under way on it."""
-        self._links.remove(link)
+        if not self._links.remove(link):
+            return  # it ends already
         if (hub := self._hubs.get(link.session)) is not None:
             hub.peers.discard(link.peer)
         if link.inner:
@@ -223,9 +243,7 @@ class Engine:
             task.add_done_callback(self._parting.discard)
 
     async def _delete(self, link: Link) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._grace_s):
-                await link.idle.wait()  # the replies under way
+        await _within(link.idle.wait(), self._grace_s)  # the replies under way
         link.peer.close()
 
         async def receive() -> Message:
@@ -246,6 +264,13 @@ class Engine:
                 await self._manager.handle_request(scope, receive, send)
         except Exception:
             logger.exception("a connection of the MCP SDK could not be ended")
+        self._events.forget(link.kept)
+
+
+async def _within(wait: Awaitable[object], seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wait
 
 
 @contextmanager

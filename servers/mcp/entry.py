@@ -96,7 +96,8 @@ class McpEntry:
         return loading.result()
 
     async def _engine(self) -> "Engine":
-        if self._loading is None:
+        # Where nobody runs the app's lifespan, it may be asked from one loop after the other.
+        if self._loading is None or self._loading.get_loop() is not asyncio.get_running_loop():
             self._loading = asyncio.create_task(self._load(), name="standard MCP")
         loading = self._loading
         try:

@@ -23,6 +23,10 @@ MAX_WEIGHT: Final = 1 << 20
 """Characters, roughly, of one connection. What is heavier by itself is not kept at all."""
 
 
+MAX_HELD: Final = 64 << 20
+"""Characters, roughly, of all connections together; those that were told nothing for longest are forgotten first."""
+
+
 class Event(NamedTuple):
     """One event of a stream; without a message it only gave the client a number to come back with."""
 
@@ -33,23 +37,32 @@ class Event(NamedTuple):
 
 
 class Kept:
-    """The last events of one connection."""
+    """The last events of one connection.
+
+    Attributes:
+        weight: Of all of them.
+    """
 
     def __init__(self) -> None:
+        self.weight = 0
         self._events: deque[Event] = deque()
-        self._weight = 0
         self._last = 0
 
     def add(self, stream: str, message: JSONRPCMessage | None) -> str:
         """Keep an event; return its id."""
         self._last += 1
-        weight = weigh(message)
+        weight = len(stream) + weigh(message)  # streams are named by clients
         if weight <= MAX_WEIGHT:
             self._events.append(Event(self._last, stream, message, weight))
-            self._weight += weight
-        while len(self._events) > MAX_EVENTS or self._weight > MAX_WEIGHT:
-            self._weight -= self._events.popleft().weight
+            self.weight += weight
+        while len(self._events) > MAX_EVENTS or self.weight > MAX_WEIGHT:
+            self.weight -= self._events.popleft().weight
         return str(self._last)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._events.clear()
+        self.weight = 0
 
     def after(self, event_id: str) -> tuple[str, list[Event]] | None:
         """Return the stream of an event, and what followed it there; None where it is known no more."""
@@ -65,6 +78,8 @@ class Events(EventStore):
 
     def __init__(self) -> None:
         self._kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
+        self._held: dict[Kept, None] = {}
+        self._weight = 0
 
     @contextmanager
     def of(self, kept: Kept) -> Iterator[None]:
@@ -78,7 +93,25 @@ class Events(EventStore):
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
         """Keep an event; return its id."""
         kept = self._kept.get()
-        return "" if kept is None else kept.add(stream_id, message)
+        if kept is None:
+            return ""
+        self._let_go(kept)
+        event_id = kept.add(stream_id, message)
+        self._held[kept] = None  # the last of them now
+        self._weight += kept.weight
+        while self._weight > MAX_HELD:
+            self.forget(next(iter(self._held)))
+        return event_id
+
+    def forget(self, kept: Kept) -> None:
+        """Forget what is kept of a connection."""
+        self._let_go(kept)
+        kept.clear()
+
+    def _let_go(self, kept: Kept) -> None:
+        if kept in self._held:
+            del self._held[kept]
+            self._weight -= kept.weight
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
         """Send what a stream has told since; return its name where more is to come."""

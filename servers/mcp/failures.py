@@ -11,6 +11,7 @@ from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.codes import Refusal
 from openenv_core.tools import InvalidArguments, NoSuchPrompt, NoSuchResource
 from servers.mcp.refusals import HANDLES
+from servers.mcp.texts import sendable
 from servers.routes.failures import reported
 from servers.sessions import UnknownSession
 from servers.tooling import NoTools
@@ -21,6 +22,11 @@ RESOURCE_NOT_FOUND = -32002
 
 def told(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
     """Return what a client is told of a failure."""
+    found = _told(ctx, error)
+    return MCPError(found.code, sendable(found.message), sendable(found.data))
+
+
+def _told(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
     match error:
         case MCPError():
             return error

@@ -4,7 +4,7 @@ reset, step, state and close are none of them: they are control, and not an agen
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -17,7 +17,7 @@ from openenv_core.tools import ToolErrorType, ToolResult
 from servers.execution import FATAL, Runner
 from servers.mcp.context import CallContext, CallEnded
 from servers.mcp.failures import no_handle, told
-from servers.mcp.listeners import MAX_SUBSCRIPTIONS
+from servers.mcp.listeners import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
 from servers.mcp.seat import Seat, seat_of
 from servers.sessions import SessionTable
 from servers.tooling import Tooling
@@ -28,8 +28,8 @@ Begin: TypeAlias = Callable[[Runner, CallContext], Awaitable[Any]]
 
 T = TypeVar("T")
 
-MAX_RESULT_CHARS: Final = 100 * 1024 * 1024
-"""Of the text and data in one result; sockets' clients take as much."""
+MAX_RESULT_CHARS: Final = 50 * 1024 * 1024
+"""Of the text and data in one result, whose structure repeats them; sockets' clients take twice as much."""
 
 ANSWER_SHARE: Final = 0.8
 """Of the time that a step may take, what a client may take over a question: less, so that the tool can do without."""
@@ -136,10 +136,7 @@ class Handlers:
     async def subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> dict[str, Any]:
         """Answer resources/subscribe."""
         subscriptions = self._subscriptions(ctx)
-        if len(subscriptions) >= MAX_SUBSCRIPTIONS:
-            raise MCPError(
-                types.INVALID_PARAMS, f"expected at most {MAX_SUBSCRIPTIONS} subscriptions, got more"
-            )
+        _check_subscriptions([*subscriptions, str(params.uri)])
         subscriptions.add(str(params.uri))
         return {}
 
@@ -155,6 +152,7 @@ class Handlers:
         hub = self.seat(ctx).hub
         if hub is None:
             raise no_handle()
+        _check_subscriptions(params.notifications.resource_subscriptions or ())
         return await hub.listen(ctx, params)
 
     async def set_level(self, ctx: Ctx, params: types.SetLevelRequestParams) -> dict[str, Any]:
@@ -234,6 +232,16 @@ class Handlers:
 def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
     if params.cursor is not None:
         raise MCPError(types.INVALID_PARAMS, "expected no cursor, got one; every list comes whole")
+
+
+def _check_subscriptions(uris: Sequence[str]) -> None:
+    length = sum(map(len, uris))
+    if len(uris) > MAX_SUBSCRIPTIONS or length > MAX_SUBSCRIBED:
+        text = (
+            f"expected subscriptions to at most {MAX_SUBSCRIPTIONS} resources, with {MAX_SUBSCRIBED} characters, "
+            f"got {len(uris)} with {length}"
+        )
+        raise MCPError(types.INVALID_PARAMS, text)
 
 
 def _size(content: list[dict[str, Any]]) -> int:

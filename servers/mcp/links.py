@@ -76,22 +76,32 @@ class Links:
 
     def __init__(self) -> None:
         self._links: dict[tuple[str, str], Link] = {}
+        self._by_session: dict[Session, list[Link]] = {}
 
     def find(self, owner: str, link_id: str) -> Link | None:
-        """Return the caller's connection of this id."""
-        return self._links.get((owner, link_id))
+        """Return the caller's connection of this id, once the SDK knows it too."""
+        link = self._links.get((owner, link_id))
+        return link if link is not None and link.inner else None
 
     def add(self, link: Link) -> None:
-        """Let a connection be found."""
+        """Count a connection from now on, and let it be found."""
         self._links[link.session.owner, link.id] = link
+        self._by_session.setdefault(link.session, []).append(link)
 
     def remove(self, link: Link) -> bool:
         """Let it be found no more; return whether it was."""
-        return self._links.pop((link.session.owner, link.id), None) is not None
+        if self._links.get((link.session.owner, link.id)) is not link:
+            return False
+        del self._links[link.session.owner, link.id]
+        links = self._by_session[link.session]
+        links.remove(link)
+        if not links:
+            del self._by_session[link.session]
+        return True
 
     def of(self, session: Session) -> list[Link]:
         """Return the connections of a session."""
-        return [link for link in self._links.values() if link.session is session]
+        return list(self._by_session.get(session, ()))
 
     def superfluous(self, session: Session) -> Link | None:
         """Return the connection that has to go before another may share a session; None where none has to.

@@ -25,6 +25,10 @@ MAX_SUBSCRIPTIONS: Final = 1024
 """Resources that one connection may subscribe to."""
 
 
+MAX_SUBSCRIBED: Final = 256 * 1024
+"""Characters of their addresses."""
+
+
 class Peer:
     """One client that a session's changes are told to.
 

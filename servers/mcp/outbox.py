@@ -26,14 +26,17 @@ class Outbox:
         self._waiting: deque[Message] = deque(maxlen=MAX_WAITING)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._woken = False
 
     def put(self, message: Message) -> None:
         """Have something sent; never waits."""
         if self._closed:
             return
         self._waiting.append(message)
-        with suppress(RuntimeError):  # the loop has ended, and the client with it
-            self._loop.call_soon_threadsafe(self._wake)
+        if not self._woken:  # a thread that tells without end would fill the loop's queue, which has no bound
+            self._woken = True
+            with suppress(RuntimeError):  # the loop has ended, and the client with it
+                self._loop.call_soon_threadsafe(self._wake)
 
     async def flush(self) -> None:
         """Wait until all is sent, but no longer than FLUSH_S."""
@@ -49,6 +52,7 @@ class Outbox:
             self._task.cancel()
 
     def _wake(self) -> None:
+        self._woken = False  # first: what is put from now on wakes again
         if self._waiting and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._send(), name="what an MCP client is told")
 

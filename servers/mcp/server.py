@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from servers.mcp.asked import INITIALIZE
 from servers.mcp.handlers import Handlers
+from servers.mcp.texts import sendable
 from servers.tooling import Tooling
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]
@@ -52,6 +53,8 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> McpServer:
     def add(method: str, params: type[BaseModel], handler: Callable[[Ctx, Any], Awaitable[Result]]) -> None:
         async def complete(ctx: Ctx, given: Any) -> Result:
             answer = await handler(ctx, given)
+            if isinstance(answer, dict):
+                answer = sendable(answer)
             # An answer without content stays without: clients of the handshake versions refuse any key in it.
             return {"resultType": "complete"} | answer if isinstance(answer, dict) and answer else answer
 

@@ -57,7 +57,7 @@ class Call(Generic[T]):
         try:
             return await self._reply
         except asyncio.CancelledError:
-            if not self._session.standing:
+            if not self._session.shared:
                 await end(self.task)
             raise
 

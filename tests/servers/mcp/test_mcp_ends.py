@@ -1,14 +1,22 @@
 """Servers that stop, and sessions that end, while standard clients are in the middle of something."""
 
 import asyncio
+import json
 import signal
 from typing import Any
 
 import httpx
 import pytest
+from mcp_hosts import STATELESS, host, text_of
 from serve_process import serve
-from serving import PATIENCE_S
-from test_mcp_sessions import HELLO, STREAMS
+from serving import PATIENCE_S, eventually, opened, request, rpc, serving, socket_to
+from test_mcp_calls import give_up
+from test_mcp_sessions import HELLO, STREAMS, greet
+from toolbox import boxes
+
+from servers.app import EnvironmentApp
+from servers.mcp.engine import Engine
+from servers.mcp.links import MAX_LINKS, Link
 
 
 def call(tool: str, **arguments: Any) -> dict[str, Any]:
@@ -49,3 +57,119 @@ async def test_a_server_that_stops_lets_calls_end_and_closes_streams(workers: in
             assert '"text":"waited"' in told
         assert await asyncio.to_thread(server.process.wait, PATIENCE_S) == 0
         assert "Traceback" not in server.output
+
+
+def nothing_left(app: EnvironmentApp) -> bool:
+    loading = app._mcp._loading
+    assert loading is not None
+    engine: Engine = loading.result()
+    return not (
+        app.sessions.active
+        or engine._hubs
+        or engine._links._links
+        or engine._links._by_session
+        or engine._manager._server_instances
+        or engine._parting
+    )
+
+
+@pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.slow)])
+async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    app = boxes()
+    loop = asyncio.get_running_loop()
+
+    class Doomed(Link):
+        def __init__(self, session: Any, *, owns: bool) -> None:
+            super().__init__(session, owns=owns)
+            if late:
+                loop.call_soon(app.sessions.drop, session)
+            else:
+                app.sessions.drop(session)
+
+    monkeypatch.setattr("servers.mcp.engine.Link", Doomed)
+    async with serving(app) as address:
+        await greet(address)
+        await eventually(lambda: nothing_left(app))
+        await greet(address, f"/mcp/{await opened(address)}")
+        await eventually(lambda: nothing_left(app))
+
+
+@pytest.mark.slow
+async def test_handshakes_at_once_do_not_get_around_the_bound_of_a_session() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        handle = await opened(address)
+        async with httpx.AsyncClient(
+            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
+        ) as http:
+            asked = [http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_LINKS)]
+            statuses = {reply.status_code for reply in await asyncio.gather(*asked)}
+            assert statuses <= {200, 503}
+            loading = app._mcp._loading
+            assert loading is not None
+            assert len(loading.result()._links._links) == MAX_LINKS
+        await rpc(address, "openenv/session/close", {"session_id": handle})
+        await eventually(lambda: nothing_left(app))
+
+
+async def test_a_client_that_closes_its_session_has_its_calls_answered() -> None:
+    app = boxes()
+    async with (
+        serving(app) as address,
+        httpx.AsyncClient(
+            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
+        ) as http,
+    ):
+        greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
+        head = STREAMS | {"mcp-session-id": greeted.headers["mcp-session-id"]}
+        bodies = [call("wait", seconds=60) | {"id": number} for number in range(4)]
+        calls = [asyncio.create_task(http.post("/mcp", json=body, headers=head)) for body in bodies]
+        (session,) = app.sessions.standing
+        await eventually(lambda: session._waiting == 3)
+        assert (await http.delete("/mcp", headers=head)).status_code == 200
+        for reply in await asyncio.gather(*calls):
+            assert "Unknown session_id" in reply.text
+        await eventually(lambda: nothing_left(app))
+
+
+@pytest.mark.parametrize("tool", ["work", pytest.param("wait", marks=pytest.mark.slow)])
+async def test_a_call_in_the_session_of_a_socket_that_is_given_up_ends_alone(tool: str) -> None:
+    app = boxes()
+    async with serving(app) as address, socket_to(address, path="/mcp") as socket:
+        await socket.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}))
+        handle = json.loads(await socket.recv())["result"]["session_id"]
+        async with host(address, f"/mcp/{handle}", STATELESS) as client:
+            await give_up(client, tool, f"{tool} of a socket")
+            assert text_of(await client.call_tool("bump")) == "1"
+            session = app.sessions.find("", handle)
+            assert session.runner._closing is None
+
+
+async def test_what_a_client_says_of_itself_has_bounds() -> None:
+    async with serving(boxes()) as address:
+        long = {"params": {**HELLO["params"], "more": "x" * 300_000}}  # type: ignore[dict-item]
+        reply = await request(address, "POST", "/mcp", HELLO | long, STREAMS)
+        assert reply.status_code == 413
+        mine, other = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
+        head = STREAMS | {"mcp-session-id": mine}
+        for length, told in ((300_000, "subscriptions"), (1000, "result")):
+            params = {"uri": "notes://" + "x" * length}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "resources/subscribe", "params": params}
+            assert told in (await request(address, "POST", "/mcp", body, head)).text
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        for named, status in ((mine, 200), (other, 404)):
+            both = head | {"X-OpenEnv-Session": named}
+            assert (await request(address, "POST", "/mcp", listing, both)).status_code == status
+
+
+def test_an_app_whose_lifespan_nobody_runs_answers_on_one_loop_after_the_other() -> None:
+    app = boxes()
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await asyncio.wait_for(http.post("/mcp", json=HELLO, headers=STREAMS), 10)).status_code
+
+    assert [asyncio.run(ask()) for _ in range(2)] == [200, 200]

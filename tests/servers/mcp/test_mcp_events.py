@@ -12,7 +12,7 @@ from serving import PATIENCE_S, serving
 from test_mcp_sessions import STREAMS, greet
 from toolbox import boxes
 
-from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, Kept, weigh
+from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, Events, Kept, weigh
 
 VERSION = {"mcp-protocol-version": "2025-11-25"}
 
@@ -87,6 +87,26 @@ def test_what_is_kept_has_bounds() -> None:
     assert kept.after(one) is None
     assert kept.after(heavy[0]) is None
     assert kept.after(heavy[1]) is not None
+
+
+async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servers.mcp.events.MAX_HELD", 102_000)
+    events, kept = Events(), [Kept() for _ in range(4)]
+
+    async def store(one: Kept, stream: str = "s", size: int = 30_000) -> None:
+        with events.of(one):
+            await events.store_event(stream, answer("x" * size))
+
+    for one in (kept[0], kept[1], kept[2], kept[0], kept[3]):
+        await store(one, size=20_000 if one is kept[0] else 30_000)
+    # The second was told nothing for longest.
+    assert [bool(one.weight) for one in kept] == [True, False, True, True]
+    events.forget(kept[3])
+    await store(kept[1])
+    assert [bool(one.weight) for one in kept] == [True, True, True, False]
+    await store(kept[1], "n" * 90_000, 1)  # what a client calls its streams weighs too
+    assert [bool(one.weight) for one in kept] == [False, False, False, False]
+    assert events._weight == 0
 
 
 def test_a_message_is_weighed_without_being_written() -> None:

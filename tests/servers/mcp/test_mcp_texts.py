@@ -1,0 +1,102 @@
+"""What a tool says that the wire cannot carry, and what it says more of than a client can take."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from serving import opened, serving
+from toolbox import ToolBox
+
+from openenv_core import EpisodeOver
+from openenv_core.tools import (
+    NoSuchResource,
+    ToolAction,
+    ToolContext,
+    ToolObservation,
+    prompt,
+    resource,
+    tool,
+)
+from servers import create_app
+from servers.mcp.outbox import MAX_WAITING, Outbox
+
+HALF = "half of a pair: \ud800"
+
+
+class Odd(ToolBox):
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        if name == "bump":
+            raise EpisodeOver(HALF)
+
+    @resource("odd:one")
+    def one(self) -> str:
+        return HALF
+
+    @resource("odd:none")
+    def none(self) -> str:
+        raise NoSuchResource(HALF)
+
+    @prompt
+    def say(self) -> str:
+        return HALF
+
+    @tool
+    def told(self, context: ToolContext) -> str:
+        context.progress(math.nan)
+        context.progress(1, message=HALF)
+        return "said"
+
+
+@pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.slow)])
+async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
+    app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
+    seen: list[Any] = []
+
+    async def progress(done: float, _: float | None, message: str | None) -> None:
+        seen.append((done, message))
+
+    async with serving(app) as address:
+        path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
+        async with host(address, path, era) as client, asyncio.timeout(10):
+            assert "a pair: ?" in text_of(await client.call_tool("bump"))
+            assert "a pair: ?" in str(await client.read_resource("odd:one"))
+            with pytest.raises(MCPError, match=r"a pair: \?"):
+                await client.read_resource("odd:none")
+            assert "a pair: ?" in str(await client.get_prompt("say"))
+            assert text_of(await client.call_tool("told", progress_callback=progress)) == "said"
+    assert seen == [(1, "half of a pair: ?")]
+
+
+async def test_a_thread_that_tells_without_end_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    outbox = Outbox()
+    told: list[int] = []
+    woken: list[Any] = []
+    wake = loop.call_soon_threadsafe
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: (woken.append(args), wake(*args)))
+
+    def tell() -> None:
+        for number in range(5000):
+
+            async def message(number: int = number) -> None:
+                told.append(number)
+
+            outbox.put(message)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    thread.join()  # the loop has no time meanwhile
+    await outbox.flush()
+    assert len(woken) == 1
+    assert told == list(range(5000))[-MAX_WAITING:]
+    thread = threading.Thread(target=tell)
+    thread.start()
+    while thread.is_alive() or outbox._waiting:  # noqa: ASYNC110 - what is waited for knows no event
+        await asyncio.sleep(0)
+    await outbox.flush()
+    assert told[-1] == 4999
