@@ -10,6 +10,7 @@ import pytest
 
 from envs.sqlite_env import InvalidResetOption, SqliteObservation
 from envs.sqlite_env.baselines import BASELINES
+from envs.sqlite_env.measure import commonest
 from envs.sqlite_env.questions import FAMILIES, Kind
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.solver import Call, solve
@@ -52,7 +53,7 @@ def hidden(world: SqliteEnvironment) -> Any:
 
 def test_the_solver_solves_every_task(world: SqliteEnvironment) -> None:
     for split in ("train", "validation", "test"):
-        assert set(solved(world, split, range(20))) == {1.0}
+        assert set(solved(world, split, range(8))) == {1.0}
     for level in ("easy", "medium", "hard"):
         for index in range(5):
             task = world.reset(index=index, difficulty=level).task
@@ -78,6 +79,7 @@ def test_who_does_not_look_earns_next_to_nothing(world: SqliteEnvironment) -> No
         source, call = random.Random(7), calls_of(world)
         earned = [policy(world.reset(split="test", index=index).task, call, source) for index in range(150)]
         assert sum(earned) / len(earned) < 0.05, name
+    assert commonest("test", 200, learned=800) < 0.12
 
 
 def test_the_seed_and_the_calls_decide_everything(world: SqliteEnvironment) -> None:
@@ -104,7 +106,7 @@ def test_the_seed_and_the_calls_decide_everything(world: SqliteEnvironment) -> N
 
 def test_names_differ_from_database_to_database(world: SqliteEnvironment) -> None:
     seen: dict[str, set[str]] = {}
-    for index in range(40):
+    for index in range(20):
         world.reset(index=index)
         assert world._task is not None
         for table in world._task.world.naming.values():
@@ -138,7 +140,7 @@ def test_splits_share_no_task(world: SqliteEnvironment) -> None:
 def test_answers_are_nowhere_to_be_seen(world: SqliteEnvironment) -> None:
     # What is asked for by date may be the day of the task, which is told.
     looked = 0
-    for index in range(80):
+    for index in range(50):
         seen = world.reset(index=index)
         answer = hidden(world)
         if answer.kind is not Kind.TEXT or answer.value[:2] == "20":
