@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from serving import opened, serving
+from serving import opened, request, serving
+from test_mcp_sessions import STREAMS, greet
 from toolbox import ToolBox
 
 from openenv_core import EpisodeOver
@@ -70,6 +71,16 @@ async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
             assert "a pair: ?" in str(await client.get_prompt("say"))
             assert text_of(await client.call_tool("told", progress_callback=progress)) == "said"
     assert seen == [(1, "half of a pair: ?")]
+
+
+async def test_progress_that_is_no_number_is_not_told() -> None:
+    app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
+    async with serving(app) as address:
+        head = STREAMS | {"mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
+        params = {"name": "told", "arguments": {}, "_meta": {"progressToken": 1}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        told = (await request(address, "POST", "/mcp", body, head)).text
+    assert told.count("notifications/progress") == 1
 
 
 async def test_a_thread_that_tells_without_end_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
