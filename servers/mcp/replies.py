@@ -8,11 +8,9 @@ from starlette.types import Message, Send
 
 from servers.mcp.asked import CONNECTION_HEADER
 
-MAX_EVENT_BYTES: Final = 512 * 1024
-"""Official clients drop events beyond a megabyte, and take JSON of any size."""
-
 _EVENT: Final = re.compile(rb"(?:id: \d+\r\n)?event: message\r\ndata: ")
 _PRIMING: Final = re.compile(rb"id: \d+\r\ndata: \r\n(?:retry: \d+\r\n)?\r\n")
+_REPLY: Final = re.compile(rb'\{"jsonrpc":"2\.0","id":(?:\d+|null|"(?:[^"\\]|\\.)*"),"(?:result|error)":')
 _END: Final = b"\r\n\r\n"
 _OF_STREAMS: Final = (
     b"content-type",
@@ -26,7 +24,8 @@ _OF_STREAMS: Final = (
 class Replies:
     """A `send` that puts our id of the connection in the place of the SDK's.
 
-    Where the first thing on a stream is a large reply, and so the only one, it is sent as JSON.
+    Where the first thing on a stream is the reply, and so the only one, it is sent as JSON. Official clients drop
+    events beyond a megabyte and take JSON of any size; and they close a connection whose stream has brought the reply.
 
     Args:
         send: The server's.
@@ -63,7 +62,7 @@ class Replies:
                 self._held.append(message)  # the number to come back with, should the stream be cut
                 return
             held, self._held = self._held, []
-            if len(body) > MAX_EVENT_BYTES and (reply := _whole(body)) is not None:
+            if (reply := _whole(body)) is not None:
                 self._over = True
                 await self._send(_as_json(held[0], len(reply)))
                 await self._send({"type": "http.response.body", "body": reply})
@@ -97,9 +96,8 @@ def _whole(body: bytes) -> bytes | None:
     if begins is None or not body.endswith(_END):
         return None
     data = body[begins.end() : -len(_END)]
-    # A reply has no method, and comes last; where a notification comes first, a stream it has to be.
-    is_reply = b'"result":' in data[:256] or b'"error":' in data[:256]
-    return data if is_reply and b"\n" not in data else None
+    # A reply comes last; where a notification or a question comes first, a stream it has to be.
+    return data if _REPLY.match(data) is not None and b"\n" not in data else None
 
 
 def _as_json(head: Message, length: int) -> Message:

@@ -154,8 +154,9 @@ class Everything(Asking, ToolEnvironment[State]):
         return str(await context.sample("Say hello", 10))
 
     @tool
-    async def test_reconnection(self) -> str:
+    async def test_reconnection(self, context: ToolContext) -> str:
         """Take a moment, in which a caller may come back to the stream."""
+        context.log("info", "one moment")  # a reply that nothing comes before is no stream
         await asyncio.sleep(PAUSE_S)
         return "Reconnection test completed"
 

@@ -25,6 +25,7 @@ from openenv_core.tools import (
 )
 from servers import create_app
 from servers.mcp.outbox import MAX_WAITING, Outbox
+from servers.mcp.replies import Replies
 
 HALF = "half of a pair: \ud800"
 
@@ -111,3 +112,58 @@ async def test_a_thread_that_tells_without_end_fills_nothing(monkeypatch: pytest
         await asyncio.sleep(0)
     await outbox.flush()
     assert told[-1] == 4999
+
+
+async def sent(*parts: bytes) -> list[Any]:
+    """Send a stream of the SDK's through `Replies`; return what became of it."""
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    replies = Replies(send, b"id", None, answers=True)
+    headers = [(b"content-type", b"text/event-stream"), (b"mcp-session-id", b"inner")]
+    await replies({"type": "http.response.start", "status": 200, "headers": headers})
+    for part in parts:
+        await replies({"type": "http.response.body", "body": part, "more_body": True})
+    await replies({"type": "http.response.body", "body": b"", "more_body": False})
+    return messages
+
+
+PRIMING = b"id: 1\r\ndata: \r\nretry: 1000\r\n\r\n"
+
+
+def event(data: bytes) -> bytes:
+    return b"id: 2\r\nevent: message\r\ndata: " + data + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b'{"jsonrpc":"2.0","id":7,"result":{}}',
+        b'{"jsonrpc":"2.0","id":"a\\"b","error":{"code":1,"message":"x"}}',
+    ],
+)
+async def test_a_reply_that_comes_first_is_sent_as_json(reply: bytes) -> None:
+    for parts in ((PRIMING, event(reply)), (event(reply),)):
+        head, *bodies = await sent(*parts)
+        assert dict(head["headers"]) == {
+            b"content-type": b"application/json",
+            b"content-length": str(len(reply)).encode(),
+            b"mcp-session-id": b"id",
+        }
+        assert [body["body"] for body in bodies] == [reply]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":{"result":1}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{"requestedSchema":{"result":{}}}}',
+    ],
+)
+async def test_what_is_told_or_asked_first_is_sent_as_a_stream(other: bytes) -> None:
+    reply = event(b'{"jsonrpc":"2.0","id":7,"result":{}}')
+    head, *bodies = await sent(PRIMING, event(other), reply)
+    assert dict(head["headers"])[b"content-type"] == b"text/event-stream"
+    assert [body["body"] for body in bodies] == [PRIMING, event(other), reply, b""]
