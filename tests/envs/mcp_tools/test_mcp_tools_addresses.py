@@ -204,6 +204,8 @@ async def test_proxies_of_the_environment_are_passed_over(monkeypatch: pytest.Mo
                 (packed({"jsonrpc": "2.0", "id": 1, "result": {}}), "packs"),
                 (Response(b"[" * (MAX_BODY_BYTES + 1), headers=JSON), "more than"),
                 (Response("{", headers=JSON), "Failed to parse"),
+                (Response("<html>", media_type="text/html"), "Unexpected content type"),
+                (Response(status_code=202), "202"),
                 (Response(status_code=503), "HTTP 503"),
                 (Response(status_code=401), "HTTP 401"),
             )

@@ -147,7 +147,7 @@ async def test_a_message_without_end_is_dropped() -> None:
 
 async def test_invalid_json_fails_the_call_and_not_the_server() -> None:
     async with playing(house_of({"one": entry()})) as env:
-        for line in ('{"jsonrpc": "2.0", "id": 3, "result": {', '{"id": 1}', "{" * 5000):
+        for line in ('{"jsonrpc": "2.0", "id": 3, "result": {', '{"id": 1}', '{"result"' * 5000):
             broken = await call(env, "garbage", line=line)
             assert kind(broken) == "transport_error"
             assert "no JSON-RPC message" in (infrastructure_failure(broken) or "")
@@ -157,7 +157,7 @@ async def test_invalid_json_fails_the_call_and_not_the_server() -> None:
 @pytest.mark.slow
 async def test_what_a_server_prints_is_passed_over() -> None:
     async with playing(house_of({"one": entry()})) as env:
-        for line in ("Listening...", "[INFO] ready", "", "\x00\xff"):
+        for line in ("Listening...", "[INFO] ready", "", "\x00\xff", '{"seen": 1}', "{'text': 1}", "{"):
             assert (await call(env, "chatter", line=line)).result == "said it"
 
 
@@ -247,8 +247,8 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"one": {"command": "sh", "args": ["-c", "yes {}"]}},
-            "no JSON-RPC message: '{}'",
+            {"one": {"command": "sh", "args": ["-c", "yes '{\"id\"}'"]}},
+            "no JSON-RPC message: '{\"id\"}'",
             marks=pytest.mark.slow,
         ),
         (

@@ -70,7 +70,7 @@ def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, t
             raise too_long(timeout_s)
         if _is_loss(error):
             raise Lost(error)
-        if error.code == types.PARSE_ERROR and error.error.message.startswith(_UNREADABLE):
+        if error.code in _NO_ANSWER and error.error.message.startswith(_NO_ANSWER[error.code]):
             raise broken(told(error))
         raise refusal(error)
     if isinstance(error, ValidationError):
@@ -83,7 +83,10 @@ def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, t
 _CLOSED: Final = "Connection closed"
 _STREAM_ENDED: Final = "SSE stream "
 _FORGOTTEN: Final = "Session terminated"
-_UNREADABLE: Final = "Failed to parse "
+_NO_ANSWER: Final = {
+    types.PARSE_ERROR: ("Failed to parse ",),
+    types.INVALID_REQUEST: ("Unexpected content type", "server answered a request with 202"),
+}
 
 
 def _is_loss(error: MCPError) -> bool:

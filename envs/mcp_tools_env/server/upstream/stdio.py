@@ -33,8 +33,9 @@ MAX_UNREAD_BYTES: Final = 32 << 20
 def stdio_wire(process: ServerProcess, fault: Fault) -> Transport:
     """Return the streams of a process, as `mcp.Client` enters them. The process is its owner's to end.
 
-    Lines that are no JSON objects are passed over: many a server prints. One that begins like an object and is no
-    message is a fault, and so is one that is too long: somebody waits for the answer that it was to be.
+    Lines that are no JSON objects are passed over, and so are those that have nothing of a message: many a server
+    prints, objects too, and a policy may have a part in what. One that looks like a message and is none is a fault,
+    and so is one that is too long: somebody waits for the answer that it was to be.
     """
     return _wire(process, fault)
 
@@ -56,7 +57,7 @@ async def _wire(
                 for line in lines.of(data):
                     await pace.keep()
                     if (message := _message(line, fault)) is None:
-                        broken += 1
+                        broken += _is_like_an_answer(line)
                         if broken > MAX_BROKEN:
                             return
                         continue
@@ -94,8 +95,14 @@ def _message(line: bytes, fault: Fault) -> SessionMessage | None:
     except ValidationError:
         if (mended := _mended(line)) is not None:
             return SessionMessage(mended)
+        if not _is_like_an_answer(line):
+            return None
         fault.tell(f"it wrote what is no JSON-RPC message: {line[:200].decode(errors='replace')!r}")
         return None
+
+
+def _is_like_an_answer(line: bytes) -> bool:
+    return any(key in line for key in (b'"jsonrpc"', b'"result"', b'"error"', b'"id"'))
 
 
 def _mended(line: bytes) -> JSONRPCMessage | None:
