@@ -1,6 +1,7 @@
 """One entry of `mcpServers`: a command or an address, and what calls to it may cost."""
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ ENVIRON: Final = "environ"
 """The key of the validation context that has the variables of the environment's server."""
 
 MAX_SECONDS: Final = 3600.0
+
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Patterns: TypeAlias = Annotated[
@@ -74,7 +77,7 @@ class StdioServer(_Entry):
     command: Annotated[str, Field(min_length=1)]
     args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
-    cwd: str | None = None
+    cwd: Annotated[str, Field(min_length=1)] | None = None
     ropewalk: Policy = Policy()
 
     @field_validator("command", "args", "env", "cwd")
@@ -135,8 +138,11 @@ class HttpServer(_Entry):
             raise ValueError("expected a url that begins with http:// or https:// and names a host")
         if parts.username is not None or parts.password is not None:
             raise ValueError("expected a url without a user and a password; put credentials into headers")
-        if any("\n" in text or "\r" in text for pair in self.headers.items() for text in pair):
-            raise ValueError("expected headers without line ends")
+        if any(
+            not HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable())
+            for name, value in self.headers.items()
+        ):
+            raise ValueError("expected headers of one line of ASCII, under names without spaces")
         if self.ropewalk.env_pass:
             raise ValueError("expected env_pass for a command, got it for a url; leave it out")
         if not self.ropewalk.allow_private:

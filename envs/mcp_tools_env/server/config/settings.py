@@ -154,7 +154,7 @@ def _content(path: str) -> str:
 
 
 def _count(variable: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1_000_000:
+    if not re.fullmatch(r"[0-9]{1,7}", text) or not 1 <= int(text) <= 1_000_000:
         raise ConfigurationError(
             f"expected {variable} to be a whole number from 1 to 1000000, got {text[:80]!r}"
         )
