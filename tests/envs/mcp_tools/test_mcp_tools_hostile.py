@@ -122,6 +122,7 @@ async def test_who_sends_too_many_messages_waits(monkeypatch: pytest.MonkeyPatch
     assert sum(slept) <= 2
 
 
+@pytest.mark.slow
 async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
         await process.close()
 
 
+@pytest.mark.slow
 async def test_a_list_without_end_has_one_time_for_all_its_pages() -> None:
     env = McpToolsEnvironment(house_of({"one": entry("--endless", start_timeout_s=0.3)}))
     began = await env.reset()
