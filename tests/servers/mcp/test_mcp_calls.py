@@ -53,7 +53,7 @@ async def test_results_in_every_form(era: str) -> None:
         assert (await client.call_tool("bump")).structured_content == {"result": 1}
 
 
-@handshake_first
+@pytest.mark.slow
 async def test_ten_megabytes_pass(era: str) -> None:
     async with serving(boxes()) as address, await connected(address, era) as client:
         assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000

@@ -72,7 +72,8 @@ class Host:
         return self.process.returncode, out, err
 
 
-@pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
 async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     seen: list[float] = []
