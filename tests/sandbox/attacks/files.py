@@ -225,7 +225,9 @@ ATTACKS = (
                 found = __import__(name)
             except Exception:
                 continue
-            breach("imported", name, found.__path__)
+            # Somebody else's distribution may have packages of such names too, torchmonarch's has one of tests.
+            if name != "tests" or any(place in HOST["ours"] for place in found.__path__):
+                breach("imported", name, found.__path__)
         for path in HOST["ours"]:
             must_fail(path, lambda: open(path).read(10))
             must_fail(path, lambda: os.listdir(path))
