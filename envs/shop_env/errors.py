@@ -1,11 +1,9 @@
 """What the shop raises besides the core's `EpisodeOver`."""
 
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.task_options import InvalidResetOption
 from openenv_core.tools import ToolFailed
 
-
-class InvalidResetOption(EnvironmentFailure):
-    """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
+__all__ = ["Impossible", "InvalidResetOption"]
 
 
 class Impossible(ToolFailed):

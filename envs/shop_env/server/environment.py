@@ -7,17 +7,16 @@ from uuid import uuid4
 
 from openenv_core import EnvironmentMetadata
 from openenv_core.errors import EpisodeOver
+from openenv_core.task_options import read_task_options
 from openenv_core.tasks import GeneratedTasks
 from openenv_core.tools import ToolResult, prompt, resource
 
-from ..errors import InvalidResetOption
 from ..models import ShopObservation, ShopState
-from ..tasks import CALLS, make_task
+from ..tasks import CALLS, Level, make_task
 from ..world.desk import Desk
 from ..world.facts import Fact, facts
 from ..world.judging import judge
 from ..world.rules import Verdict, verdicts
-from .options import read_options
 from .tools import DeskTools
 
 
@@ -65,15 +64,17 @@ class ShopEnvironment(GeneratedTasks, DeskTools):
         Raises:
             InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on.
         """
-        if unknown:
-            raise InvalidResetOption(
-                "expected no reset options but seed, episode_id, split, index, difficulty and max_calls, "
-                f"got {', '.join(sorted(unknown))[:200]}; leave it out"
-            )
-        if episode_id is not None and not isinstance(episode_id, str):
-            raise InvalidResetOption(f"expected text or null for the episode_id, got {episode_id!r:.40}")
-        options = read_options(
-            type(self), seed=seed, split=split, index=index, difficulty=difficulty, max_calls=max_calls
+        options = read_task_options(
+            type(self),
+            Level,
+            CALLS,
+            seed=seed,
+            episode_id=episode_id,
+            split=split,
+            index=index,
+            difficulty=difficulty,
+            max_calls=max_calls,
+            unknown=unknown,
         )
         number = self.task_number(options.split, options.index)
         task = make_task(number, held_out=options.split != "train", level=options.level)
