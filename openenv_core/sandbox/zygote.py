@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.errors import SandboxUnavailable
+from openenv_core.sandbox.inside.told import FOR_THE_LOADER
 from openenv_core.sandbox.worker import Exit
 
 BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
@@ -34,9 +35,6 @@ ENVIRONMENT: Final = {
     "MKL_NUM_THREADS": "1",
 }
 """All that code sees of the environment; the server's own variables, its secrets among them, stay with it."""
-
-PASSED_ON: Final = ("LD_LIBRARY_PATH",)
-"""Without which this very Python may not start."""
 
 
 class Zygote:
@@ -78,7 +76,10 @@ class Zygote:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[self._inner.fileno()],
-                env={**ENVIRONMENT, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}},
+                env={
+                    **ENVIRONMENT,
+                    **{name: os.environ[name] for name in FOR_THE_LOADER if name in os.environ},
+                },
                 cwd="/",
                 # A terminal's Ctrl-C is for the server, which ends the zygote in order.
                 start_new_session=True,

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from openenv_core.sandbox import Limits, Sandbox, SandboxClosed
+from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxClosed, SandboxConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -272,6 +272,22 @@ async def test_nothing_of_ours_is_there_to_be_imported(sandbox: Sandbox) -> None
     assert done.result == "([], None)"
     assert environment.result is not None
     assert "PYTEST_CURRENT_TEST" not in environment.result
+
+
+async def test_where_the_machine_keeps_its_libraries_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zygote may need it to start; code does not."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/lib")
+    sandbox = Sandbox(SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS))
+    await sandbox.start()
+    try:
+        session = await sandbox.open()
+        done = await session.execute("import os\nsorted(os.environ)")
+        await session.close()
+    finally:
+        await sandbox.close()
+    assert done.result is not None
+    assert "'HOME'" in done.result
+    assert "LD_LIBRARY_PATH" not in done.result
 
 
 async def test_random_numbers_differ_between_sessions(sandbox: Sandbox) -> None:

@@ -1,7 +1,11 @@
 """What the zygote and its forks are told."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+FOR_THE_LOADER: Final = ("LD_LIBRARY_PATH",)
+"""Variables without which this very Python may not start. Once it has, the zygote forgets them: code has no business
+with where the machine keeps its libraries."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from openenv_core.sandbox.inside.child import become, become_first
 from openenv_core.sandbox.inside.first import BY_SIGNAL
 from openenv_core.sandbox.inside.rehearsal import forget, import_late, rehearse
 from openenv_core.sandbox.inside.standing import Standing, stand
-from openenv_core.sandbox.inside.told import Spec, Told
+from openenv_core.sandbox.inside.told import FOR_THE_LOADER, Spec, Told
 from openenv_core.sandbox.inside.writing import somewhere_to_write
 from openenv_core.sandbox.kernel import libc, namespaces
 
@@ -37,6 +37,8 @@ unicodedata uuid zlib
 
 def main(descriptor: int) -> None:
     """Serve the supervisor at the other end of a descriptor, until it is gone."""
+    for name in FOR_THE_LOADER:
+        os.environ.pop(name, None)
     channel = socket.socket(fileno=descriptor)
     told = Told(**json.loads(channel.recv(MESSAGE_BYTES))["tell"])
     try:
