@@ -12,7 +12,11 @@ BridgeError
 │   └── EpisodeUnscored       an environment said that it cannot say how well an episode was played
 ├── TrainingError             the optimisation went wrong
 │   └── NonFiniteLoss         the loss or the gradient is NaN or infinite
-└── RoleFailed                a process of the run died
+├── RewardFailed              a reward function raised, or returned what is no reward
+└── RoleFailed                a process of the run died, and it cannot be had again
+    ├── ReplicaLost           the process behind one call is gone; the same call may do elsewhere
+    ├── NoReplica             no replica of a service served within the deadline
+    └── RemoteError           an actor raised something that is no error of ours
 """
 
 # ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
@@ -78,3 +82,19 @@ class NonFiniteLoss(TrainingError):
 
 class RoleFailed(BridgeError):
     """A process of the run died, or could not be started."""
+
+
+class ReplicaLost(RoleFailed):
+    """The process behind a call is gone, or cannot be reached. Whether the call was carried out nobody knows."""
+
+
+class NoReplica(RoleFailed):
+    """No replica of a service was there to serve within the deadline."""
+
+
+class RemoteError(RoleFailed):
+    """An actor raised something that is no `BridgeError`; the message has its type and its traceback."""
+
+
+class RewardFailed(BridgeError):
+    """A reward function raised, or returned something else than a number or None."""
