@@ -1,11 +1,19 @@
 """What flows through the bridge: completions, turns, trajectories, groups, training samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 PolicyVersion = int
 """How many training iterations the weights have seen: 0 is the checkpoint the run began with."""
+
+NO_VERSION: PolicyVersion = -1
+"""Stands for the weights of a token that no policy generated."""
+
+
+def _oldest(versions: Iterable[PolicyVersion]) -> PolicyVersion:
+    """Where there is no token 0: what cannot be shown to be recent counts as old."""
+    return min(versions, default=0)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -34,14 +42,27 @@ class Completion:
         tokens: The generated token ids, shape [T].
         logprobs: Natural-log probability of each token under the distribution that it was sampled from
             (temperature included), shape [T].
-        version: The weights that generated it.
+        versions: The weights that each token was sampled from, shape [T]: they differ where an engine took new
+            ones in the middle.
         stopped: True where a stop token ended it, False where the length limit did.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
-    version: PolicyVersion
+    versions: Sequence[PolicyVersion]
     stopped: bool
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.logprobs) == len(self.versions):
+            raise ValueError(
+                f"expected a log-probability and a version with each of {len(self.tokens)} tokens, "
+                f"got {len(self.logprobs)} and {len(self.versions)}"
+            )
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The oldest weights that any of its tokens came from; 0 where it has none."""
+        return _oldest(self.versions)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -87,8 +108,8 @@ class Trajectory:
 
     @property
     def version(self) -> PolicyVersion:
-        """The oldest weights that any of its tokens came from."""
-        return min(turn.completion.version for turn in self.turns)
+        """The oldest weights that any of its tokens came from; 0 where it has none."""
+        return _oldest(version for turn in self.turns for version in turn.completion.versions)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,8 +121,13 @@ class Group:
 
     @property
     def version(self) -> PolicyVersion:
-        """The oldest weights that any token of the group came from."""
-        return min(trajectory.version for trajectory in self.trajectories)
+        """The oldest weights that any token of the group came from; 0 where it has none."""
+        return _oldest(
+            version
+            for trajectory in self.trajectories
+            for turn in trajectory.turns
+            for version in turn.completion.versions
+        )
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -112,14 +138,19 @@ class TrainSample:
         tokens: Prompt and completion tokens, shape [L].
         loss_mask: True where the policy itself produced the token, shape [L].
         logprobs: Behaviour log-probabilities at those tokens, 0 elsewhere, shape [L].
+        versions: The weights that those tokens were sampled from, `NO_VERSION` elsewhere, shape [L].
         advantage: The trajectory's advantage, shared by its tokens.
         trajectory: Which trajectory of the batch the row belongs to; a trajectory can make several rows.
-        version: The oldest weights among its tokens.
     """
 
     tokens: Sequence[int]
     loss_mask: Sequence[bool]
     logprobs: Sequence[float]
+    versions: Sequence[PolicyVersion]
     advantage: float
     trajectory: int
-    version: PolicyVersion
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The oldest weights that any of its tokens came from; 0 where no policy generated any."""
+        return _oldest(version for version in self.versions if version != NO_VERSION)

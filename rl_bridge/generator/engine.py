@@ -207,7 +207,7 @@ class VllmEngine:
                 logprobs=[
                     at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)
                 ],
-                version=self._version,
+                versions=[self._version] * len(answer.token_ids),
                 stopped=answer.finish_reason == "stop",
             )
             if len(command.completions) == len(command.prompts):

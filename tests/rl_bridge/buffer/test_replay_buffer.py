@@ -11,7 +11,7 @@ from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 def group(seed: int, *versions: int) -> Group:
     def completion(version: int) -> Completion:
-        return Completion(tokens=[1], logprobs=[0.0], version=version, stopped=True)
+        return Completion(tokens=[1], logprobs=[0.0], versions=[version], stopped=True)
 
     turns = [Turn(prompt=[0], completion=completion(version)) for version in versions]
     return Group(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rl_bridge.algorithms.aggregation import Aggregation, token_weights
 from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.types import TrainSample
+from rl_bridge.types import NO_VERSION, TrainSample
 
 VOCABULARY = 5
 SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.1, kl_coef=0.05)
@@ -30,9 +30,9 @@ def sample(
         tokens=list(tokens),
         loss_mask=[bool(one) for one in mask],
         logprobs=[logprob - 0.1 * place if one else 0.0 for place, one in enumerate(mask)],
+        versions=[0 if one else NO_VERSION for one in mask],
         advantage=advantage,
         trajectory=trajectory,
-        version=0,
     )
 
 

@@ -36,7 +36,9 @@ class FakeEngine:
         if failure is not None:
             raise failure
         return [
-            Completion(tokens=list(prompt), logprobs=[0.0] * len(prompt), version=0, stopped=True)
+            Completion(
+                tokens=list(prompt), logprobs=[0.0] * len(prompt), versions=[0] * len(prompt), stopped=True
+            )
             for prompt in prompts
         ]
 

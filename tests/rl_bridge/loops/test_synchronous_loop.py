@@ -68,7 +68,7 @@ class Workers:
 
     async def play(self, seeds: Sequence[int], settings: Any, *, timeout_s: float) -> list[Trajectory | None]:
         def one(place: int, seed: int) -> Trajectory:
-            answer = Completion(tokens=[place % 2], logprobs=[-0.5], version=self.version, stopped=True)
+            answer = Completion(tokens=[place % 2], logprobs=[-0.5], versions=[self.version], stopped=True)
             turn = Turn(prompt=[1, 2], completion=answer)
             return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(place % 2))
 

@@ -169,7 +169,9 @@ class FakeEngine:
 
     def _answer(self, text: str) -> Completion:
         tokens = [self._tokenizer.token(word) for word in text.split()]
-        return Completion(tokens=tokens, logprobs=[-0.5] * len(tokens), version=3, stopped=False)
+        return Completion(
+            tokens=tokens, logprobs=[-0.5] * len(tokens), versions=[3] * len(tokens), stopped=False
+        )
 
 
 def stand_on_17(prompt: str) -> str:

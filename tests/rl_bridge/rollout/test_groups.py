@@ -22,7 +22,7 @@ def trajectory(
     turns = [
         Turn(
             prompt=[1, 10 + place],
-            completion=Completion(tokens=[2], logprobs=[-1.0], version=version, stopped=True),
+            completion=Completion(tokens=[2], logprobs=[-1.0], versions=[version], stopped=True),
         )
         for place, version in enumerate(versions)
     ]

@@ -4,13 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_bridge.tokens.accumulator import training_rows
-from rl_bridge.types import Completion, Ending, Trajectory, Turn
+from rl_bridge.types import NO_VERSION, Completion, Ending, Trajectory, Turn
 
 
 def turn(prompt: list[int], answer: list[int], *, version: int = 0, first: float = -0.5) -> Turn:
     logprobs = [first - place for place in range(len(answer))]
+    versions = [version] * len(answer)
     return Turn(
-        prompt=prompt, completion=Completion(tokens=answer, logprobs=logprobs, version=version, stopped=True)
+        prompt=prompt,
+        completion=Completion(tokens=answer, logprobs=logprobs, versions=versions, stopped=True),
     )
 
 
@@ -29,6 +31,7 @@ def test_prompts_that_continue_make_one_row() -> None:
     assert list(row.tokens) == [1, 2, 3, 4, 5, 6]
     assert list(row.loss_mask) == [False, False, True, False, True, True]
     assert list(row.logprobs) == [0.0, 0.0, -0.5, 0.0, -2.0, -3.0]
+    assert list(row.versions) == [NO_VERSION, NO_VERSION, 5, NO_VERSION, 4, 4]
     assert (row.advantage, row.trajectory, row.version) == (0.5, 7, 4)
 
 
@@ -79,15 +82,19 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 def test_loss_tokens_are_the_completions_in_order(played: Trajectory) -> None:
     rows = training_rows(played, advantage=1.0, index=0)
     selected = [
-        (token, logprob)
+        token_logprob_version
         for row in rows
-        for token, logprob, is_loss in zip(row.tokens, row.logprobs, row.loss_mask, strict=True)
+        for *token_logprob_version, is_loss in zip(
+            row.tokens, row.logprobs, row.versions, row.loss_mask, strict=True
+        )
         if is_loss
     ]
     completions = [
-        pair
+        [*sampled]
         for one in played.turns
-        for pair in zip(one.completion.tokens, one.completion.logprobs, strict=True)
+        for sampled in zip(
+            one.completion.tokens, one.completion.logprobs, one.completion.versions, strict=True
+        )
     ]
     assert selected == completions
     assert min(row.version for row in rows) == played.version

@@ -14,7 +14,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
 from rl_bridge.errors import ModelError, NonFiniteLoss
 from rl_bridge.trainer.settings import TrainerSettings
-from rl_bridge.types import TrainSample
+from rl_bridge.types import NO_VERSION, TrainSample
 
 pytestmark = pytest.mark.heavy
 
@@ -83,9 +83,9 @@ def batch(seed: int, *, rows: int = 24, logprob: float = -3.5) -> TrainBatch:
                 tokens=tokens,
                 loss_mask=mask,
                 logprobs=[logprob if one else 0.0 for one in mask],
+                versions=[0 if one else NO_VERSION for one in mask],
                 advantage=float(random.normal()),
                 trajectory=number,
-                version=0,
             )
         )
     return TrainBatch.from_samples(samples)
@@ -136,9 +136,9 @@ def test_good_tokens_become_likelier_and_bad_ones_less(make_trainer: MakeTrainer
             tokens=[1, 8, 9, answer],
             loss_mask=[False, False, False, True],
             logprobs=[0.0, 0.0, 0.0, -3.5],
+            versions=[NO_VERSION, NO_VERSION, NO_VERSION, 0],
             advantage=advantage,
             trajectory=trajectory,
-            version=0,
         )
 
     samples = [sample(5, 1.0, 0), sample(6, -1.0, 1)]

@@ -1,0 +1,50 @@
+"""Versions are told a token at a time, and the oldest counts."""
+
+import pytest
+
+from rl_bridge.types import NO_VERSION, Completion, Ending, Group, TrainSample, Trajectory, Turn
+
+
+def completion(*versions: int) -> Completion:
+    return Completion(
+        tokens=[1] * len(versions), logprobs=[0.0] * len(versions), versions=versions, stopped=True
+    )
+
+
+def trajectory(*completions: Completion) -> Trajectory:
+    turns = [Turn(prompt=[0], completion=one) for one in completions]
+    return Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
+
+
+def test_the_oldest_token_counts() -> None:
+    assert completion(5, 4, 6).version == 4
+    assert trajectory(completion(5, 6), completion(3, 7)).version == 3
+    siblings = [trajectory(completion(5)), trajectory(completion(7), completion(6, 2))]
+    assert Group(seed=0, trajectories=siblings).version == 2
+
+
+def test_what_has_no_token_is_as_old_as_can_be_and_makes_nothing_beside_it_older() -> None:
+    assert completion().version == trajectory(completion()).version == Group(seed=0).version == 0
+    assert trajectory(completion(5), completion()).version == 5
+    assert Group(seed=0, trajectories=[trajectory(completion()), trajectory(completion(4))]).version == 4
+
+
+def test_a_row_is_as_old_as_the_oldest_token_that_the_policy_generated() -> None:
+    def row(*versions: int) -> TrainSample:
+        return TrainSample(
+            tokens=[1] * len(versions),
+            loss_mask=[version != NO_VERSION for version in versions],
+            logprobs=[0.0] * len(versions),
+            versions=versions,
+            advantage=1.0,
+            trajectory=0,
+        )
+
+    assert row(NO_VERSION, 4, NO_VERSION, 3, 5).version == 3
+    assert row(NO_VERSION).version == 0
+
+
+@pytest.mark.parametrize(("logprobs", "versions"), [(1, 2), (2, 1), (2, 3)])
+def test_every_token_has_a_logprob_and_a_version(logprobs: int, versions: int) -> None:
+    with pytest.raises(ValueError, match=f"each of 2 tokens, got {logprobs} and {versions}"):
+        Completion(tokens=[1, 2], logprobs=[0.0] * logprobs, versions=[0] * versions, stopped=True)
