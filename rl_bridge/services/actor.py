@@ -1,0 +1,91 @@
+"""The base of the bridge's actors."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rl_bridge.errors import MissingStack
+from rl_bridge.services.options import BoundOptions, ServiceOptions
+from rl_bridge.services.restarts import RestartPolicy
+
+try:
+    from monarch.actor import Actor, concurrent_endpoint
+except ModuleNotFoundError as missing:
+    raise MissingStack("torchmonarch") from missing
+
+if TYPE_CHECKING:
+    from rl_bridge.services.service import Service
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """Where one rank of a replica runs."""
+
+    host: str
+    pid: int
+
+
+class ServiceActor(Actor):
+    """An actor that can be a service: replicas, routing, restarts.
+
+    All endpoints are `async def`. An `@endpoint` runs alone; beside it nothing else of the actor is answered,
+    a `@concurrent_endpoint` neither. The constructor keeps what it is given and does no more: what takes time
+    or can fail belongs into `setup`.
+
+    A subclass may have these endpoints, which the service calls by itself:
+
+    - `setup(self) -> None`: after the process has started, before it serves.
+    - `health(self) -> None`: raises where the replica cannot do its work; asked of one whose calls keep failing.
+    - `close(self) -> None`: before it is stopped in an orderly way.
+
+    Attributes:
+        REPLAYED: Endpoints that define the replicas' state when they are fanned out. The arguments of the last
+            fan-out are given to a replica that starts, before it serves.
+        REPEATABLE: Endpoints that may be carried out twice: `route` sends them again, to another replica, where
+            one is lost.
+    """
+
+    REPLAYED: ClassVar[tuple[str, ...]] = ()
+    REPEATABLE: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def options(
+        cls,
+        *,
+        procs: int = 1,
+        hosts: int = 1,
+        with_gpus: bool = False,
+        num_replicas: int = 1,
+        name: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - it is frozen
+        start_timeout_s: float = 600.0,
+    ) -> BoundOptions:
+        """Say what a service of this actor consists of; see `ServiceOptions`."""
+        options = ServiceOptions(
+            procs=procs,
+            hosts=hosts,
+            with_gpus=with_gpus,
+            num_replicas=num_replicas,
+            name=name,
+            environment=environment or {},
+            restarts=restarts,
+            start_timeout_s=start_timeout_s,
+        )
+        return BoundOptions(cls, options)
+
+    @classmethod
+    async def as_service(cls, *args: Any) -> "Service":
+        """Start a service with the default options; see `BoundOptions.as_service`."""
+        return await cls.options().as_service(*args)
+
+    @classmethod
+    async def as_actor(cls, *args: Any) -> "Service":
+        """Start one replica whose loss is final; see `BoundOptions.as_actor`."""
+        return await cls.options().as_actor(*args)
+
+    @concurrent_endpoint
+    async def _place(self) -> Place:
+        return Place(socket.gethostname(), os.getpid())
