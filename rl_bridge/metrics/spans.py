@@ -1,0 +1,159 @@
+"""Where the wall time of a process goes: named work, waiting for something named, and what nobody accounts for.
+
+A span belongs to the task, or the thread outside of asyncio, that opened it; of nested ones the innermost counts.
+Many tasks can have a span open at one time, so an instant is given out like this, and the parts always add up to
+the wall time:
+
+1. Does any task work, the instant is work, shared evenly by the tasks that work.
+2. Otherwise, does any task wait, it is idle, shared evenly by the tasks that wait.
+3. Otherwise it is unaccounted for.
+
+So a span without `waits_for` must not be held over an `await` of something that happens elsewhere: that would be
+waiting sold as work. Tasks in the background of a process open spans of work alone; what the process waits for is
+said by its main line.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rl_bridge.metrics.totals import Key, SpanTotals
+
+Owner = asyncio.Task[object] | int
+"""The task, or the thread by its number, that a span belongs to."""
+
+
+class Spans:
+    """Gives the wall time of one process out to spans.
+
+    Args:
+        clock: Seconds on the wall.
+        cpu_clock: Seconds of processor time that the process has used.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._lock = threading.Lock()
+        self._current: dict[Owner, _Span] = {}
+        self._working: dict[Key, int] = {}
+        self._waiting: dict[Key, int] = {}
+        self._seconds: dict[Key, float] = {}
+        self._began = time.time()
+        self._began_clock = self._settled = clock()
+        self._began_cpu = cpu_clock()
+
+    def span(self, name: str, waits_for: str | None = None) -> "_Span":
+        """Account for what happens within `with spans.span(...)`.
+
+        Args:
+            name: What the process does there.
+            waits_for: Whom it waits for, where it only waits; None where it works.
+        """
+        return _Span(self, (name, waits_for))
+
+    def totals(self) -> SpanTotals:
+        """What has been given out since the beginning; open spans count up to now."""
+        with self._lock:
+            now = self._settle()
+            return SpanTotals(
+                began=self._began,
+                wall_s=now - self._began_clock,
+                cpu_s=self._cpu_clock() - self._began_cpu,
+                seconds=dict(self._seconds),
+            )
+
+    def _enter(self, span: "_Span") -> None:
+        with self._lock:
+            self._settle()
+            span.parent = self._current.get(span.owner)
+            if span.parent is not None:
+                self._leave(span.parent.key)
+            self._current[span.owner] = span
+            self._take_up(span.key)
+
+    def _exit(self, span: "_Span") -> None:
+        with self._lock:
+            self._settle()
+            span.closed = True
+            # A span that ends before one within it (an abandoned generator's does) is passed over by that one.
+            if self._current.get(span.owner) is not span:
+                return
+            self._leave(span.key)
+            parent = span.parent
+            while parent is not None and parent.closed:
+                parent = parent.parent
+            if parent is None:
+                del self._current[span.owner]
+            else:
+                self._current[span.owner] = parent
+                self._take_up(parent.key)
+
+    def _settle(self) -> float:
+        """Give out the time since the last change; the lock is held."""
+        now = self._clock()
+        open_now = self._working or self._waiting
+        if open_now:
+            share = (now - self._settled) / sum(open_now.values())
+            for key, tasks in open_now.items():
+                self._seconds[key] = self._seconds.get(key, 0.0) + share * tasks
+        self._settled = now
+        return now
+
+    def _take_up(self, key: Key) -> None:
+        tasks = self._working if key[1] is None else self._waiting
+        tasks[key] = tasks.get(key, 0) + 1
+
+    def _leave(self, key: Key) -> None:
+        tasks = self._working if key[1] is None else self._waiting
+        tasks[key] -= 1
+        if not tasks[key]:
+            del tasks[key]
+
+
+class _Span:
+    """One passage through a `with` block."""
+
+    __slots__ = ("closed", "key", "owner", "parent", "spans")
+
+    def __init__(self, spans: Spans, key: Key) -> None:
+        self.spans = spans
+        self.key = key
+        self.closed = False
+        self.parent: _Span | None = None
+        self.owner: Owner
+
+    def __enter__(self) -> Self:
+        self.owner = _owner()
+        self.spans._enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.spans._exit(self)
+
+
+def _owner() -> Owner:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        task = None
+    return threading.get_ident() if task is None else task
+
+
+PROCESS_SPANS = Spans()
+"""Those of this process; it begins with the import."""
+
+
+def span(name: str, waits_for: str | None = None) -> _Span:
+    """Account for what happens within its block, among the spans of this process; see `Spans.span`."""
+    return PROCESS_SPANS.span(name, waits_for)

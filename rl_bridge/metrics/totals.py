@@ -1,0 +1,142 @@
+"""What spans add up to: of one process, of several, or of a stretch of time."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypeAlias
+
+_NUMBERS: Final = re.compile(r"(-\d+)+$")
+
+Key: TypeAlias = tuple[str, str | None]
+"""What a process does, and whom it waits for; None where it works."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SpanTotals:
+    """Seconds by what they were spent on.
+
+    Attributes:
+        began: When the counting began, in seconds since the epoch; tells one process's totals from its successor's.
+        wall_s: Wall time, of several processes together where totals were merged.
+        cpu_s: Processor time, all threads. Beside `work` and `idle` it shows a span that has the wrong name.
+        seconds: Parts of the wall time; what is missing from it is unaccounted for.
+    """
+
+    began: float
+    wall_s: float
+    cpu_s: float
+    seconds: Mapping[Key, float] = field(default_factory=dict)
+
+    @property
+    def work(self) -> dict[str, float]:
+        """Seconds of work by name."""
+        return _by_word((name, spent) for (name, waits_for), spent in self.seconds.items() if not waits_for)
+
+    @property
+    def idle(self) -> dict[str, float]:
+        """Seconds of waiting by what was waited for."""
+        return _by_word((waits_for, spent) for (_, waits_for), spent in self.seconds.items() if waits_for)
+
+    @property
+    def unaccounted_s(self) -> float:
+        """Seconds that no span names."""
+        return max(0.0, self.wall_s - sum(self.seconds.values()))
+
+    def since(self, earlier: Self | None) -> Self:
+        """The stretch between earlier totals of the same process and these.
+
+        Args:
+            earlier: None, or those of a process that this one has replaced, for the whole of these.
+        """
+        if earlier is None or earlier.began != self.began:
+            return self
+        return type(self)(
+            began=self.began,
+            wall_s=self.wall_s - earlier.wall_s,
+            cpu_s=self.cpu_s - earlier.cpu_s,
+            seconds={key: spent - earlier.seconds.get(key, 0.0) for key, spent in self.seconds.items()},
+        )
+
+    def merged(self, other: Self) -> Self:
+        """These and another process's, as if one after the other."""
+        keys = dict.fromkeys((*self.seconds, *other.seconds))
+        return type(self)(
+            began=min(self.began, other.began),
+            wall_s=self.wall_s + other.wall_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+            seconds={key: self.seconds.get(key, 0.0) + other.seconds.get(key, 0.0) for key in keys},
+        )
+
+    def figures(self, process: str) -> dict[str, float]:
+        """Shares of the wall time, by the names that the log uses.
+
+        Args:
+            process: What the process is, for example `trainer`.
+        """
+        if self.wall_s <= 0.0:
+            return {}
+        parts = {
+            "unaccounted": self.unaccounted_s,
+            "work": sum(self.work.values()),
+            "idle": sum(self.idle.values()),
+            "cpu": self.cpu_s,
+            **{f"work/{name}": spent for name, spent in self.work.items()},
+            **{f"idle/{waits_for}": spent for waits_for, spent in self.idle.items()},
+        }
+        return {f"span/{process}/{part}": spent / self.wall_s for part, spent in parts.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """These as what JSON can hold."""
+        return {
+            "began": self.began,
+            "wall_s": self.wall_s,
+            "cpu_s": self.cpu_s,
+            "seconds": [[name, waits_for, spent] for (name, waits_for), spent in self.seconds.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `as_json` was made from."""
+        return cls(
+            began=float(data["began"]),
+            wall_s=float(data["wall_s"]),
+            cpu_s=float(data["cpu_s"]),
+            seconds={
+                (str(name), None if waits_for is None else str(waits_for)): float(spent)
+                for name, waits_for, spent in data["seconds"]
+            },
+        )
+
+
+class SpanWindow:
+    """Turns the totals of processes that go on counting into the shares of one stretch after another."""
+
+    def __init__(self) -> None:
+        self._earlier: dict[str, SpanTotals] = {}
+
+    def advance(self, totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
+        """What was spent since the last call, by process.
+
+        Args:
+            totals: By process, for example `generator-0`. One that has been replaced begins anew, and one that is
+                missing is forgotten.
+        """
+        spent = {process: total.since(self._earlier.get(process)) for process, total in totals.items()}
+        self._earlier = dict(totals)
+        return spent
+
+
+def by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
+    """Totals of the processes of each role together; a process is called as its role, or `<role>-<number>...`."""
+    roles: dict[str, SpanTotals] = {}
+    for process, total in totals.items():
+        role = _NUMBERS.sub("", process)
+        roles[role] = roles[role].merged(total) if role in roles else total
+    return roles
+
+
+def _by_word(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for word, spent in pairs:
+        sums[word] = sums.get(word, 0.0) + spent
+    return sums
