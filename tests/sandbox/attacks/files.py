@@ -71,7 +71,8 @@ async def swapped_while_read(stage: Stage) -> None:
     for _ in range(20):
         with contextlib.suppress(FileRefused):
             data = await stage.session.get_file("a/secret")
-            if data != b"mine":
+            # Empty where the attacks beside this one had filled the disk when it was to be written.
+            if data not in (b"mine", b""):
                 stage.breaches.append(f"get_file followed a link: {data[:80]!r}")
         await asyncio.sleep(0)
     stage.executions.append(await running)
