@@ -9,12 +9,15 @@ BridgeError
 │   └── SnapshotOverwritten   a reader came too late: the segment holds a newer version
 ├── RolloutError              no usable trajectory could be collected
 │   ├── EpisodeLost           an environment said that something beside the policy failed
+│   │   └── SessionUnavailable  no server had a session within the deadline
 │   └── EpisodeUnscored       an environment said that it cannot say how well an episode was played
 ├── TrainingError             the optimisation went wrong
 │   └── NonFiniteLoss         the loss or the gradient is NaN or infinite
 ├── RewardFailed              a reward function raised, or returned what is no reward
+├── StatusError               a run does not say how it stands: it is over, or somebody else answers
 └── RoleFailed                a process of the run died, and it cannot be had again
     ├── ReplicaLost           the process behind one call is gone; the same call may do elsewhere
+    │   └── RankLost          a rank that trains with the one that was asked is gone
     ├── NoReplica             no replica of a service served within the deadline
     └── RemoteError           an actor raised something that is no error of ours
 """
@@ -68,6 +71,10 @@ class EpisodeLost(RolloutError):
     """An environment said that something beside the policy failed. The episode is played again, or dropped."""
 
 
+class SessionUnavailable(EpisodeLost):
+    """No environment server had a session within the deadline. The episode has not begun."""
+
+
 class EpisodeUnscored(RolloutError):
     """An environment said that it cannot say how well an episode was played. It is left out, and counted."""
 
@@ -88,6 +95,10 @@ class ReplicaLost(RoleFailed):
     """The process behind a call is gone, or cannot be reached. Whether the call was carried out nobody knows."""
 
 
+class RankLost(ReplicaLost):
+    """A rank of the trainer is gone, or did not come to a collective in time; the others cannot go on without it."""
+
+
 class NoReplica(RoleFailed):
     """No replica of a service was there to serve within the deadline."""
 
@@ -98,3 +109,7 @@ class RemoteError(RoleFailed):
 
 class RewardFailed(BridgeError):
     """A reward function raised, or returned something else than a number or None."""
+
+
+class StatusError(BridgeError):
+    """A run cannot be asked how it stands, or does not answer as a run does."""
