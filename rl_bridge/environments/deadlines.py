@@ -1,0 +1,20 @@
+"""How long a worker waits for an environment."""
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SessionDeadlines:
+    """Every wait for an environment, in seconds.
+
+    Attributes:
+        free_s: Until one of the worker's sessions is free.
+        connect_s: From then on until a session is open on some server, all attempts and pauses together.
+        reset_s: Until an episode has begun.
+        step_s: Until a step has been taken.
+    """
+
+    free_s: float = 600.0
+    connect_s: float = 60.0
+    reset_s: float = 60.0
+    step_s: float = 30.0
