@@ -1,0 +1,186 @@
+"""One environment server that is started, watched, and started again when it dies."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NoReturn, Protocol, TypeVar
+
+from openenv_core.errors import ProviderError
+from rl_bridge.errors import RoleFailed
+from rl_bridge.services.restarts import RestartBudget, RestartPolicy
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_S = 0.2
+"""Between two looks at a server, so the longest that its death stays unnoticed."""
+STOP_AGAIN_S = 0.5
+"""Between two attempts to end a server whose start is still under way."""
+
+
+class Watchable(Protocol):
+    """A provider whose server can be looked at. All of it may block."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+
+    def output(self) -> str:
+        """Return the last of what it printed."""
+
+    def start(self) -> str:
+        """Start it, wait until it is healthy, and return its URL."""
+
+    def stop(self) -> None:
+        """Stop it; a start that is under way in another thread fails then."""
+
+
+class ServerState(StrEnum):
+    """How a server stands."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    """Its restart budget is gone."""
+    STOPPED = "stopped"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ServerStatus:
+    """How a server stands, for whoever looks.
+
+    Attributes:
+        source: The app or the image.
+        state: What it is doing.
+        url: Where it serves; None while it does not.
+        restarts: How often it has been started again.
+        pid: The process that watches over it, where it is one of this machine's.
+    """
+
+    source: str
+    state: ServerState
+    url: str | None
+    restarts: int
+    pid: int | None
+
+
+class SupervisedServer:
+    """Keeps one server alive.
+
+    Args:
+        source: What it is called in messages.
+        provider: Starts and stops it, any number of times.
+        threads: Where the provider's calls are made.
+        restarts: How often, and how soon.
+        changed: Called on the event loop whenever `url` is another.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        provider: Watchable,
+        threads: Executor,
+        restarts: RestartPolicy,
+        changed: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._provider = provider
+        self._threads = threads
+        self._policy = restarts
+        self._budget = RestartBudget(restarts)
+        self._changed = changed
+        self._starting: asyncio.Future[str] | None = None
+        self._restarts = 0
+        self._state = ServerState.STOPPED
+        self.url: str | None = None
+        """Where it serves; None while it does not."""
+
+    @property
+    def status(self) -> ServerStatus:
+        """How it stands."""
+        return ServerStatus(
+            source=self._source,
+            state=self._state,
+            url=self.url,
+            restarts=self._restarts,
+            pid=getattr(self._provider, "pid", None),
+        )
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            openenv_core.ProviderError: It could not be started.
+        """
+        self._state = ServerState.STARTING
+        await self._start()
+
+    async def supervise(self) -> NoReturn:
+        """Start it again whenever it dies.
+
+        Raises:
+            RoleFailed: The restart budget is gone.
+        """
+        while True:
+            while await self._call(self._look):  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(LOOK_S)
+            reason = await self._call(self._last_words)
+            self._set(None, ServerState.RESTARTING)
+            await self._restart(reason)
+
+    async def stop(self) -> None:
+        """Stop it, also while it starts. Raises what the provider does."""
+        self._set(None, ServerState.STOPPED)
+        while self._starting is not None and not self._starting.done():
+            # A start may not have come to where a stop has an effect.
+            await self._call(self._provider.stop)
+            await asyncio.wait({self._starting}, timeout=STOP_AGAIN_S)
+        if self._starting is not None:
+            await asyncio.gather(
+                self._starting, return_exceptions=True
+            )  # whoever started it was told, or is gone
+        await self._call(self._provider.stop)
+
+    async def _restart(self, reason: str) -> None:
+        while True:
+            pause = self._budget.spend(asyncio.get_running_loop().time())
+            if pause is None:
+                self._set(None, ServerState.FAILED)
+                raise RoleFailed(
+                    f"expected the environment's server {self._source} to need at most {self._policy.budget} restarts "
+                    f"in {self._policy.window_s:g} s, it died once more; see why it dies, or raise the budget\n{reason}"
+                )
+            logger.warning("the environment's server %s died and is started again: %s", self._source, reason)
+            await asyncio.sleep(pause)
+            self._restarts += 1
+            try:
+                await self._call(self._provider.stop)  # what is left of it
+                await self._start()
+            except ProviderError as error:
+                reason = str(error)
+            else:
+                return
+
+    async def _start(self) -> None:
+        self._starting = asyncio.ensure_future(self._call(self._provider.start))
+        self._set(await asyncio.shield(self._starting), ServerState.SERVING)
+
+    def _set(self, url: str | None, state: ServerState) -> None:
+        changed = url != self.url
+        self.url, self._state = url, state
+        if changed:
+            self._changed()
+
+    def _look(self) -> bool:
+        return self._provider.alive
+
+    def _last_words(self) -> str:
+        return self._provider.output().rstrip()[-2000:] or "it printed nothing"
+
+    def _call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._threads, function)
