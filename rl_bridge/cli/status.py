@@ -1,0 +1,126 @@
+"""`ropewalk status`: how a run that is under way stands."""
+
+import argparse
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from openenv_core.cli import Command
+
+if TYPE_CHECKING:
+    from rl_bridge.metrics.status import StatusSnapshot
+
+FAILED = 1
+MISUSED = 2
+DEFAULT_WATCH_S = 2.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    from rl_bridge.cli.status_source import add_source
+
+    add_source(parser)
+    parser.add_argument(
+        "--num_nodes",
+        "--num-nodes",
+        type=int,
+        metavar="N",
+        help="hosts that there should be; with fewer alive the exit status is 1",
+    )
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=DEFAULT_WATCH_S,
+        metavar="SECONDS",
+        help="again and again, until Ctrl-C or the end of the run",
+    )
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask and print; returns 0, 1 where nobody answers or hosts are missing, 2 if it was asked for wrongly."""
+    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+
+    try:
+        if arguments.watch is not None and arguments.watch <= 0:
+            raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
+        if arguments.num_nodes is not None and arguments.num_nodes < 1:
+            raise ConfigError(f"expected --num_nodes of at least 1, got {arguments.num_nodes}")
+        return _watch(arguments) if arguments.watch is not None else _look(arguments)
+    except ModuleNotFoundError as error:
+        print(f"ropewalk status: {MissingStack(str(error.name))}", file=sys.stderr)
+        return FAILED
+    except BridgeError as error:
+        print(f"ropewalk status: {error}", file=sys.stderr)
+        return MISUSED if isinstance(error, ConfigError) else FAILED
+
+
+def _look(arguments: argparse.Namespace) -> int:
+    from rl_bridge.cli.status_source import ask, live_address
+
+    snapshot = ask(live_address(arguments))
+    if arguments.json:
+        print(snapshot.model_dump_json())
+    else:
+        from rich.console import Console
+
+        from rl_bridge.cli.status_view import view
+
+        Console().print(view(snapshot))
+    return _missing_hosts(snapshot, arguments.num_nodes)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from rl_bridge.cli.status_source import ask, live_address
+    from rl_bridge.cli.status_view import view
+    from rl_bridge.errors import StatusError
+
+    address = live_address(arguments)
+    snapshot = ask(address)
+    console = Console()
+    with contextlib.ExitStack() as stack:
+        live = None
+        if not arguments.json:
+            live = stack.enter_context(Live(console=console, auto_refresh=False))
+        while True:
+            if live is None:
+                print(snapshot.model_dump_json(), flush=True)
+            else:
+                live.update(view(snapshot), refresh=True)
+            time.sleep(arguments.watch)
+            try:
+                snapshot = ask(address)
+            except StatusError:
+                break
+    print(f"the run at {address} answers no more", file=sys.stderr)
+    return _missing_hosts(snapshot, arguments.num_nodes)
+
+
+def _missing_hosts(snapshot: "StatusSnapshot", wanted: int | None) -> int:
+    if wanted is None or len(snapshot.hosts) >= wanted:
+        return 0
+    print(
+        f"ropewalk status: expected {wanted} hosts, {len(snapshot.hosts)} are alive: "
+        f"{', '.join(sorted(snapshot.hosts))}",
+        file=sys.stderr,
+    )
+    return FAILED
+
+
+COMMAND = Command(
+    name="status",
+    help="show how a run stands: its mesh, replicas, versions, leases",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk status",
+        "ropewalk status --addr 10.0.0.1:29500 --num_nodes 8",
+        "ropewalk status --run runs/seven --watch",
+        "ropewalk status --json",
+    ),
+)

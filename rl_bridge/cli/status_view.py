@@ -1,0 +1,102 @@
+"""A snapshot of a run as tables."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from rl_bridge.cli.spent_view import spent_table
+from rl_bridge.metrics.status import SERVING, EventRow, ReplicaRow, StatusSnapshot
+
+MAX_LEASES = 8
+"""Leases shown: those that are under way longest."""
+MAX_EVENTS = 8
+
+
+def view(snapshot: StatusSnapshot) -> RenderableType:
+    """The tables of a snapshot, one below the other."""
+    parts: list[RenderableType] = [_head(snapshot), _mesh(snapshot)]
+    if snapshot.groups or snapshot.leases:
+        parts.append(_groups(snapshot))
+    if snapshot.leases:
+        parts.append(_leases(snapshot))
+    if snapshot.spans:
+        parts.append(spent_table(snapshot.spans, title="wall time since the start of each process"))
+    if snapshot.events:
+        parts.append(_events(snapshot.events))
+    return Group(*parts)
+
+
+def _head(snapshot: StatusSnapshot) -> Text:
+    behind = snapshot.version - snapshot.served
+    served = "served by every generator" if not behind else f"generators serve version {snapshot.served}"
+    return Text(
+        f"{snapshot.name} on {snapshot.host} (pid {snapshot.pid}), "
+        f"{_duration(snapshot.taken - snapshot.began)} under way, in {snapshot.folder}\n"
+        f"version {snapshot.version} of {snapshot.iterations}, {served}; "
+        f"staleness at most {snapshot.max_staleness}"
+    )
+
+
+def _mesh(snapshot: StatusSnapshot) -> Table:
+    hosts = len(snapshot.hosts)
+    table = Table(title=f"mesh: {hosts} host{'s' if hosts > 1 else ''}", title_justify="left")
+    for heading in ("service", "replica", "state", "host", "pids"):
+        table.add_column(heading)
+    for heading in ("in flight", "restarts", "version"):
+        table.add_column(heading, justify="right")
+    for service in snapshot.services:
+        for replica in service.replicas:
+            style = "" if replica.state == SERVING else "yellow"
+            table.add_row(*map(escape, (service.name, *_cells(replica))), style=style)
+    return table
+
+
+def _cells(replica: ReplicaRow) -> Iterator[str]:
+    yield str(replica.id)
+    yield replica.state
+    yield replica.host or "-"
+    yield " ".join(map(str, replica.pids)) or "-"
+    yield str(replica.in_flight)
+    yield str(replica.restarts)
+    yield "-" if replica.version is None else str(replica.version)
+
+
+def _groups(snapshot: StatusSnapshot) -> Text:
+    counts = ", ".join(f"{number:,} {state}" for state, number in snapshot.groups.items())
+    workers = Counter(lease.worker for lease in snapshot.leases)
+    by_worker = "; leases: " + ", ".join(f"{worker} {n}" for worker, n in workers.items()) if workers else ""
+    return Text(f"groups: {counts}{by_worker}")
+
+
+def _leases(snapshot: StatusSnapshot) -> Table:
+    oldest = sorted(snapshot.leases, key=lambda lease: -lease.age_s)[:MAX_LEASES]
+    table = Table(title=f"leases under way longest, of {len(snapshot.leases)}", title_justify="left")
+    table.add_column("group", justify="right")
+    table.add_column("worker")
+    table.add_column("attempt", justify="right")
+    table.add_column("for", justify="right")
+    for lease in oldest:
+        table.add_row(str(lease.group), escape(lease.worker), str(lease.attempt), _duration(lease.age_s))
+    return table
+
+
+def _events(events: tuple[EventRow, ...]) -> Table:
+    table = Table(title="events", title_justify="left")
+    for heading in ("at", "service", "replica", "what"):
+        table.add_column(heading)
+    for event in events[-MAX_EVENTS:]:
+        at = time.strftime("%H:%M:%S", time.localtime(event.at))
+        replica = "-" if event.replica is None else str(event.replica)
+        table.add_row(at, escape(event.service), replica, escape(event.what))
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,121 @@
+"""`ropewalk status`: which run it asks, what it prints, and how it ends."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rl_bridge.cli.status import COMMAND
+from rl_bridge.metrics.status import StatusSnapshot
+from rl_bridge.metrics.status_server import ADDRESS_FILE
+from tests.rl_bridge.metrics.status_fixtures import served, snapshot
+
+
+def status(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    COMMAND.configure(parser)
+    return COMMAND.run(parser.parse_intermixed_args(words))
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_mesh_replicas_versions_and_leases_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(snapshot) as address:
+        assert status("--addr", address) == 0
+    rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    head = [row[0] for row in rows]
+    assert "seven on head (pid 4711), 1:02:05 under way, in runs/seven" in head
+    assert "version 12 of 150, generators serve version 11; staleness at most 1" in head
+    assert "groups: 2 leased, 3 finished, 96 trained, 1 dropped; leases: rollout-0 1, rollout-1 1" in head
+    cells = [row[1:-1] for row in rows]
+    assert ["policy", "0", "serving", "one", "31 32", "7", "0", "11"] in cells
+    assert ["policy", "1", "restarting [back-off]", "-", "-", "0", "2", "-"] in cells
+    assert cells.index(["99", "rollout-1", "2", "1:01"]) + 1 == cells.index(["104", "rollout-0", "1", "0:02"])
+    assert ["trainer-0", "50.0%", "49.0%", "1.0%", "50.0%", "train 50.0%", "batches 49.0%"] in cells
+    assert any(row[1:] == ["policy", "1", "lost [signal 9]"] for row in cells)
+
+
+def test_json_is_the_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(snapshot) as address:
+        assert status("--addr", address, "--json") == 0
+    assert StatusSnapshot.model_validate_json(capsys.readouterr().out) == snapshot()
+
+
+def test_newest_run_that_lives_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = {name: tmp_path / "runs" / name for name in ("old", "new", "killed", "odd")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    with served(lambda: snapshot(name="old"), folders["old"]) as address:
+        os.utime(folders["old"] / ADDRESS_FILE, (1, 1))
+        with served(lambda: snapshot(name="new"), folders["new"]):
+            os.utime(folders["new"] / ADDRESS_FILE, (2, 2))
+            (folders["killed"] / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
+            (folders["odd"] / ADDRESS_FILE).write_text("not json")
+            assert status("--json") == 0
+            assert json.loads(capsys.readouterr().out)["name"] == "new"
+            assert status("--json", "--run", str(folders["old"])) == 0
+            assert json.loads(capsys.readouterr().out)["name"] == "old"
+        assert status("--json") == 0
+        assert json.loads(capsys.readouterr().out)["name"] == "old"
+    assert status("--addr", address) == 1
+    assert "is the run under way" in capsys.readouterr().err
+
+
+def test_nobody_to_ask_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status() == 1
+    assert f"expected a live run in '{tmp_path}/runs', found none" in capsys.readouterr().err
+    assert status("--run", str(tmp_path)) == 1
+    assert f"found no {ADDRESS_FILE} there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("wanted", "code"), [("2", 0), ("3", 1)])
+def test_hosts_that_are_missing_show_in_the_exit_status(
+    wanted: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(snapshot) as address:
+        assert status("--addr", address, "--num_nodes", wanted) == code
+    told = capsys.readouterr().err
+    assert ("expected 3 hosts, 2 are alive: head, one" in told) == (code == 1)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_watching_ends_with_the_run(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    looks = 0
+
+    def take() -> StatusSnapshot:
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            raise RuntimeError
+        return snapshot(version=looks)
+
+    with served(take) as address:
+        words = ["--json"] if as_json else []
+        assert status("--addr", address, "--watch", "0.25", *words) == 0
+    captured = capsys.readouterr()
+    assert f"the run at {address} answers no more" in captured.err
+    if as_json:
+        assert [json.loads(line)["version"] for line in captured.out.splitlines()] == [1, 2]
+    else:
+        assert "version 2 of 150" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--addr", "nowhere"), "expected an address as HOST:PORT"),
+        (("--watch", "0"), "expected --watch with seconds above 0"),
+        (("--num_nodes", "0"), "expected --num_nodes of at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(*words) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,178 @@
+"""A run tells whoever connects how it stands; nobody who connects can harm it."""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rl_bridge.errors import ConfigError, StatusError
+from rl_bridge.metrics import status_server
+from rl_bridge.metrics.status import StatusSnapshot
+from rl_bridge.metrics.status_server import (
+    ADDRESS_FILE,
+    StatusServer,
+    ask_status,
+    format_address,
+    parse_address,
+    served_address,
+)
+from tests.rl_bridge.metrics.status_fixtures import snapshot
+
+
+async def test_snapshot_arrives_as_it_was_taken() -> None:
+    async with StatusServer("127.0.0.1", 0, snapshot) as server:
+        assert await ask_status(server.address) == snapshot()
+
+
+async def test_hosts_are_those_with_somebody_alive() -> None:
+    assert snapshot().hosts == {"head", "one"}
+
+
+async def test_newer_run_may_say_more() -> None:
+    said = {**json.loads(snapshot().model_dump_json()), "colour": "red"}
+    assert StatusSnapshot.model_validate_json(json.dumps(said)) == snapshot()
+
+
+async def test_address_is_in_the_folder_while_it_is_served(tmp_path: Path) -> None:
+    async with StatusServer("127.0.0.1", 0, snapshot, folder=tmp_path) as server:
+        assert served_address(tmp_path) == server.address
+        assert json.loads((tmp_path / ADDRESS_FILE).read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+    assert served_address(tmp_path) is None
+
+
+async def test_snapshots_are_not_taken_for_each_of_a_crowd() -> None:
+    taken = 0
+
+    def take() -> StatusSnapshot:
+        nonlocal taken
+        taken += 1
+        return snapshot()
+
+    async with StatusServer("127.0.0.1", 0, take) as server:
+        await asyncio.gather(*(ask_status(server.address) for _ in range(20)))
+        assert taken == 1
+        await asyncio.sleep(status_server.FRESH_S * 1.5)
+        await ask_status(server.address)
+        assert taken == 2
+
+
+async def test_snapshot_that_fails_is_told_and_the_next_may_work() -> None:
+    broken = True
+
+    def take() -> StatusSnapshot:
+        if broken:
+            raise RuntimeError("the ledger is on fire")
+        return snapshot()
+
+    async with StatusServer("127.0.0.1", 0, take) as server:
+        with pytest.raises(StatusError, match="the ledger is on fire"):
+            await ask_status(server.address)
+        broken = False
+        await asyncio.sleep(status_server.FRESH_S * 1.5)
+        assert await ask_status(server.address) == snapshot()
+
+
+@pytest.fixture
+async def endless() -> AsyncIterator[StatusServer]:
+    """Has more to say than the buffers of a socket hold."""
+    async with StatusServer("127.0.0.1", 0, snapshot) as server:
+        server._line = b"x" * (64 << 20)
+        server._taken = float("inf")
+        yield server
+
+
+async def connected(server: StatusServer, count: int) -> list[socket.socket]:
+    """Callers who do not read."""
+    callers = [socket.create_connection(parse_address(server.address)) for _ in range(count)]
+    while len(server._callers) < count:
+        await asyncio.sleep(0.01)
+    return callers
+
+
+async def test_callers_who_do_not_read_are_few_and_are_let_go(
+    endless: StatusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(status_server, "MAX_CALLERS", 4)
+    callers = await connected(endless, 4)
+    with pytest.raises(StatusError):
+        await ask_status(endless.address)  # one too many
+    assert len(endless._callers) == 4
+    async with asyncio.timeout(10):
+        while endless._callers:
+            await asyncio.sleep(0.01)
+    endless._taken = -1.0
+    assert await ask_status(endless.address) == snapshot()
+    for caller in callers:
+        caller.close()
+
+
+async def test_end_does_not_wait_for_a_caller() -> None:
+    async with StatusServer("127.0.0.1", 0, snapshot) as server:
+        server._line = b"x" * (64 << 20)
+        server._taken = float("inf")
+        (caller,) = await connected(server, 1)
+        began = time.monotonic()
+    assert time.monotonic() - began < status_server.TIMEOUT_S / 2
+    caller.close()
+
+
+async def test_port_that_is_taken_is_named() -> None:
+    async with StatusServer("127.0.0.1", 0, snapshot) as server:
+        host, port = parse_address(server.address)
+        with pytest.raises(ConfigError, match=f"status on {server.address}, got: .*in use"):
+            async with StatusServer(host, port, snapshot):
+                pass
+
+
+async def test_whoever_else_answers_is_no_run() -> None:
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        writer.close()
+
+    other = await asyncio.start_server(greet, "127.0.0.1", 0)
+    async with other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(StatusError, match="SSH-2.0"):
+            await ask_status(f"127.0.0.1:{port}")
+    with pytest.raises(StatusError, match="is the run under way"):
+        await ask_status(f"127.0.0.1:{port}")
+
+
+async def test_whoever_says_nothing_is_waited_for_so_long() -> None:
+    gone = asyncio.Event()
+
+    async def keep_still(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        gone.set()
+
+    async with await asyncio.start_server(keep_still, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(StatusError, match="within 0.1 s"):
+            await ask_status(f"127.0.0.1:{port}", timeout_s=0.1)
+        await gone.wait()
+
+
+@pytest.mark.parametrize(
+    ("address", "parsed"),
+    [("10.0.0.1:29500", ("10.0.0.1", 29500)), ("[::1]:80", ("::1", 80)), ("head:1", ("head", 1))],
+)
+def test_addresses(address: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(address) == parsed
+    assert format_address(*parsed) == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "head", "head:", ":80", "::1:80", "head:0", "head:65536", "head:http"]
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected an address as HOST:PORT"):
+        parse_address(address)
