@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -23,12 +24,51 @@ from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.snapshot import ALIGNMENT, SnapshotHandle, TensorSpec, aligned
+from rl_bridge.weights.snapshot import ALIGNMENT, aligned
 
 HEADER = ALIGNMENT
 """Bytes before the first tensor; the generation number is the first eight of them."""
 _NAME = "ropewalk-weights"
 _GENERATION_BITS = 62
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TensorSpec:
+    """Where one tensor lies in a segment.
+
+    Attributes:
+        shape: As of `torch.Tensor.shape`.
+        dtype: The name within torch, for example `float32`.
+        offset: First byte.
+        nbytes: Length in bytes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SnapshotHandle:
+    """Names one published version. Small and picklable: it is what travels between actors.
+
+    Attributes:
+        version: Of the weights.
+        generation: The segment's generation number when the snapshot was complete; tells a reader that came
+            too late that the segment now holds something else.
+        pid: The publisher's process.
+        fd: The segment's file descriptor in that process.
+        nbytes: Size of the segment.
+        tensors: What lies where.
+    """
+
+    version: PolicyVersion
+    generation: int
+    pid: int
+    fd: int
+    nbytes: int
+    tensors: Mapping[str, TensorSpec]
 
 
 class _Segment:

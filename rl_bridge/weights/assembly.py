@@ -1,0 +1,119 @@
+"""From the bytes that ranks have published to the tensors that a reader wants."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_bridge.errors import WeightsError
+from rl_bridge.weights.slices import Box, Like, ShardSpec, dtensor_box, is_dtensor
+from rl_bridge.weights.snapshot import Snapshot, StoredPart, told
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Wanted:
+    """One tensor as a reader wants it, and where it is to come from.
+
+    Attributes:
+        name: Of the tensor.
+        box: The part wanted.
+        dtype: What it shall be in.
+        sources: Ranks and their parts that overlap with it.
+    """
+
+    name: str
+    box: Box
+    dtype: torch.dtype
+    sources: Sequence[tuple[int, StoredPart]]
+
+    @property
+    def contained(self) -> bool:
+        """Whether one published part holds all of it, in the type wanted: a view of that will do."""
+        if len(self.sources) != 1:
+            return False
+        part = self.sources[0][1]
+        return part.box.intersection(self.box) == self.box and torch_dtype(part) == self.dtype
+
+
+def wanted(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
+    """Work out what is to be read, and whence.
+
+    Args:
+        snapshot: What has been published.
+        like: What is wanted, as for `WeightStore.get`; None: every tensor, whole.
+
+    Raises:
+        WeightsError: A tensor was not published, is of another shape, or has holes.
+    """
+    parts = snapshot.parts()
+    if like is None:
+        return [_whole(snapshot, name, found) for name, found in parts.items()]
+    result = []
+    for name, model in like.items():
+        if name not in parts:
+            raise WeightsError(f"expected {name!r} in {told(snapshot.key)}, it was not published with it")
+        result.append(_like(snapshot, name, parts[name], model))
+    return result
+
+
+def torch_dtype(part: StoredPart) -> torch.dtype:
+    """The type of a part's elements."""
+    dtype: torch.dtype = getattr(torch, part.dtype)
+    return dtype
+
+
+def view(data: Tensor, part: StoredPart) -> Tensor:
+    """A part as a tensor over the bytes that it lies in."""
+    flat = data[part.offset : part.offset + part.nbytes].view(torch_dtype(part))
+    return flat.view(part.box.shape)
+
+
+def contained_view(want: Wanted, held: Mapping[int, Tensor]) -> Tensor:
+    """What is wanted, without a copy; for what is `contained`."""
+    ((rank, part),) = want.sources
+    return view(held[rank], part)[want.box.within(part.box)]
+
+
+def fill(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> None:
+    """Copy what is wanted into a tensor of its shape, each overlap from where it was published."""
+    for rank, part in want.sources:
+        overlap = part.box.intersection(want.box)
+        if overlap is not None:
+            destination[overlap.within(want.box)].copy_(view(held[rank], part)[overlap.within(part.box)])
+
+
+def _whole(snapshot: Snapshot, name: str, found: Sequence[tuple[int, StoredPart]]) -> Wanted:
+    part = found[0][1]
+    return _want(snapshot, name, Box.whole(part.whole), torch_dtype(part), found)
+
+
+def _like(
+    snapshot: Snapshot, name: str, found: Sequence[tuple[int, StoredPart]], model: Tensor | ShardSpec
+) -> Wanted:
+    whole = found[0][1].whole
+    if isinstance(model, ShardSpec):
+        box, dtype = model.box, model.dtype or torch_dtype(found[0][1])
+        fits = Box.whole(whole).intersection(box) == box
+    else:
+        box = dtensor_box(model) if is_dtensor(model) else Box.whole(model.shape)
+        dtype, fits = model.dtype, tuple(model.shape) == whole
+    if not fits:
+        asked = f"{box.shape} from {box.start}" if isinstance(model, ShardSpec) else f"{tuple(model.shape)}"
+        raise WeightsError(
+            f"expected {name!r} to be asked for within {whole}, as {told(snapshot.key)} has it, got {asked}"
+        )
+    return _want(snapshot, name, box, dtype, found)
+
+
+def _want(
+    snapshot: Snapshot, name: str, box: Box, dtype: torch.dtype, found: Sequence[tuple[int, StoredPart]]
+) -> Wanted:
+    sources = [(rank, part) for rank, part in found if part.box.intersection(box) is not None]
+    covered = sum(overlap.numel for _, part in sources if (overlap := part.box.intersection(box)) is not None)
+    if covered != box.numel:
+        raise WeightsError(
+            f"expected the {box.numel} elements of {name!r} that are wanted once each in {told(snapshot.key)}, "
+            f"got {covered}; did every rank publish, each its own shards?"
+        )
+    return Wanted(name=name, box=box, dtype=dtype, sources=sources)

@@ -1,0 +1,143 @@
+"""Shared memory on the reader's side: mappings that are kept, and leases that end with the process."""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.weights.segments import SegmentAddress
+from rl_bridge.weights.snapshot import Key, Origin, told
+
+
+@dataclass(slots=True)
+class _Attachment:
+    """A segment of another process, mapped for reading."""
+
+    fd: int
+    map: mmap.mmap
+    bytes: Tensor
+    holds: int = 0
+
+    def generation(self) -> int:
+        return int.from_bytes(self.map[: ctypes.sizeof(ctypes.c_uint64)], "little")
+
+    def close(self) -> None:
+        # The mapping goes when the last tensor over it does: views may still be about.
+        os.close(self.fd)
+
+
+class Attachments:
+    """The segments that this process reads from.
+
+    Mappings are kept from one snapshot to the next, since the first look at each page of a new one costs
+    more than copying it. They are read-only: writing to a snapshot ends the process that tries.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], _Attachment] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self, key: Key, origin: Origin, address: SegmentAddress) -> Iterator[Tensor]:
+        """Keep a segment from being overwritten within the block, or for as long as this process lives.
+
+        Args:
+            key: For messages.
+            origin: Who published it.
+            address: Where.
+
+        Yields:
+            The segment's bytes, shape [nbytes], read-only.
+
+        Raises:
+            SnapshotOverwritten: The segment holds another snapshot by now.
+            WeightsError: The publisher is gone.
+        """
+        name = origin.pid, address.inode
+        with self._lock:
+            attachment = self._attach(key, origin, address)
+            if not attachment.holds:
+                self._acquire(key, attachment)
+            attachment.holds += 1
+        try:
+            if attachment.generation() != address.generation:
+                raise _overwritten(key)
+            yield attachment.bytes
+        finally:
+            with self._lock:
+                attachment.holds -= 1
+                if not attachment.holds:
+                    if self._kept.get(name) is attachment:
+                        fcntl.flock(attachment.fd, fcntl.LOCK_UN)
+                    else:
+                        attachment.close()
+
+    def _attach(self, key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:
+        path = f"/proc/{origin.pid}/fd/{address.fd}"
+        try:
+            if os.stat(path).st_ino != address.inode:
+                raise _overwritten(key)
+        except OSError as error:
+            self._forget(origin.pid, frozenset())
+            raise WeightsError(
+                f"cannot open {told(key)} at {path} ({error.strerror}); "
+                f"is its publisher, rank {origin.rank}, alive, on this machine, and of the same user?"
+            ) from error
+        self._forget(origin.pid, address.ring)
+        name = origin.pid, address.inode
+        if name not in self._kept:
+            self._kept[name] = _map(key, path, address)
+        return self._kept[name]
+
+    def _acquire(self, key: Key, attachment: _Attachment) -> None:
+        try:
+            fcntl.flock(attachment.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _overwritten(key) from None
+
+    def _forget(self, pid: int, ring: frozenset[int]) -> None:
+        """Let go of a publisher's segments that it has given up, and of publishers that are gone."""
+        for name in list(self._kept):
+            given_up = name[1] not in ring if name[0] == pid else not os.path.exists(f"/proc/{name[0]}")
+            if given_up:
+                attachment = self._kept.pop(name)
+                if not attachment.holds:
+                    attachment.close()
+
+    def close(self) -> None:
+        """Let go of every segment that is not being read."""
+        with self._lock:
+            for attachment in self._kept.values():
+                if not attachment.holds:
+                    attachment.close()
+            self._kept.clear()
+
+
+def _map(key: Key, path: str, address: SegmentAddress) -> _Attachment:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ)
+        except (OSError, ValueError):
+            os.close(fd)
+            raise
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"cannot map {told(key)} at {path}: {error}") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is read-only is meant
+        return _Attachment(fd, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
+
+
+def _overwritten(key: Key) -> SnapshotOverwritten:
+    return SnapshotOverwritten(
+        f"{told(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
+    )

@@ -1,0 +1,227 @@
+"""Who has published what: the one place that knows when a snapshot is whole."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rl_bridge.errors import WeightsError
+from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, told
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Unfinished:
+    """A key that is being published.
+
+    Attributes:
+        origins: The ranks that have begun and not finished.
+        missing: The ranks that have not begun.
+    """
+
+    origins: tuple[Origin, ...]
+    missing: tuple[int, ...]
+
+
+class Directory(Protocol):
+    """What a store asks of the directory, wherever that is."""
+
+    async def announce(
+        self, key: Key, publication: Publication, origin: Origin, ranks: int, replaces: Key | None
+    ) -> None:
+        """Say that a rank begins to publish, over what its segment has held so far."""
+
+    async def complete(self, key: Key, publication: Publication, contribution: Contribution) -> None:
+        """Say that a rank has published."""
+
+    async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
+        """Say that a rank will not finish."""
+
+    async def find(self, key: Key, wait_s: float) -> Snapshot | Unfinished:
+        """Look a key up; one that is being published is waited for so long."""
+
+    async def latest(self) -> PolicyVersion | None:
+        """The version that was finished last."""
+
+    async def close(self) -> None:
+        """From now on nothing is published or found."""
+
+    def group(self) -> str:
+        """Names the caller's fellow publishers and itself, the same on every rank."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    publication: Publication
+    ranks: int
+    begun: dict[int, Origin] = field(default_factory=dict)
+    finished: dict[int, Contribution] = field(default_factory=dict)
+    failure: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.failure is None and len(self.finished) == self.ranks
+
+    def unfinished(self) -> Unfinished:
+        return Unfinished(
+            origins=tuple(self.begun[rank] for rank in sorted(self.begun.keys() - self.finished.keys())),
+            missing=tuple(rank for rank in range(self.ranks) if rank not in self.begun),
+        )
+
+
+@dataclass(slots=True)
+class _Series:
+    """What is published one after another by one group: all versions, or one name again and again."""
+
+    group: str
+    superseded: set[str] = field(default_factory=set)
+
+
+class LocalDirectory:
+    """The directory itself, in the process that owns the store.
+
+    A key that is published once more replaces what it stood for; so does a version all later ones, which
+    are from before the run went back. A group of publishers that a newer one has followed is not heard any
+    more: a message of it may have been on its way when it ended.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, _Entry] = {}
+        self._series: dict[str | None, _Series] = {}
+        self._latest: PolicyVersion | None = None
+        self._closed = False
+        self._changed = asyncio.Condition()
+
+    async def announce(
+        self, key: Key, publication: Publication, origin: Origin, ranks: int, replaces: Key | None
+    ) -> None:
+        """Say that a rank begins to publish.
+
+        Args:
+            key: What.
+            publication: Which publishing of it; the same on every rank.
+            origin: The rank.
+            ranks: How many there are.
+            replaces: What the rank's segment has held so far.
+
+        Raises:
+            WeightsError: The store is closed, the publisher belongs to a group that has been replaced, or
+                the ranks do not agree on how many they are.
+        """
+        async with self._changed:
+            self._require_current(key, publication)
+            if replaces is not None and replaces != key:
+                self._drop(replaces)
+            if isinstance(key, int):
+                for later in [k for k in self._entries if isinstance(k, int) and k > key]:
+                    self._drop(later)
+            entry = self._entries.get(key)
+            if entry is None or entry.publication != publication:
+                entry = self._entries[key] = _Entry(publication, ranks)
+                if self._latest == key:
+                    self._latest = None
+            if entry.ranks != ranks:
+                raise WeightsError(f"expected {entry.ranks} ranks to publish {told(key)}, got {ranks}")
+            entry.begun[origin.rank] = origin
+            self._changed.notify_all()
+
+    async def complete(self, key: Key, publication: Publication, contribution: Contribution) -> None:
+        """Say that a rank has published; the last of them makes the snapshot whole.
+
+        Raises:
+            WeightsError: As for `announce`; or the key has been published anew meanwhile.
+        """
+        async with self._changed:
+            self._require_current(key, publication)
+            entry = self._entries.get(key)
+            if entry is None or entry.publication != publication:
+                raise WeightsError(f"{told(key)} has been published anew, or dropped, before it was finished")
+            entry.finished[contribution.origin.rank] = contribution
+            if entry.whole and isinstance(key, int):
+                self._latest = key
+                for older in [k for k in self._entries if isinstance(k, int)]:
+                    if self._entries[older].publication.group != publication.group:
+                        self._drop(older)  # its publishers are gone
+            self._changed.notify_all()
+
+    async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
+        """Say that a rank will not finish; whoever waits for the key is told why."""
+        async with self._changed:
+            entry = self._entries.get(key)
+            if entry is not None and entry.publication == publication:
+                entry.failure = f"rank {rank} could not publish it: {why}"
+                self._changed.notify_all()
+
+    async def find(self, key: Key, wait_s: float) -> Snapshot | Unfinished:
+        """Look a key up.
+
+        Args:
+            key: What is wanted.
+            wait_s: How long to wait for a key that is being published.
+
+        Returns:
+            The snapshot; or who is being waited for, where that was not long enough.
+
+        Raises:
+            WeightsError: There is no such key, a rank could not publish it, or the store is closed.
+        """
+        async with self._changed:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait_for(lambda: self._settled(key))
+            except TimeoutError:
+                if not self._settled(key):
+                    return self._entries[key].unfinished()
+            self._require_open()
+            entry = self._entries[key]
+            if entry.failure is not None:
+                raise WeightsError(f"{told(key)} was not published: {entry.failure}")
+            return Snapshot(
+                key=key,
+                publication=entry.publication,
+                contributions=[entry.finished[rank] for rank in range(entry.ranks)],
+            )
+
+    def _settled(self, key: Key) -> bool:
+        if self._closed:
+            return True
+        entry = self._entries.get(key)
+        if entry is None:
+            kept = ", ".join(told(k) for k, e in self._entries.items() if e.whole)
+            raise WeightsError(
+                f"expected {told(key)} to have been published and kept; there is: {kept or 'nothing'}"
+            )
+        return entry.whole or entry.failure is not None
+
+    async def latest(self) -> PolicyVersion | None:
+        """The version that was finished last; None where there is none."""
+        self._require_open()
+        return self._latest
+
+    async def close(self) -> None:
+        """From now on nothing is published or found; whoever waits is told."""
+        async with self._changed:
+            self._closed = True
+            self._entries.clear()
+            self._changed.notify_all()
+
+    def group(self) -> str:
+        """All publishers within one process are one group."""
+        return "local"
+
+    def _drop(self, key: Key) -> None:
+        self._entries.pop(key, None)
+        if self._latest == key:
+            self._latest = None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise WeightsError("the weight store is closed")
+
+    def _require_current(self, key: Key, publication: Publication) -> None:
+        self._require_open()
+        series = self._series.setdefault(None if isinstance(key, int) else key, _Series(publication.group))
+        if publication.group in series.superseded:
+            raise WeightsError(f"{told(key)} comes from a publisher that has been replaced by a newer one")
+        if series.group != publication.group:
+            series.superseded.add(series.group)
+            series.group = publication.group

@@ -1,0 +1,196 @@
+"""Anonymous shared memory on the publisher's side: segments, and the ring that they are reused in.
+
+A segment is an anonymous file in memory (memfd). A reader opens it through the publisher's entry in /proc.
+Nothing ever has a name in a file system, so nothing can be left behind, however a process ends. Segments are
+reused, because writing to fresh memory costs about ten times as much as writing to memory that has been
+touched.
+
+Who reads a segment holds a shared lock (flock) on it, who writes it an exclusive one. It is the kernel that
+keeps these locks, so a reader that is killed holds nothing any more. Each segment begins with a generation
+number, which grows when writing begins and when it ends: what is found under a lock is whole, and the
+generation tells whether it is what one came for.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import secrets
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rl_bridge.errors import WeightsError
+from rl_bridge.weights.snapshot import ALIGNMENT, Key
+
+HEADER = ALIGNMENT
+"""Bytes before the first tensor; the generation number is the first eight of them."""
+EXTRA_SEGMENTS = 2
+"""Segments that a ring may grow by beyond its depth while readers hold on to older ones."""
+_NAME = "ropewalk-weights"
+_GENERATION_BITS = 62
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SegmentAddress:
+    """Where readers find what was written into a segment.
+
+    Attributes:
+        fd: The segment's file descriptor in the publisher's process.
+        inode: Of the anonymous file, so that a number that is used again is told apart.
+        nbytes: Size of the segment.
+        generation: The segment's generation number when the snapshot was complete.
+        ring: Inodes of all segments of the publisher: of others a reader need not keep its mapping.
+    """
+
+    fd: int
+    inode: int
+    nbytes: int
+    generation: int
+    ring: frozenset[int]
+
+
+class Segment:
+    """One anonymous file in memory, mapped for writing.
+
+    Attributes:
+        holds: The key of what is in it; None where that is not whole.
+        written: Grows with every writing; tells older segments from newer ones. 0: nothing yet.
+        reserved: A writer of this process has it.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise WeightsError("the shared-memory transport needs Linux (memfd_create)")
+        _require_memory(nbytes)
+        self.nbytes = nbytes
+        self.holds: Key | None = None
+        self.written = 0
+        self.reserved = False
+        self.fd = os.memfd_create(_NAME)
+        try:
+            os.ftruncate(self.fd, nbytes)
+            # Now, where it is an error; memory that is found missing on writing would be a signal that kills.
+            os.posix_fallocate(self.fd, 0, nbytes)
+            self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        except OSError as error:
+            os.close(self.fd)
+            raise _no_memory(nbytes, str(error)) from error
+        self.inode = os.fstat(self.fd).st_ino
+        self._generation = ctypes.c_uint64.from_buffer(self.map)
+        # Drawn, so that a late handle does not fit a later segment that got the same descriptor.
+        self._generation.value = secrets.randbits(_GENERATION_BITS) * 2
+
+    @property
+    def generation(self) -> int:
+        """Odd while it is being written."""
+        return self._generation.value
+
+    def begin(self) -> None:
+        """From now on it fits no handle."""
+        self._generation.value |= 1
+
+    def end(self) -> None:
+        """What is in it is whole."""
+        self._generation.value += 1
+
+    def lock(self) -> bool:
+        """Lock it for writing; False where a reader holds it."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Let readers in."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def readers(self) -> list[int]:
+        """The processes that hold it, as far as they can be told."""
+        found = []
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()  # 1: FLOCK ADVISORY READ <pid> <major>:<minor>:<inode> 0 EOF
+            if words[1:2] == ["FLOCK"] and words[3] == "READ" and words[5].endswith(f":{self.inode}"):
+                found.append(int(words[4]))
+        return found
+
+    def close(self) -> None:
+        """Give the memory back, once no reader has it mapped either."""
+        del self._generation
+        self.map.close()
+        os.close(self.fd)
+
+
+@dataclass(slots=True)
+class SegmentRing:
+    """The segments that one series of snapshots goes through, oldest first.
+
+    Attributes:
+        depth: Snapshots that stay readable at once, the one being written among them.
+        segments: At most `depth + EXTRA_SEGMENTS`.
+    """
+
+    depth: int
+    segments: list[Segment] = field(default_factory=list)
+    _count: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def reserve(self, nbytes: int) -> Segment | None:
+        """Get a segment to write into, locked.
+
+        Returns:
+            One of at least `nbytes`; None where readers hold every one that may be overwritten.
+
+        Raises:
+            WeightsError: There is no memory for a new one.
+        """
+        with self._lock:
+            by_age = sorted(self.segments, key=lambda segment: segment.written)
+            # The newest stay, for those who have not come yet.
+            for segment in by_age[: max(0, len(by_age) - (self.depth - 1))]:
+                if segment.reserved or not segment.lock():
+                    continue
+                if segment.nbytes < nbytes:
+                    self.segments.remove(segment)
+                    segment.close()
+                    break
+                segment.reserved = True
+                return segment
+            if len(self.segments) >= self.depth + EXTRA_SEGMENTS:
+                return None
+            segment = Segment(nbytes)
+            segment.lock()
+            segment.reserved = True
+            self.segments.append(segment)
+            return segment
+
+    def release(self, segment: Segment, *, whole: bool) -> None:
+        """Let readers at a segment that was reserved; where writing failed, it is the next to be reused."""
+        with self._lock:
+            self._count += 1
+            segment.written = self._count if whole else 0
+            segment.reserved = False
+            segment.unlock()
+
+    def close(self) -> None:
+        """Give the memory back. Readers that hold a segment keep what they hold."""
+        with self._lock:
+            segments, self.segments = self.segments, []
+        for segment in segments:
+            segment.close()
+
+
+def _require_memory(nbytes: int) -> None:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) << 10
+            if nbytes > available:
+                raise _no_memory(nbytes, f"{available} are available")
+
+
+def _no_memory(nbytes: int, why: str) -> WeightsError:
+    return WeightsError(
+        f"cannot reserve {nbytes} bytes of shared memory: {why}; "
+        "a smaller depth of the store, or readers that let go sooner, need less"
+    )

@@ -1,0 +1,307 @@
+"""The store of weights: immutable, versioned snapshots from the trainer's sharding to the reader's."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.assembly import Wanted, contained_view, fill, view, wanted
+from rl_bridge.weights.directory import Directory
+from rl_bridge.weights.local import SegmentPublisher, SegmentReader
+from rl_bridge.weights.slices import Like, Shard, is_dtensor, own_shards
+from rl_bridge.weights.snapshot import (
+    Contribution,
+    Key,
+    Origin,
+    Publication,
+    Snapshot,
+    StoredPart,
+    layout,
+    told,
+)
+from rl_bridge.weights.transport import Publisher, Reader, Slot
+
+Transport: TypeAlias = Literal["shared_memory"]
+T = TypeVar("T")
+
+LOOK_S = 0.5
+"""While a key is being published, how often it is checked that its publishers live."""
+ATTEMPTS = 3
+"""How often a key is looked up anew where it was overwritten between the look and the hold."""
+
+
+class WeightStore:
+    """Snapshots of weights by key.
+
+    Made once, by `create`, in the process that owns the run; it travels to the others as an argument of their
+    actors, and each of them is a client with a directory in common. What `put` has published is immutable: it
+    is overwritten only by a later `put`, when `depth` newer ones are there, and never while somebody holds it.
+
+    Args:
+        directory: Who has published what.
+        transport: How bytes travel.
+        depth: Versions that stay readable at once.
+        timeout_s: The longest wait: of `put` for readers that hold what is to be overwritten, of readers for
+            a key that is being published.
+    """
+
+    def __init__(
+        self, directory: Directory, *, transport: Transport, depth: int = 2, timeout_s: float = 60.0
+    ) -> None:
+        if depth < 2:
+            raise ValueError(f"expected a depth of at least 2, got {depth}")
+        self._directory = directory
+        self._transport = transport
+        self._depth = depth
+        self._timeout_s = timeout_s
+        self._owner = True
+        self._reset()
+
+    @classmethod
+    def create(
+        cls, *, transport: Transport = "shared_memory", depth: int = 2, timeout_s: float = 60.0
+    ) -> "WeightStore":
+        """Make a store in the process that owns the run; when that ends, so does the store.
+
+        Raises:
+            MissingStack: Monarch is not installed.
+        """
+        from rl_bridge.weights.actor import spawn_directory
+
+        return cls(spawn_directory(), transport=transport, depth=depth, timeout_s=timeout_s)
+
+    def _reset(self) -> None:
+        self._publisher: Publisher = SegmentPublisher(depth=self._depth, timeout_s=self._timeout_s)
+        self._reader: Reader = SegmentReader()
+        self._puts: dict[str | None, int] = {}  # versions are one series
+        self._staging: list[dict[str, Tensor]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "_directory": self._directory,
+            "_transport": self._transport,
+            "_depth": self._depth,
+            "_timeout_s": self._timeout_s,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._owner = False
+        self._reset()
+
+    async def put(self, key: Key, state: Mapping[str, Tensor], *, rank: int = 0, ranks: int = 1) -> None:
+        """Publish a state dict. Returns when this rank's part has been copied; the weights may change then.
+
+        The copying is done by a thread, so that whoever awaits this can go on with what leaves the weights
+        as they are, for example with the next batch's backward passes.
+
+        Args:
+            key: What the snapshot is called. Where the key is there already, this replaces it; a version
+                replaces later versions too, since those are from before the run went back.
+            state: Dense tensors on any device. DTensors publish their own shard, of plain tensors rank 0
+                publishes the whole; nothing is gathered.
+            rank: Of the caller, among those that publish the snapshot together.
+            ranks: How many they are. Readers see the snapshot when all have published.
+
+        Raises:
+            WeightsError: There is nothing to publish, no memory to publish it to, readers did not let go in
+                time, or the store is closed.
+        """
+        if not state:
+            raise WeightsError("expected a state dict with at least one tensor, got an empty one")
+        series = key if isinstance(key, str) else None
+        self._puts[series] = self._puts.get(series, 0) + 1
+        publication = Publication(group=self._directory.group(), number=self._puts[series])
+        origin = Origin(pid=os.getpid(), started=_started(os.getpid()) or 0, rank=rank)
+        shards = own_shards(state, rank=rank)
+        parts, nbytes = layout(shards, header=self._publisher.header)
+        slot = await self._publisher.reserve(key, publication, nbytes)
+        try:
+            await self._directory.announce(key, publication, origin, ranks, slot.replaces)
+            try:
+                location = await _in_thread(lambda: _pack(slot, shards, parts))
+                await self._directory.complete(
+                    key, publication, Contribution(origin=origin, location=location, parts=parts)
+                )
+            except BaseException as error:
+                why = str(error) or type(error).__name__
+                await asyncio.shield(self._directory.abandon(key, publication, rank, why))
+                raise
+        finally:
+            slot.release()
+
+    async def get(self, key: Key, like: Like | None = None) -> dict[str, Tensor]:
+        """Copy a snapshot.
+
+        Args:
+            key: Which. One that is being published is waited for.
+            like: What is wanted: the part that a DTensor or a `ShardSpec` describes, whole where a plain
+                tensor stands; in their types. None: every tensor, whole, on the CPU.
+
+        Returns:
+            Tensors that belong to the caller, on the devices of `like`; DTensors where there `like` has them.
+
+        Raises:
+            WeightsError: The key is not there, or not in time; its publisher died; it does not fit `like`.
+        """
+        async with self._held(key, like) as (wants, held):
+            copied = await _in_thread(lambda: _copied(wants, held, like))
+        return _distributed(copied, like)
+
+    @asynccontextmanager
+    async def open(self, key: Key, like: Like | None = None) -> AsyncIterator[dict[str, Tensor]]:
+        """Have a snapshot for the length of a block, during which it stays as it is.
+
+        What one rank has published whole is seen where it lies, without a copy; what has to be put together
+        is put together in memory that is kept for the next time. Do not keep tensors beyond the block, and do
+        not write to them: shared memory is mapped read-only, and writing to it ends the process.
+
+        Args:
+            key: As for `get`.
+            like: As for `get`.
+
+        Yields:
+            The tensors, on the CPU; DTensors where `like` has them.
+
+        Raises:
+            WeightsError: As for `get`.
+        """
+        async with self._held(key, like) as (wants, held):
+            staging = self._staging.pop() if self._staging else {}
+            try:
+                state = await _in_thread(lambda: _seen(wants, held, staging))
+                yield _distributed(state, like)
+            finally:
+                if not self._staging:
+                    self._staging.append(staging)
+
+    async def latest(self) -> PolicyVersion | None:
+        """The version that was published last; None before the first.
+
+        Raises:
+            WeightsError: The store is closed.
+        """
+        return await self._directory.latest()
+
+    async def close(self) -> None:
+        """Give back what this process has of the store; in the process that made it, end it for all."""
+        if self._owner:
+            await self._directory.close()
+        await self._publisher.close()
+        await self._reader.close()
+        self._staging.clear()
+
+    @asynccontextmanager
+    async def _held(
+        self, key: Key, like: Like | None
+    ) -> AsyncIterator[tuple[list[Wanted], dict[int, Tensor]]]:
+        async with AsyncExitStack() as stack:
+            for attempt in range(ATTEMPTS):
+                snapshot = await self._find(key)
+                wants = wanted(snapshot, like)
+                ranks = frozenset(rank for want in wants for rank, _ in want.sources)
+                try:
+                    held = await stack.enter_async_context(self._reader.hold(snapshot, ranks))
+                except SnapshotOverwritten:
+                    if attempt + 1 == ATTEMPTS:
+                        raise
+                    continue  # published anew since, perhaps
+                break
+            yield wants, held
+
+    async def _find(self, key: Key) -> Snapshot:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            found = await self._directory.find(key, LOOK_S)
+            if isinstance(found, Snapshot):
+                return found
+            for origin in found.origins:
+                if _started(origin.pid) != origin.started:
+                    raise WeightsError(
+                        f"{told(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
+                        "it published it; a trainer that is started again publishes it anew"
+                    )
+            if time.monotonic() > deadline:
+                raise WeightsError(
+                    f"expected {told(key)} within {self._timeout_s:g} s, still missing are ranks "
+                    f"{sorted([*found.missing, *(origin.rank for origin in found.origins)])}"
+                )
+
+
+def _pack(slot: Slot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> object:
+    for name, shard in shards.items():
+        view(slot.target, parts[name]).copy_(shard.local)
+    return slot.publish()
+
+
+def _copied(wants: list[Wanted], held: dict[int, Tensor], like: Like | None) -> dict[str, Tensor]:
+    state = {}
+    for want in wants:
+        model = None if like is None else like[want.name]
+        device = model.device if isinstance(model, Tensor) else torch.device("cpu")
+        state[want.name] = torch.empty(want.box.shape, dtype=want.dtype, device=device)
+        fill(state[want.name], want, held)
+    return state
+
+
+def _seen(wants: list[Wanted], held: dict[int, Tensor], staging: dict[str, Tensor]) -> dict[str, Tensor]:
+    state = {}
+    for want in wants:
+        if want.contained:
+            state[want.name] = contained_view(want, held)
+            continue
+        kept = staging.get(want.name)
+        if kept is None or kept.shape != want.box.shape or kept.dtype != want.dtype:
+            kept = staging[want.name] = torch.empty(want.box.shape, dtype=want.dtype)
+        fill(kept, want, held)
+        state[want.name] = kept
+    return state
+
+
+def _distributed(state: dict[str, Tensor], like: Like | None) -> dict[str, Tensor]:
+    """The tensors, as DTensors where `like` has those."""
+    if like is None or not any(is_dtensor(model) for model in like.values()):
+        return state
+    from torch.distributed.tensor import DTensor
+
+    result = dict(state)
+    for name, model in like.items():
+        if is_dtensor(model):
+            result[name] = DTensor.from_local(
+                state[name],
+                model.device_mesh,
+                model.placements,
+                run_check=False,
+                shape=model.shape,
+                stride=model.stride(),
+            )
+    return result
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run it in a thread; cancelled, wait for its end all the same, for it uses what the caller holds."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started, in ticks; None where there is none, or only what is left of it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may hold blanks
+    return None if fields[0] in "ZX" else int(fields[19])
