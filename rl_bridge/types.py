@@ -114,8 +114,15 @@ class Trajectory:
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """Siblings: trajectories that began from one seed, so that their rewards can be compared."""
+    """Siblings: trajectories that began from one seed, so that their rewards can be compared.
 
+    Attributes:
+        id: Its number in the run, counted from 0.
+        seed: The environment's seed.
+        trajectories: The siblings.
+    """
+
+    id: int = 0
     seed: int
     trajectories: list[Trajectory] = field(default_factory=list)
 

@@ -1,69 +1,235 @@
-"""Groups that wait for the trainer, and the bound on how stale they may become.
+"""Groups on their way to the trainer: who may start one, who waits for one, and who is too late.
 
-The buffer never throws away what is still allowed, and never hands out what is not. Its room is bounded:
-a producer that finds it full is told so and has to wait, which is how a bound of 0 keeps a synchronous loop
-exact instead of starving it.
+Producers take a lease, play the group, and add it; the loop takes a step's groups, oldest first. What the steps of a
+run may learn from is decided by `Admission`; who owns which group, by `Ledger`. This is where callers wait for them.
 """
 
-from collections import deque
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter
+
+from rl_bridge.buffer.admission import Admission
+from rl_bridge.buffer.ledger import Lease, Ledger, UnderWay
 from rl_bridge.errors import RolloutError
 from rl_bridge.types import Group, PolicyVersion
 
+CUT_GRACE_S = 10.0
+"""How long a straggler's worker has to hand over the siblings that it has finished."""
+
+STALE = "older than rollout.max_staleness allows"
+STRAGGLER = "straggler"
+
+_GROUPS = TypeAdapter(list[Group], config=ConfigDict(ser_json_inf_nan="constants"))
+
 
 class ReplayBuffer:
-    """First in, first out, with a bound on staleness.
+    """Between rollouts and trainer. Holds at most `(max_staleness + 1)` steps' worth of groups, leased ones included.
 
     Args:
-        capacity: Groups at most.
-        max_staleness: How many versions old the oldest token of a group may be when it is taken.
+        ledger: Who works on what.
+        admission: How far ahead of the trainer rollouts may run.
+        timeout_s: How long `sample` waits for a step's groups.
+        straggler_timeout_s: How long `sample` waits for a group that may not be left for the next step, before it is
+            cut: what its siblings have finished by then is taken, or the group is dropped.
     """
 
-    def __init__(self, *, capacity: int, max_staleness: int) -> None:
-        if capacity < 1 or max_staleness < 0:
-            raise ValueError(
-                f"expected capacity >= 1 and max_staleness >= 0, got {capacity} and {max_staleness}"
-            )
-        self._groups: deque[Group] = deque()
-        self._capacity = capacity
-        self._max_staleness = max_staleness
-        self.dropped_stale = 0
-        """Groups that had become too stale before anyone took them."""
+    def __init__(
+        self, ledger: Ledger, admission: Admission, *, timeout_s: float, straggler_timeout_s: float
+    ) -> None:
+        self.ledger = ledger
+        self.admission = admission
+        self.cut: Callable[[Sequence[Lease]], None] = lambda leases: None
+        """Told of stragglers: their producers shall add what they have, now, or drop the lease."""
+        self._timeout_s = timeout_s
+        self._straggler_timeout_s = straggler_timeout_s
+        self._groups: dict[int, Group] = {}
+        self._was_cut: set[int] = set()
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    @property
-    def room(self) -> int:
-        """How many more groups fit."""
-        return self._capacity - len(self._groups)
+    def served(self, version: PolicyVersion) -> None:
+        """Every serving generator holds these weights, or newer ones: more groups may start."""
+        self.admission.served = version
+        self._notify()
 
-    def put(self, groups: Iterable[Group]) -> None:
-        """Add groups at the end.
+    async def lease(self) -> Lease:
+        """Wait until a group may be played, and take it.
 
         Raises:
-            RolloutError: They do not all fit; none was added.
+            BaseException: What `fail` was called with.
         """
-        incoming = list(groups)
-        if len(incoming) > self.room:
-            raise RolloutError(
-                f"expected at most {self.room} more groups in the replay buffer, got {len(incoming)}; take some first"
+        while True:
+            self._raise_failure()
+            lease = self.ledger.lease(
+                served=self.admission.served,
+                now=asyncio.get_running_loop().time(),
+                admit=self.admission.room(self.ledger.live) > 0,
             )
-        self._groups.extend(incoming)
+            if lease is not None:
+                return lease
+            await self._changed.wait()
 
-    def take(self, count: int, *, version: PolicyVersion) -> list[Group]:
-        """Remove and return up to `count` groups, oldest first, none staler than allowed.
+    async def add(self, group: Group, lease: Lease | None = None) -> bool:
+        """A finished group.
 
         Args:
-            count: How many are wanted.
-            version: The trainer's current one. Groups too stale for it are dropped and counted.
+            group: What came out.
+            lease: Under which it was played. Without one the group is admitted now, and given the next id, as soon as
+                one may start.
+
+        Returns:
+            False where the lease was the group's no more: the group is thrown away.
         """
-        taken: list[Group] = []
-        while self._groups and len(taken) < count:
-            group = self._groups.popleft()
-            if version - group.version > self._max_staleness:
-                self.dropped_stale += 1
-            else:
-                taken.append(group)
+        if lease is None:
+            lease = await self.lease()
+            group.id = lease.group
+        if group.id != lease.group:
+            raise ValueError(f"expected group {lease.group}, which was leased, got group {group.id}")
+        if not self.ledger.complete(lease.id):
+            return False
+        self._groups[group.id] = group
+        self._ended(lease)
+        return True
+
+    def lose(self, lease: Lease) -> bool:
+        """The work under a lease is gone; see `Ledger.lose`."""
+        return self._ended(lease, self.ledger.lose(lease.id))
+
+    def give_back(self, lease: Lease, *, floor: PolicyVersion | None) -> bool:
+        """Others shall go on with the work; see `Ledger.give_back`."""
+        return self._ended(lease, self.ledger.give_back(lease.id, floor=floor))
+
+    def drop(self, lease: Lease, reason: str) -> bool:
+        """Give a leased group up; see `Ledger.drop`."""
+        return self._ended(lease, self.ledger.drop(lease.id, reason))
+
+    async def sample(self, version: PolicyVersion, batch_size: int) -> list[Group]:
+        """Take the groups of the step that begins from `version`.
+
+        Args:
+            version: The trainer's weights.
+            batch_size: Groups; what `Admission` counts with.
+
+        Returns:
+            The oldest groups, by id. None is staler than allowed.
+
+        Raises:
+            RolloutError: They were not there in time.
+            BaseException: What `fail` was called with.
+        """
+        if batch_size != self.admission.groups_per_batch:
+            raise ValueError(
+                f"expected a batch of {self.admission.groups_per_batch} groups, as many as are admitted for a step, "
+                f"got {batch_size}"
+            )
+        began = asyncio.get_running_loop().time()
+        while True:
+            self._raise_failure()
+            self._discard_stale(version)
+            held_up_by = self._held_up_by(version)
+            if len(self._groups) >= batch_size and not held_up_by:
+                return self._take(version, batch_size)
+            now = asyncio.get_running_loop().time()
+            until = began + self._timeout_s
+            for group in held_up_by:
+                if group.lease is not None:
+                    until = min(until, self._hurry(group.lease, began=began, now=now))
+            if now >= began + self._timeout_s:
+                raise RolloutError(
+                    f"expected {batch_size} groups for the step from version {version} within "
+                    f"{self._timeout_s:g} s, got {len(self._groups)}, with {len(self.ledger.leases)} under way; "
+                    "raise rollout.timeout_s, or look at what the environment waits for"
+                )
+            await self._change(until - now)
+
+    def fail(self, failure: BaseException) -> None:
+        """Nothing more will come: whoever waits, now or later, is told why."""
+        self._failure = self._failure or failure
+        self._notify()
+
+    def state(self) -> tuple[dict[str, Any], bytes]:
+        """What a checkpoint holds: the ledger, for `json`, and the finished groups."""
+        groups = [group for _, group in sorted(self._groups.items())]
+        return self.ledger.state(), _GROUPS.dump_json(groups)
+
+    def restore(self, ledger: dict[str, Any], groups: bytes, *, served: PolicyVersion) -> None:
+        """Go back to a state; leases given out since then are void.
+
+        Raises:
+            RolloutError: The groups are not those that the ledger says are finished.
+        """
+        restored = {group.id: group for group in _GROUPS.validate_json(groups)}
+        if sorted(restored) != sorted(ledger["finished"]):
+            raise RolloutError(
+                f"expected the checkpoint to hold the finished groups {sorted(ledger['finished'])}, "
+                f"got {sorted(restored)}; it is damaged: resume from an older one"
+            )
+        self.ledger.restore(ledger)
+        self._groups = restored
+        self._was_cut.clear()
+        self.served(served)
+
+    def _discard_stale(self, version: PolicyVersion) -> None:
+        """Only a resumption under a smaller bound, or a producer that takes no lease first, comes to this."""
+        oldest = self.admission.oldest(version)
+        for group in [group for group in self._groups.values() if group.version < oldest]:
+            del self._groups[group.id]
+            self.ledger.discard(group.id, STALE)
+            self._notify()
+
+    def _held_up_by(self, version: PolicyVersion) -> list[UnderWay]:
+        under_way = self.ledger.under_way(served=self.admission.served)
+        overdue = self.admission.overdue(
+            version,
+            sorted(group.version for group in self._groups.values()),
+            [group.floor for group in under_way],
+        )
+        return under_way[:overdue]
+
+    def _hurry(self, lease: Lease, *, began: float, now: float) -> float:
+        """Cut a straggler where it is time to, drop it where that did not help. Returns when to look again."""
+        patience = max(began, lease.since) + self._straggler_timeout_s
+        if now < patience:
+            return patience
+        if lease.id not in self._was_cut:
+            self._was_cut.add(lease.id)
+            self.cut([lease])
+        if now < patience + CUT_GRACE_S:
+            return patience + CUT_GRACE_S
+        self.drop(lease, STRAGGLER)
+        return now
+
+    def _take(self, version: PolicyVersion, batch_size: int) -> list[Group]:
+        oldest_first = sorted(self._groups.values(), key=lambda group: (group.version, group.id))
+        taken = sorted(oldest_first[:batch_size], key=lambda group: group.id)
+        for group in taken:
+            del self._groups[group.id]
+            self.ledger.train(group.id, version)
         return taken
+
+    def _ended(self, lease: Lease, current: bool = True) -> bool:
+        self._was_cut.discard(lease.id)
+        if current:
+            self._notify()
+        return current
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change(self, timeout_s: float) -> None:
+        changed: Awaitable[bool] = self._changed.wait()
+        try:
+            async with asyncio.timeout(max(timeout_s, 0.0)):
+                await changed
+        except TimeoutError:
+            return

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from openenv_core import LocalProcessProvider
-from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.bounded import ReplayBuffer
 from rl_bridge.config import Config, resolve
 from rl_bridge.errors import ConfigError, RoleFailed
 from rl_bridge.generator.actor import GeneratorActor

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.bounded import ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import RoleFailed
 from rl_bridge.metrics import MetricsLog

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.bounded import ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import RoleFailed, RolloutError
 from rl_bridge.loops.run import Run

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.bounded import ReplayBuffer
 from rl_bridge.errors import RolloutError
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 

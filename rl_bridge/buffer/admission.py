@@ -1,0 +1,77 @@
+"""How far ahead of the trainer rollouts may run: the bound on staleness, kept by not starting too much.
+
+A group is trained from some version v; its staleness is v minus the oldest weights behind any of its tokens. To keep
+that at most k, a group may start only while
+
+    admitted - dropped < (served + k + 1) * groups_per_batch                                                   (1)
+
+where `served` is what every generator holds at least. A group that started under weights s can be trained from version
+s + k at the latest. Call that its last step. A step takes B = `groups_per_batch` groups, those with the earliest last
+steps first, and it waits for groups under way as long as more would be left over than the steps to come have room for:
+
+    for every d >= v: the groups whose last step is d or earlier, without those now taken, are at most (d - v) * B   (2)
+
+By (1), and since v steps have taken v * B groups, what is left over is never more than (served + k - v + 1) * B: a group
+that starts cannot break (2) for the next step. And where (2) held for one step, it is within reach of the next. So
+waiting always ends, no bound is ever broken, and nothing is thrown away for being old. With k = 0 a step's groups start
+when the step's weights are served, and nothing else does: the loop is synchronous.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from rl_bridge.types import PolicyVersion
+
+
+class Admission:
+    """Says how many groups may start.
+
+    Args:
+        groups_per_batch: Groups a step.
+        max_staleness: The bound k.
+        iterations: Steps of the whole run; what they cannot train is not started.
+    """
+
+    def __init__(self, *, groups_per_batch: int, max_staleness: int, iterations: int) -> None:
+        if groups_per_batch < 1 or max_staleness < 0 or iterations < 0:
+            raise ValueError(
+                "expected groups_per_batch >= 1, max_staleness >= 0 and iterations >= 0, "
+                f"got {groups_per_batch}, {max_staleness} and {iterations}"
+            )
+        self.groups_per_batch = groups_per_batch
+        self.max_staleness = max_staleness
+        self._iterations = iterations
+        self.served: PolicyVersion = 0
+        """The weights that every serving generator holds at least."""
+
+    def room(self, live: int) -> int:
+        """How many groups may start now; none or fewer where it is 0 or below.
+
+        Args:
+            live: Groups admitted and not dropped.
+        """
+        steps = min(self.served + self.max_staleness + 1, self._iterations)
+        return steps * self.groups_per_batch - live
+
+    def oldest(self, version: PolicyVersion) -> PolicyVersion:
+        """The oldest weights that a step from `version` may learn from."""
+        return version - self.max_staleness
+
+    def overdue(
+        self, version: PolicyVersion, finished: Sequence[PolicyVersion], under_way: Sequence[PolicyVersion]
+    ) -> int:
+        """How many of the groups under way, oldest first, the step from `version` has to wait for: rule (2).
+
+        Args:
+            version: The trainer's weights.
+            finished: The oldest weights of each finished group, ascending.
+            under_way: The oldest weights that each group under way may come from, ascending.
+        """
+        overdue = 0
+        for last_step in range(version, version + self.max_staleness + 1):
+            oldest = self.oldest(last_step)
+            there, missing = bisect_right(finished, oldest), bisect_right(under_way, oldest)
+            left_over = there + missing - min(there, self.groups_per_batch)
+            room = (last_step - version) * self.groups_per_batch
+            overdue = max(overdue, min(left_over - room, missing))
+        return overdue

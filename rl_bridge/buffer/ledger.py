@@ -1,0 +1,282 @@
+"""Who works on which group of rollouts, and what became of each.
+
+A group is admitted once, for the whole run: ids count up from 0. It is leased to a worker; what comes back under the
+current lease counts, whatever else comes back does not. So a group is trained at most once, however often its work was
+given out.
+
+    admitted -> leased -> finished -> trained
+                  |  ^        |
+             lost v  |        v
+                waiting -> dropped
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+from rl_bridge.types import PolicyVersion
+
+HISTORY = 10_000
+"""How many of the newest fates the ledger remembers one by one. All are counted."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Lease:
+    """The right to finish one group, until the ledger gives that right to another.
+
+    Attributes:
+        id: No two leases of a process share one, not even across a rewind.
+        group: The group's number in the run.
+        attempt: Which lease of this group it is, from 1.
+        floor: No token of the group will come from older weights than these.
+        since: The clock when it was given, in seconds.
+    """
+
+    id: int
+    group: int
+    attempt: int
+    floor: PolicyVersion
+    since: float
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class UnderWay:
+    """A group that is not finished.
+
+    Attributes:
+        floor: No token of it will come from older weights than these.
+        lease: Who works on it; None where nobody does.
+    """
+
+    floor: PolicyVersion
+    lease: Lease | None = None
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Fate:
+    """What became of a group: trained in the step that began from `version`, or dropped for `reason`."""
+
+    group: int
+    version: PolicyVersion | None = None
+    reason: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiting:
+    """Work that came back undone.
+
+    Attributes:
+        floor: The oldest weights in what is kept of it; None where nothing is.
+    """
+
+    group: int
+    attempts: int
+    losses: int
+    floor: PolicyVersion | None = None
+
+
+class Ledger:
+    """Keeps account of groups. Every change is one call; nothing here waits.
+
+    Args:
+        max_losses: How often the work on a group may be lost before the group is dropped; None for no limit.
+    """
+
+    def __init__(self, *, max_losses: int | None) -> None:
+        self._max_losses = max_losses
+        self._waiting: deque[_Waiting] = deque()
+        self._leases: dict[int, Lease] = {}
+        self._losses: dict[int, int] = {}
+        self._finished: set[int] = set()
+        self._next_lease = 0
+        self.admitted = 0
+        """Groups so far; also the id of the next."""
+        self.trained = 0
+        """Groups that were handed to the trainer."""
+        self.dropped: Counter[str] = Counter()
+        """Groups given up, by reason."""
+        self.late = 0
+        """Results under a lease that was not, or no longer, the group's. They changed nothing."""
+        self.lost = 0
+        """Leases that were lost, and given out again unless the group was dropped."""
+        self.history: deque[Fate] = deque(maxlen=HISTORY)
+        """The newest fates, oldest first."""
+
+    @property
+    def live(self) -> int:
+        """Groups admitted and not dropped: those trained, finished, leased or waiting."""
+        return self.admitted - self.dropped.total()
+
+    @property
+    def leases(self) -> list[Lease]:
+        """Those under way, oldest first."""
+        return list(self._leases.values())
+
+    @property
+    def waiting(self) -> int:
+        """Groups whose work was lost or given back, and that nobody works on."""
+        return len(self._waiting)
+
+    @property
+    def finished(self) -> frozenset[int]:
+        """Groups that wait for the trainer."""
+        return frozenset(self._finished)
+
+    def lease(self, *, served: PolicyVersion, now: float, admit: bool) -> Lease | None:
+        """Give out the next work: what was lost first, a new group otherwise.
+
+        Args:
+            served: The weights that every generator holds at least.
+            now: The clock, in seconds.
+            admit: Whether a new group may start.
+
+        Returns:
+            The lease; None where there is no work, or none that may start.
+        """
+        if self._waiting:
+            work = self._waiting.popleft()
+        elif admit:
+            work = _Waiting(group=self.admitted, attempts=0, losses=0)
+            self.admitted += 1
+        else:
+            return None
+        lease = Lease(
+            id=self._next_lease,
+            group=work.group,
+            attempt=work.attempts + 1,
+            floor=served if work.floor is None else min(served, work.floor),
+            since=now,
+        )
+        self._next_lease += 1
+        self._leases[lease.id] = lease
+        self._losses[lease.id] = work.losses
+        return lease
+
+    def complete(self, lease: int) -> bool:
+        """The group is finished and waits for the trainer. False where the result is late and must be thrown away."""
+        ended = self._end(lease)
+        if ended is None:
+            return False
+        self._finished.add(ended.group)
+        return True
+
+    def lose(self, lease: int) -> bool:
+        """The work is gone: the group waits again, ahead of new ones, or is dropped. False where it is no news."""
+        losses = self._losses.get(lease, 0) + 1
+        ended = self._end(lease)
+        if ended is None:
+            return False
+        self.lost += 1
+        if self._max_losses is not None and losses > self._max_losses:
+            self._drop(ended.group, f"lost {losses} times")
+        else:
+            self._waiting.append(_Waiting(group=ended.group, attempts=ended.attempt, losses=losses))
+        return True
+
+    def give_back(self, lease: int, *, floor: PolicyVersion | None) -> bool:
+        """A worker that has to go hands its work on: the group waits again, and it is no loss. False where late.
+
+        Args:
+            lease: The worker's.
+            floor: The oldest weights in what is kept of the work; None where nothing is.
+        """
+        losses = self._losses.get(lease, 0)
+        ended = self._end(lease)
+        if ended is None:
+            return False
+        self._waiting.append(_Waiting(group=ended.group, attempts=ended.attempt, losses=losses, floor=floor))
+        return True
+
+    def drop(self, lease: int, reason: str) -> bool:
+        """Give a leased group up. False where the lease is not the group's any more."""
+        ended = self._end(lease)
+        if ended is None:
+            return False
+        self._drop(ended.group, reason)
+        return True
+
+    def discard(self, group: int, reason: str) -> None:
+        """Give a finished group up.
+
+        Raises:
+            KeyError: The group does not wait for the trainer.
+        """
+        self._finished.remove(group)
+        self._drop(group, reason)
+
+    def train(self, group: int, version: PolicyVersion) -> None:
+        """A finished group goes into the step that begins from `version`.
+
+        Raises:
+            KeyError: The group does not wait for the trainer.
+        """
+        self._finished.remove(group)
+        self.trained += 1
+        self.history.append(Fate(group=group, version=version))
+
+    def under_way(self, *, served: PolicyVersion) -> list[UnderWay]:
+        """Every group that is leased or waits for a lease, those that may hold the oldest tokens first.
+
+        Args:
+            served: The weights that every generator holds at least.
+        """
+        groups = [UnderWay(floor=lease.floor, lease=lease) for lease in self._leases.values()]
+        groups += [
+            UnderWay(floor=served if work.floor is None else min(served, work.floor))
+            for work in self._waiting
+        ]
+        return sorted(groups, key=lambda group: group.floor)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that outlives the process, for `json`. What is leased is work to be done again."""
+        waiting = [(work.group, work.attempts, work.losses) for work in self._waiting]
+        waiting += [
+            (lease.group, lease.attempt, self._losses[lease.id])
+            for lease in sorted(self._leases.values(), key=lambda lease: lease.group)
+        ]
+        return {
+            "admitted": self.admitted,
+            "trained": self.trained,
+            "dropped": dict(self.dropped),
+            "late": self.late,
+            "lost": self.lost,
+            "waiting": waiting,
+            "finished": sorted(self._finished),
+            "next_lease": self._next_lease,
+            "history": [(fate.group, fate.version, fate.reason) for fate in self.history],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state. Leases given out since then are void: what still comes under them is late."""
+        self._leases.clear()
+        self._losses.clear()
+        self._waiting = deque(
+            _Waiting(group=group, attempts=attempts, losses=losses)
+            for group, attempts, losses in state["waiting"]
+        )
+        self._finished = set(state["finished"])
+        self._next_lease = max(self._next_lease, state["next_lease"])
+        self.admitted = state["admitted"]
+        self.trained = state["trained"]
+        self.dropped = Counter(state["dropped"])
+        self.late = state["late"]
+        self.lost = state["lost"]
+        self.history = deque(
+            (
+                Fate(group=group, version=version, reason=reason)
+                for group, version, reason in state["history"]
+            ),
+            maxlen=HISTORY,
+        )
+
+    def _end(self, lease: int) -> Lease | None:
+        ended = self._leases.pop(lease, None)
+        if ended is None:
+            self.late += 1
+        else:
+            del self._losses[lease]
+        return ended
+
+    def _drop(self, group: int, reason: str) -> None:
+        self.dropped[reason] += 1
+        self.history.append(Fate(group=group, reason=reason))

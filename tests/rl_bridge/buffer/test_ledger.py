@@ -1,0 +1,241 @@
+"""The ledger: a group is trained at most once, whatever happens to those who work on it, and nothing is forgotten."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rl_bridge.buffer.ledger import HISTORY, Fate, Lease, Ledger, UnderWay
+
+
+def leased(ledger: Ledger, *, served: int = 0, now: float = 0.0) -> Lease:
+    lease = ledger.lease(served=served, now=now, admit=True)
+    assert lease is not None
+    return lease
+
+
+def test_groups_count_up_and_nothing_starts_that_may_not() -> None:
+    ledger = Ledger(max_losses=2)
+    first, second = leased(ledger, served=3, now=7.0), leased(ledger)
+    assert (first.group, first.attempt, first.floor, first.since) == (0, 1, 3, 7.0)
+    assert second.group == 1
+    assert first.id != second.id
+    assert ledger.lease(served=0, now=0.0, admit=False) is None
+    assert (ledger.admitted, ledger.live) == (2, 2)
+    assert [lease.group for lease in ledger.leases] == [0, 1]
+
+
+def test_lost_work_goes_out_again_ahead_of_new_work_and_its_first_result_is_late() -> None:
+    ledger = Ledger(max_losses=2)
+    lost, _ = leased(ledger), leased(ledger)
+    assert ledger.lose(lost.id)
+    again = ledger.lease(served=5, now=1.0, admit=False)  # it was admitted once, and need not be again
+    assert again is not None
+    assert (again.group, again.attempt, again.floor) == (0, 2, 5)
+    assert not ledger.complete(lost.id)
+    assert ledger.complete(again.id)
+    assert not ledger.complete(again.id)
+    assert not ledger.lose(again.id)
+    assert ledger.finished == {0}
+    assert (ledger.late, ledger.lost, ledger.admitted) == (3, 1, 2)
+
+
+def test_what_is_lost_too_often_is_dropped_with_the_reason() -> None:
+    ledger = Ledger(max_losses=2)
+    for _ in range(3):
+        assert ledger.lose(leased(ledger).id)
+    assert ledger.dropped == {"lost 3 times": 1}
+    assert list(ledger.history) == [Fate(group=0, reason="lost 3 times")]
+    assert (ledger.live, ledger.waiting) == (0, 0)
+    assert leased(ledger).group == 1
+
+
+def test_without_a_limit_work_is_never_dropped_for_being_lost() -> None:
+    ledger = Ledger(max_losses=None)
+    for _ in range(50):
+        assert ledger.lose(leased(ledger).id)
+    assert (ledger.waiting, ledger.live) == (1, 1)
+
+
+def test_work_that_is_handed_on_is_no_loss_and_keeps_the_age_of_what_was_done() -> None:
+    ledger = Ledger(max_losses=0)
+    assert ledger.give_back(leased(ledger, served=2).id, floor=2)
+    assert ledger.under_way(served=5) == [UnderWay(floor=2)]
+    again = leased(ledger, served=4)
+    assert (again.group, again.attempt, again.floor) == (0, 2, 2)
+    assert ledger.under_way(served=5) == [UnderWay(floor=2, lease=again)]
+    assert ledger.give_back(again.id, floor=None)  # nothing was kept: it is as good as new
+    assert ledger.under_way(served=5) == [UnderWay(floor=5)]
+    assert leased(ledger, served=4).floor == 4
+    assert ledger.lost == 0
+
+
+def test_what_may_be_oldest_is_told_first() -> None:
+    ledger = Ledger(max_losses=1)
+    young, old, lost = leased(ledger, served=4), leased(ledger, served=2), leased(ledger, served=1)
+    assert ledger.lose(lost.id)
+    assert ledger.under_way(served=3) == [
+        UnderWay(floor=2, lease=old),
+        UnderWay(floor=3),
+        UnderWay(floor=4, lease=young),
+    ]
+
+
+def test_only_what_is_finished_is_trained() -> None:
+    ledger = Ledger(max_losses=0)
+    lease = leased(ledger)
+    with pytest.raises(KeyError):
+        ledger.train(lease.group, 0)
+    assert ledger.complete(lease.id)
+    ledger.train(lease.group, 4)
+    with pytest.raises(KeyError):
+        ledger.train(lease.group, 5)
+    with pytest.raises(KeyError):
+        ledger.discard(lease.group, "too late")
+    assert list(ledger.history) == [Fate(group=0, version=4)]
+    assert (ledger.trained, ledger.live) == (1, 1)
+
+
+def test_a_state_goes_through_json_and_makes_older_leases_void() -> None:
+    ledger = Ledger(max_losses=3)
+    trained, finished, given_back, under_way, lost = (leased(ledger) for _ in range(5))
+    for lease in (trained, finished):
+        assert ledger.complete(lease.id)
+    ledger.train(trained.group, 0)
+    assert ledger.give_back(given_back.id, floor=0)
+    assert ledger.lose(lost.id)
+    state = json.loads(json.dumps(ledger.state()))
+    assert ledger.complete(under_way.id)  # after the checkpoint, so it has not happened
+    later = leased(ledger)
+
+    ledger.restore(state)
+    assert (ledger.admitted, ledger.trained, set(ledger.finished)) == (5, 1, {finished.group})
+    assert not ledger.complete(later.id)
+    redone = [leased(ledger, served=1) for _ in range(4)]
+    assert [lease.group for lease in redone] == [given_back.group, lost.group, under_way.group, 5]
+    assert [lease.attempt for lease in redone] == [2, 2, 2, 1]
+    assert {lease.floor for lease in redone} == {1}
+    assert min(lease.id for lease in redone) > later.id
+
+    other = Ledger(max_losses=3)
+    other.restore(state)
+    assert other.state() == ledger_state_of(state)
+
+
+def ledger_state_of(state: dict[str, object]) -> dict[str, object]:
+    """As the ledger itself writes it: JSON has no tuples."""
+    return {
+        **state,
+        "waiting": [tuple(entry) for entry in state["waiting"]],  # type: ignore[attr-defined]
+        "history": [tuple(entry) for entry in state["history"]],  # type: ignore[attr-defined]
+    }
+
+
+def test_history_is_bounded_and_counts_are_not() -> None:
+    ledger = Ledger(max_losses=0)
+    for _ in range(HISTORY + 5):
+        assert ledger.drop(leased(ledger).id, "no reward")
+    assert len(ledger.history) == HISTORY
+    assert ledger.history[0].group == 5
+    assert ledger.dropped.total() == HISTORY + 5
+
+
+class Books(RuleBasedStateMachine):
+    """Random lives of groups, a rewind now and then, held against a list of what was handed out and trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(max_losses=2)
+        self.current: dict[int, Lease] = {}
+        self.void: list[Lease] = []
+        self.seen: set[int] = set()
+        self.trained: list[int] = []
+        self.dropped = 0
+        self.saved: tuple[dict[str, object], list[int], int] | None = None
+
+    @rule(admit=st.booleans(), served=st.integers(0, 5))
+    def lease(self, admit: bool, served: int) -> None:
+        waiting = self.ledger.waiting
+        lease = self.ledger.lease(served=served, now=0.0, admit=admit)
+        assert (lease is None) == (not admit and not waiting)
+        if lease is not None:
+            assert lease.id not in self.seen
+            assert lease.group not in {one.group for one in self.current.values()}
+            assert lease.group not in self.trained
+            self.seen.add(lease.id)
+            self.current[lease.id] = lease
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data(), end=st.sampled_from(["complete", "lose", "give_back", "drop"]))
+    def end(self, data: st.DataObject, end: str) -> None:
+        lease = self.current.pop(data.draw(st.sampled_from(sorted(self.current))))
+        dropped = self.ledger.dropped.total()
+        assert {
+            "complete": lambda: self.ledger.complete(lease.id),
+            "lose": lambda: self.ledger.lose(lease.id),
+            "give_back": lambda: self.ledger.give_back(lease.id, floor=lease.floor),
+            "drop": lambda: self.ledger.drop(lease.id, "because"),
+        }[end]()
+        self.dropped += self.ledger.dropped.total() - dropped
+        self.void.append(lease)
+
+    @precondition(lambda self: self.void)
+    @rule(data=st.data(), end=st.sampled_from(["complete", "lose", "drop"]))
+    def come_late(self, data: st.DataObject, end: str) -> None:
+        lease = data.draw(st.sampled_from(self.void))
+        before = self.ledger.state()
+        if end == "complete":
+            assert not self.ledger.complete(lease.id)
+        elif end == "lose":
+            assert not self.ledger.lose(lease.id)
+        else:
+            assert not self.ledger.drop(lease.id, "late")
+        assert self.ledger.state() == {**before, "late": before["late"] + 1}
+
+    @precondition(lambda self: self.ledger.finished)
+    @rule(data=st.data(), version=st.integers(0, 5), good=st.booleans())
+    def use(self, data: st.DataObject, version: int, good: bool) -> None:
+        group = data.draw(st.sampled_from(sorted(self.ledger.finished)))
+        if good:
+            self.ledger.train(group, version)
+            self.trained.append(group)
+        else:
+            self.ledger.discard(group, "stale")
+            self.dropped += 1
+
+    @rule()
+    def save(self) -> None:
+        self.saved = json.loads(json.dumps(self.ledger.state())), list(self.trained), self.dropped
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def rewind(self) -> None:
+        assert self.saved is not None
+        state, trained, self.dropped = self.saved
+        self.ledger.restore(state)
+        self.trained = list(trained)
+        self.void.extend(self.current.values())
+        self.current.clear()
+
+    @invariant()
+    def every_group_is_in_one_place(self) -> None:
+        ledger = self.ledger
+        assert ledger.admitted == (
+            ledger.trained + len(ledger.finished) + len(ledger.leases) + ledger.waiting + self.dropped
+        )
+        assert ledger.live == ledger.admitted - self.dropped
+        assert {lease.id for lease in ledger.leases} == set(self.current)
+
+    @invariant()
+    def nothing_is_trained_twice(self) -> None:
+        assert max(Counter(self.trained).values(), default=0) <= 1
+        fates = Counter(fate.group for fate in self.ledger.history)
+        assert max(fates.values(), default=0) <= 1
+        assert sorted(self.trained) == sorted(f.group for f in self.ledger.history if f.version is not None)
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
