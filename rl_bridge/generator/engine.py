@@ -5,60 +5,70 @@ on a CPU it starts several times faster. Everything that touches the engine happ
 order in which it was asked for.
 """
 
-import itertools
-import os
-import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-from rl_bridge.errors import GeneratorError, MissingStack
+from rl_bridge.errors import GeneratorError
+from rl_bridge.generator.batches import Batch, Batches, answer, fail
 from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.generator.vllm_api import build_engine
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
-MAX_WAITING_BATCHES = 64
+MAX_WAITING_BATCHES = 4096
 """Callers that could overrun this bound are a fault of ours, and are told so."""
 STOP_TIMEOUT_S = 30.0
+CLOSED = "the engine is closed"
 
 
-@dataclass(slots=True)
-class _Generate:
-    """One batch of prompts; done when every prompt is."""
+@dataclass(kw_only=True, slots=True, frozen=True)
+class LoadFigures:
+    """What taking new weights cost.
 
-    prompts: Sequence[Sequence[int]]
-    sampling: SamplingSettings
-    future: "Future[list[Completion]]" = field(default_factory=Future)
-    completions: dict[int, Completion] = field(default_factory=dict)
+    Attributes:
+        pause_s: Seconds in which no new prompt was begun.
+        load_s: Of these, seconds in which the weights were replaced and nothing was generated at all. In the
+            rest what had been asked for before was answered.
+    """
+
+    pause_s: float
+    load_s: float
 
 
 @dataclass(slots=True)
 class _Load:
     version: PolicyVersion
     state: dict[str, Tensor]
-    future: "Future[None]" = field(default_factory=Future)
+    future: "Future[LoadFigures]" = field(default_factory=Future)
 
 
 class VllmEngine:
-    """A policy that answers batches of prompts, and takes new weights between them.
+    """A policy that answers batches of prompts, and takes new weights.
 
     Args:
         settings: What the engine is started with.
+
+    Attributes:
+        version: The weights that it samples from.
+        ended: Done when its thread has ended: with None after `close`, otherwise with what it died of.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._inbox: queue.Queue[_Generate | _Load | None] = queue.Queue(MAX_WAITING_BATCHES)
-        self._waiting: dict[str, tuple[_Generate, int]] = {}
-        self._ids = itertools.count()
-        self._version: PolicyVersion = 0
+        self._commands: deque[Batch | _Load] = deque()
+        self.version: PolicyVersion = 0
+        self.ended: Future[None] = Future()
         self._ready: Future[None] = Future()
         self._failure: BaseException | None = None
         self._closed = False
-        self._admission = threading.Lock()
+        self._idle = True
+        self._beat = time.monotonic()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
 
     def start(self) -> "Future[None]":
@@ -67,212 +77,170 @@ class VllmEngine:
         return self._ready
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None = None,
     ) -> "Future[list[Completion]]":
         """Answer prompts, each a sequence of token ids.
 
+        Args:
+            prompts: Token ids.
+            sampling: How to sample.
+            seeds: One a prompt, from 0: it decides the answer, whatever else the engine works on. Without, the
+                answers are drawn from the engine's own generator.
+
         Returns:
-            One completion a prompt, in order.
+            One completion a prompt, in order. Cancelling the future ends the work on them.
 
         Raises:
-            GeneratorError: The engine has failed, is closed, or has too many batches waiting.
+            GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has
+                one, too, where a prompt is refused, or is not answered within `settings.timeout_s`.
         """
-        command = _Generate(prompts, sampling)
-        self._submit(command)
-        return command.future
+        batch = Batch(prompts, sampling, seeds, self._settings.timeout_s)
+        self._submit(batch)
+        return batch.future
 
-    def load(self, version: PolicyVersion, state: dict[str, Tensor]) -> "Future[None]":
-        """Take new weights, after every batch that was asked for before has been answered.
+    def load(self, version: PolicyVersion, state: dict[str, Tensor]) -> "Future[LoadFigures]":
+        """Take new weights.
+
+        With `settings.weight_update` "drain", what was asked for before is answered first, under the old ones.
+
+        With "continue", answers under way go on under the new ones. The keys and values of their tokens so
+        far are computed anew. So every token is sampled from the distribution that the weights it names have
+        after the tokens before it, which is what the trainer computes. And vLLM can drop the cached prefixes
+        of the old weights, which it cannot while requests hold some; new prompts would be answered from them.
 
         Args:
-            version: What completions report from then on.
-            state: Tensors under their Hugging Face names.
+            version: What tokens report from then on.
+            state: Tensors under their Hugging Face names. They must not change until the future is done.
 
         Raises:
-            GeneratorError: As for `generate`.
+            GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
         """
         command = _Load(version, state)
         self._submit(command)
         return command.future
 
+    def check(self) -> None:
+        """Look whether the engine works.
+
+        Raises:
+            GeneratorError: It has failed, is closed, or has been at one step for longer than answers may take.
+        """
+        with self._changed:
+            self._require_open()
+            silent_s = 0.0 if self._idle else time.monotonic() - self._beat
+        if silent_s > self._settings.timeout_s:
+            raise GeneratorError(
+                f"expected the engine to make a step within {self._settings.timeout_s:g} s, "
+                f"it has been at one for {silent_s:.0f} s"
+            )
+
     def close(self) -> None:
         """End the thread. Batches still waiting fail."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         if self._thread.is_alive():
-            self._inbox.put(None, timeout=STOP_TIMEOUT_S)
             self._thread.join(STOP_TIMEOUT_S)
 
-    def _submit(self, command: _Generate | _Load) -> None:
-        with self._admission:  # or a command could enter the inbox just after the last look into it
-            if self._failure is not None:
-                raise GeneratorError(f"the engine has failed: {self._failure}") from self._failure
-            if self._closed:
-                raise GeneratorError("the engine is closed")
-            try:
-                self._inbox.put_nowait(command)
-            except queue.Full:
+    def _submit(self, command: Batch | _Load) -> None:
+        with self._changed:
+            self._require_open()
+            if len(self._commands) >= MAX_WAITING_BATCHES:
                 raise GeneratorError(
                     f"expected at most {MAX_WAITING_BATCHES} batches waiting for the engine; "
                     "wait for answers before asking on"
-                ) from None
+                )
+            self._commands.append(command)
+            self._changed.notify()
+
+    def _require_open(self) -> None:
+        if self._failure is not None:
+            raise GeneratorError(f"the engine has failed: {self._failure}") from self._failure
+        if self._closed:
+            raise GeneratorError(CLOSED)
 
     # From here on: the engine's thread.
 
     def _run(self) -> None:
         try:
-            self._engine = _build(self._settings)
-            self._vocabulary = int(self._engine.model_config.get_vocab_size())
+            self._engine = build_engine(self._settings)
+            self._engine.set_weight_version(str(self.version))
+            self._batches = Batches(self._engine)
         except BaseException as error:
-            self._fail(error)
+            self._end(error)
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
+        failure: BaseException | None = None
         try:
             while self._serve():
                 pass
         except BaseException as error:  # the thread's death must reach whoever waits
-            self._fail(error)
-        else:
-            self._fail(GeneratorError("the engine is closed"))
+            failure = error
+        self._batches.give_up(_ending(failure))
+        self._end(failure)
 
     def _serve(self) -> bool:
-        """Take one command (waiting only while there is nothing to generate), then one engine step."""
-        try:
-            command = self._inbox.get(block=not self._waiting)
-        except queue.Empty:
-            self._step()
-            return True
+        """Take one command (waiting only while there is nothing to generate), or make one engine step."""
+        with self._changed:
+            self._idle = True
+            while not (self._commands or self._batches or self._closed):
+                self._changed.wait()
+            if self._closed:
+                return False
+            self._idle, self._beat = False, time.monotonic()
+            command = self._commands.popleft() if self._commands else None
         if command is None:
-            return False
+            self._batches.step()
+            return True
         try:
-            if isinstance(command, _Generate):
-                self._admit(command)
+            if isinstance(command, Batch):
+                self._batches.add(command)
             else:
-                while self._waiting:
-                    self._step()
                 self._load(command)
         except BaseException as error:
-            # The command is in no queue any more, so nobody else would tell its caller.
-            if not command.future.done():
-                command.future.set_exception(GeneratorError(f"the engine has failed: {error}"))
+            fail(command.future, _ending(error))  # it is in no queue any more
             raise
         return True
-
-    def _admit(self, command: _Generate) -> None:
-        from vllm import SamplingParams
-        from vllm.exceptions import VLLMClientError
-        from vllm.sampling_params import RequestOutputKind
-
-        if not command.future.set_running_or_notify_cancel():
-            return
-        sampling = command.sampling
-        if not command.prompts:
-            command.future.set_result([])
-            return
-        added: list[str] = []
-        try:
-            params = SamplingParams(
-                temperature=sampling.temperature,
-                max_tokens=sampling.max_new_tokens,
-                stop_token_ids=list(sampling.stop_token_ids),
-                logprobs=0,  # of the sampled token alone
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            for index, prompt in enumerate(command.prompts):
-                # Without a tokenizer vLLM does not look, and would fail when it looks up the embedding.
-                if not all(0 <= token < self._vocabulary for token in prompt):
-                    raise ValueError(f"expected token ids from 0 to {self._vocabulary - 1}, got {prompt!r}")
-                request_id = str(next(self._ids))
-                self._engine.add_request(request_id, {"prompt_token_ids": list(prompt)}, params)
-                self._waiting[request_id] = (command, index)
-                added.append(request_id)
-        except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
-            # What the engine refuses must not take it down.
-            self._engine.abort_request(added)
-            for request_id in added:
-                del self._waiting[request_id]
-            command.future.set_exception(GeneratorError(f"the engine refused a prompt: {error}"))
-
-    def _step(self) -> None:
-        for output in self._engine.step():
-            if not output.finished or output.request_id not in self._waiting:
-                continue
-            command, index = self._waiting.pop(output.request_id)
-            answer = output.outputs[0]
-            command.completions[index] = Completion(
-                tokens=list(answer.token_ids),
-                logprobs=[
-                    at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)
-                ],
-                versions=[self._version] * len(answer.token_ids),
-                stopped=answer.finish_reason == "stop",
-            )
-            if len(command.completions) == len(command.prompts):
-                command.future.set_result([command.completions[i] for i in range(len(command.prompts))])
 
     def _load(self, command: _Load) -> None:
         if not command.future.set_running_or_notify_cancel():
             return
+        asked = time.monotonic()
+        if self._settings.weight_update == "drain":
+            while self._batches:
+                if self._closed:
+                    fail(command.future, CLOSED)
+                    return
+                self._beat = time.monotonic()
+                self._batches.step()
+        began = time.monotonic()
         try:
             self._engine.collective_rpc("load_policy", args=(command.state,))
-            self._engine.reset_prefix_cache()
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         except Exception as error:
             # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
             raise GeneratorError(f"loading version {command.version} failed half-way: {error}") from error
-        self._version = command.version
-        command.future.set_result(None)
+        self._engine.set_weight_version(str(command.version))
+        self.version = command.version
+        now = time.monotonic()
+        answer(command.future, LoadFigures(pause_s=now - asked, load_s=now - began))
 
-    def _fail(self, error: BaseException) -> None:
-        futures: list[Future[Any]] = [command.future for command, _ in self._waiting.values()]
-        self._waiting.clear()
-        with self._admission:
-            self._failure = error
-            while not self._inbox.empty():
-                command = self._inbox.get_nowait()
-                if command is not None:
-                    futures.append(command.future)
-        for future in futures:
-            if not future.done():
-                future.set_exception(GeneratorError(f"the engine has failed: {error}"))
+    def _end(self, failure: BaseException | None) -> None:
+        with self._changed:
+            self._failure, self._closed = failure, True
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            fail(command.future, _ending(failure))
+        if failure is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(failure)
 
 
-def _build(settings: EngineSettings) -> Any:
-    import torch
-
-    on_gpu = torch.cuda.is_available()
-    # The engine-core process that vLLM would start otherwise is orphaned when an actor is killed.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    try:
-        from vllm import EngineArgs, LLMEngine
-    except ImportError as error:
-        raise MissingStack("vllm") from error
-    options: dict[str, Any] = {}
-    if on_gpu:
-        options["gpu_memory_utilization"] = settings.gpu_memory_utilization
-    else:
-        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
-        # Seeded sampling fails on a CPU where a prompt is split over two steps, so steps are long.
-        options["max_num_batched_tokens"] = max(8192, settings.max_length)
-    try:
-        return LLMEngine.from_engine_args(
-            EngineArgs(
-                model=settings.model_path,
-                skip_tokenizer_init=True,  # tokens in, tokens out
-                dtype=settings.dtype,
-                enforce_eager=not on_gpu,
-                max_model_len=settings.max_length,
-                max_num_seqs=settings.max_num_seqs,
-                distributed_executor_backend="uni",
-                worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader",
-                # Log-probabilities of the distribution that was sampled from, temperature included.
-                logprobs_mode="processed_logprobs",
-                disable_log_stats=True,
-                seed=settings.seed,
-                **options,
-            )
-        )
-    except Exception as error:
-        raise GeneratorError(f"vLLM cannot start on {settings.model_path!r}: {error}") from error
+def _ending(failure: BaseException | None) -> str:
+    return CLOSED if failure is None else f"the engine has failed: {failure}"

@@ -1,6 +1,9 @@
 """What the inference engine is started with."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from rl_bridge.types import SamplingSettings
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """For a role's environment: roles take turns, and idle OpenMP threads that spin cost more than they compute."""
@@ -15,9 +18,22 @@ def engine_environment(*, on_gpu: bool) -> dict[str, str]:
     return environment
 
 
+DEFAULT_SAMPLING = SamplingSettings(temperature=1.0, max_new_tokens=128)
+DEFAULT_SAMPLING = SamplingSettings(temperature=1.0, max_new_tokens=128)
+
+WeightUpdate = Literal["drain", "continue"]
+"""How an engine takes new weights: after answering what it was asked for before, or in the middle of it."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class EngineSettings:
-    """See `rl_bridge.config.ModelConfig` and `RolloutConfig` for the meaning of each field."""
+    """See `rl_bridge.config.ModelConfig` and `RolloutConfig` for the meaning of fields not named here.
+
+    Attributes:
+        sampling: How prompts are answered whose sender does not say.
+        weight_update: How new weights are taken; see `VllmEngine.load`.
+        timeout_s: What is not answered within so many seconds is given up.
+    """
 
     model_path: str
     dtype: str
@@ -26,3 +42,6 @@ class EngineSettings:
     kv_cache_bytes: int
     gpu_memory_utilization: float
     seed: int
+    sampling: SamplingSettings = DEFAULT_SAMPLING
+    weight_update: WeightUpdate = "drain"
+    timeout_s: float = 300.0

@@ -251,7 +251,7 @@ def test_a_refused_prompt_fails_its_own_batch_alone(engine: Any, bad: list[int])
     with pytest.raises(GeneratorError, match="refused a prompt"):
         refused.result(WAIT_S)
     assert beside.result(WAIT_S) == after.result(WAIT_S)
-    assert engine._waiting == {}
+    assert not engine._batches
 
 
 @pytest.mark.parametrize("bad", [sampling(-1.0), sampling(1.0, tokens=0), sampling(float("nan"))])
@@ -279,7 +279,7 @@ def test_too_many_batches_are_refused_and_the_engine_lives(engine: Any, referenc
     futures = [engine.generate(prompts(64), sampling(1.0, tokens=20))]
     futures.append(engine.load(0, weights(reference)))  # until it is through, nothing else is taken
     with pytest.raises(GeneratorError, match="batches waiting"):
-        futures += [engine.generate(prompts(1), sampling()) for _ in range(MAX_WAITING_BATCHES * 3)]
+        futures += [engine.generate([[5]], sampling()) for _ in range(MAX_WAITING_BATCHES * 2)]
     for future in futures:
         future.result(WAIT_S)
     assert len(ask(engine, prompts(2), sampling())) == 2
@@ -330,12 +330,12 @@ def test_an_engine_that_breaks_reaches_whoever_waits(engine: Any, reference: Any
 def _serve_without_building(one: Any) -> None:
     import rl_bridge.generator.engine as module
 
-    built, original = one._engine, module._build
-    module._build = lambda settings: built
+    built, original = one._engine, module.build_engine
+    module.build_engine = lambda settings: built
     try:
         one._run()
     finally:
-        module._build = original
+        module.build_engine = original
 
 
 def test_close_fails_what_waits_and_refuses_what_comes(engine: Any) -> None:
