@@ -6,7 +6,8 @@ the wall time:
 
 1. Does any task work, the instant is work, shared evenly by the tasks that work.
 2. Otherwise, does any task wait, it is idle, shared evenly by the tasks that wait.
-3. Otherwise it is unaccounted for.
+3. Otherwise, in a process that rests between calls and attends to none, it is idle.
+4. Otherwise it is unaccounted for.
 
 So a span without `waits_for` must not be held over an `await` of something that happens elsewhere: that would be
 waiting sold as work. Tasks in the background of a process open spans of work alone; what the process waits for is
@@ -16,11 +17,12 @@ said by its main line.
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from rl_bridge.metrics.totals import Key, SpanTotals
+from rl_bridge.metrics.totals import REST, Key, SpanTotals
 
 Owner = asyncio.Task[object] | int
 """The task, or the thread by its number, that a span belongs to."""
@@ -47,6 +49,8 @@ class Spans:
         self._working: dict[Key, int] = {}
         self._waiting: dict[Key, int] = {}
         self._seconds: dict[Key, float] = {}
+        self._rest: Key | None = None
+        self._calls = 0
         self._began = time.time()
         self._began_clock = self._settled = clock()
         self._began_cpu = cpu_clock()
@@ -59,6 +63,28 @@ class Spans:
             waits_for: Whom it waits for, where it only waits; None where it works.
         """
         return _Span(self, (name, waits_for))
+
+    def rest(self, waits_for: str) -> None:
+        """From now on, whenever nothing is attended to, the process waits for this.
+
+        For a process that does something only when it is called: then every call belongs into `call`.
+        """
+        with self._lock:
+            self._settle()
+            self._rest = (REST, waits_for)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Attend to a call within the block: what no span names there is unaccounted for, not rest."""
+        with self._lock:
+            self._settle()
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._settle()
+                self._calls -= 1
 
     def totals(self) -> SpanTotals:
         """What has been given out since the beginning; open spans count up to now."""
@@ -101,6 +127,8 @@ class Spans:
         """Give out the time since the last change; the lock is held."""
         now = self._clock()
         open_now = self._working or self._waiting
+        if not open_now and not self._calls and self._rest is not None:
+            open_now = {self._rest: 1}
         if open_now:
             share = (now - self._settled) / sum(open_now.values())
             for key, tasks in open_now.items():

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeAlias
 
+REST: Final = "rest"
+"""What a process does while nobody has work for it."""
 _NUMBERS: Final = re.compile(r"(-\d+)+$")
 
 Key: TypeAlias = tuple[str, str | None]
@@ -36,6 +38,11 @@ class SpanTotals:
     def idle(self) -> dict[str, float]:
         """Seconds of waiting by what was waited for."""
         return _by_word((waits_for, spent) for (_, waits_for), spent in self.seconds.items() if waits_for)
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds in which nobody had work for it."""
+        return sum(spent for (name, _), spent in self.seconds.items() if name == REST)
 
     @property
     def unaccounted_s(self) -> float:
@@ -79,6 +86,7 @@ class SpanTotals:
             "unaccounted": self.unaccounted_s,
             "work": sum(self.work.values()),
             "idle": sum(self.idle.values()),
+            "rest": self.rest_s,
             "cpu": self.cpu_s,
             **{f"work/{name}": spent for name, spent in self.work.items()},
             **{f"idle/{waits_for}": spent for waits_for, spent in self.idle.items()},

@@ -116,6 +116,27 @@ def test_threads_have_spans_of_their_own(spans: Spans, clock: Clock) -> None:
     assert (totals.work, totals.idle) == ({"generate": 7}, {"prompts": 2})
 
 
+async def test_process_rests_while_nobody_calls(spans: Spans, clock: Clock) -> None:
+    clock.now += 1  # it starts
+    spans.rest("batches")
+    clock.now += 2
+    with spans.call():
+        clock.now += 4  # nobody says what for
+        with spans.span("train"):
+            clock.now += 8
+            with spans.call():
+                clock.now += 16
+        with spans.span("save", waits_for="disk"):
+            clock.now += 32
+    clock.now += 64
+    with spans.span("tidy"):
+        clock.now += 128
+    totals = spans.totals()
+    assert totals.work == {"train": 24, "tidy": 128}
+    assert totals.idle == {"disk": 32, "batches": 66}
+    assert (totals.rest_s, totals.unaccounted_s) == (66, 5)
+
+
 def test_span_is_left_when_its_block_fails(spans: Spans, clock: Clock) -> None:
     with pytest.raises(RuntimeError), spans.span("train"):
         raise RuntimeError
@@ -205,6 +226,7 @@ def test_replicas_and_ranks_of_a_role_are_one_line() -> None:
     assert figures == {
         "span/reward_model/work": pytest.approx(11 / 40),
         "span/reward_model/idle": 0.0,
+        "span/reward_model/rest": 0.0,
         "span/reward_model/unaccounted": pytest.approx(29 / 40),
         "span/reward_model/cpu": 0.0,
         "span/reward_model/work/score": 0.25,
