@@ -18,7 +18,7 @@ class Address:
     """What is known of one server. All times are those of the event loop's clock, in seconds.
 
     A server that cannot be reached is asked again after a pause that grows, by one session alone. A server without
-    room is asked for one session more after a while, and for the next as soon as it has granted that.
+    room is asked for a few sessions more after a while.
 
     Args:
         url: Where it is.
@@ -45,19 +45,29 @@ class Address:
             return False
         if self.idle or self._room is None or self.held < self._room:
             return True
-        return now >= self._ask_at and not self.opening
+        return now >= self._ask_at
 
     def usable_at(self) -> float | None:
         """When to look again at a server that is not usable; None where something else has to happen first."""
-        if self.opening:
-            return None
-        return self._retry_at if self._failures else self._ask_at
+        if self._failures:
+            return None if self.opening else self._retry_at
+        return self._ask_at
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it serves, but has no room for more sessions than are in use."""
+        return self._room is not None and not self._failures and self.held > 0
+
+    def asked(self, now: float) -> None:
+        """A session is being opened."""
+        self.held += 1
+        self.opening += 1
+        if self._room is not None and self.held > self._room:
+            self._room, self._ask_at = self.held + self.held // 8, now + FULL_S
 
     def opened(self) -> None:
         """A session could be opened."""
         self._failures = 0
-        if self._room is not None:
-            self._room = max(self._room, self.held) + 1
 
     def failed(self, now: float) -> None:
         """It could not be reached, or a session broke."""

@@ -8,8 +8,9 @@ class SessionDeadlines:
     """Every wait for an environment, in seconds.
 
     Attributes:
-        free_s: Until one of the worker's sessions is free.
-        connect_s: From then on until a session is open on some server, all attempts and pauses together.
+        free_s: Until a session is free: one of those that the worker may have, and again one of those that the servers
+            have room for.
+        connect_s: Until a session is open, all attempts and pauses together, where no server can be reached.
         reset_s: Until an episode has begun.
         step_s: Until a step has been taken.
     """

@@ -1,34 +1,14 @@
 """Sessions on one or several environment servers, lent to one episode at a time."""
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from openenv_core.errors import (
-    AccessRefused,
-    AuthenticationFailed,
-    CapacityReached,
-    ClientError,
-    ConnectionFailed,
-    ConnectionLost,
-)
-from rl_bridge.environments.address import Address, Client
 from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.pool import Connect, SessionPool, shut
 from rl_bridge.environments.session import LeasedSession
-from rl_bridge.errors import RolloutError, SessionUnavailable
-
-logger = logging.getLogger(__name__)
-
-Connect: TypeAlias = Callable[[str], Client]
-"""Makes a client of the server at a URL, not connected yet. Its own deadline for replies should not be the
-shorter one: `SessionDeadlines` has them."""
-
-CLOSE_S = 5.0
-"""How long a session that ends may hold its place. What is still open then is broken off."""
+from rl_bridge.errors import SessionUnavailable
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -39,7 +19,7 @@ class LeaseCounts:
         free: Sessions that an episode could have.
         lent: Sessions that an episode has, or waits for a server to open.
         closing: Sessions that nobody may have yet.
-        idle: Open sessions that nobody uses; each stands for a free one.
+        idle: Open sessions that nobody uses.
         opened: Sessions opened, since the beginning.
         discarded: Sessions given up after a failure, since the beginning.
         failed: Attempts to open one that failed, since the beginning.
@@ -62,7 +42,7 @@ class SessionLeases:
     reached is left alone for a while that grows; while there is none to be had at all, who asks for a session waits
     for one within the deadline.
 
-    Not bound to a thread, but to the event loop that it is used on.
+    Bound to the event loop that it is used on.
 
     Args:
         connect: Makes a client.
@@ -81,18 +61,12 @@ class SessionLeases:
     ) -> None:
         if sessions < 1:
             raise ValueError(f"expected at least one session, got {sessions}")
-        self._connect = connect
         self._sessions = sessions
         self._deadlines = deadlines or SessionDeadlines()
+        self._pool = SessionPool(connect, limit=sessions, deadlines=self._deadlines)
         self._places = asyncio.BoundedSemaphore(sessions)
-        self._addresses: dict[str, Address] = {}
         self._leased: set[LeasedSession] = set()
-        self._ends: set[asyncio.Task[None]] = set()
-        self._free, self._closing = sessions, 0
-        self._opened = self._discarded = self._failed = 0
-        self._changed = asyncio.Event()
-        self._closed = False
-        self._told_of_refusal = False
+        self._free, self._closing, self._discarded = sessions, 0, 0
         self.replace(urls)
 
     @property
@@ -102,16 +76,16 @@ class SessionLeases:
             free=self._free,
             lent=self._sessions - self._free - self._closing,
             closing=self._closing,
-            idle=sum(len(address.idle) for address in self._addresses.values()),
-            opened=self._opened,
+            idle=self._pool.idle,
+            opened=self._pool.opened,
             discarded=self._discarded,
-            failed=self._failed,
+            failed=self._pool.failed,
         )
 
     @property
     def urls(self) -> tuple[str, ...]:
         """The servers that sessions are opened on."""
-        return tuple(self._addresses)
+        return self._pool.urls
 
     def replace(self, urls: Sequence[str]) -> None:
         """Take another list of servers. Sessions in use on others are finished, and not kept after that.
@@ -121,13 +95,7 @@ class SessionLeases:
         Args:
             urls: The servers that serve now, also those known before; what failed there is forgotten.
         """
-        for url in [url for url in self._addresses if url not in urls]:
-            address = self._addresses.pop(url)
-            address.gone = True
-            self._close_idle(address)
-        for url in urls:
-            self._addresses.setdefault(url, Address(url)).renewed()
-        self._wake()
+        self._pool.replace(urls)
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[LeasedSession]:
@@ -144,9 +112,9 @@ class SessionLeases:
         await self._take_place()
         try:
             session = LeasedSession(
-                *await self._obtain(),
+                *await self._pool.obtain(),
                 deadlines=self._deadlines,
-                learn=self._learn,
+                learn=self._pool.learn,
                 exchange=self._exchange,
             )
         except BaseException:
@@ -163,11 +131,7 @@ class SessionLeases:
 
     async def close(self) -> None:
         """Close every session. Those in use break; who waits for one is told."""
-        self._closed = True
-        for address in self._addresses.values():
-            self._close_idle(address)
-        self._wake()
-        await asyncio.gather(*(_shut(session.client) for session in self._leased), *self._ends)
+        await asyncio.gather(self._pool.close(), *(shut(session.client) for session in self._leased))
 
     async def _take_place(self) -> None:
         try:
@@ -186,148 +150,22 @@ class SessionLeases:
         self._free += 1
         self._places.release()
 
-    async def _obtain(self) -> tuple[Address, Client]:
-        """Return a session that counts as held, an idle one or a fresh one."""
-        last: ClientError | None = None
-        try:
-            async with asyncio.timeout(self._deadlines.connect_s) as timeout:
-                while True:
-                    if self._closed:
-                        raise RolloutError("expected open sessions, got leases that were closed")
-                    address = self._choose()
-                    if address is None:
-                        await self._pause()
-                    elif address.idle:
-                        address.held += 1
-                        return address, address.idle.pop()
-                    else:
-                        try:
-                            return address, await self._open(address)
-                        except (CapacityReached, ConnectionFailed, ConnectionLost) as error:
-                            if isinstance(error, AuthenticationFailed | AccessRefused):
-                                raise
-                            last = error
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            servers = ", ".join(self._addresses) or "no server"
-            raise SessionUnavailable(
-                f"expected a session on {servers} within {self._deadlines.connect_s:g} s, got none: "
-                f"{last or 'none of them serves'}; see whether the environment's servers run, or raise "
-                "env.connect_timeout_s"
-            ) from last
-
-    def _choose(self) -> Address | None:
-        now = asyncio.get_running_loop().time()
-        usable = [address for address in self._addresses.values() if address.usable(now)]
-        return min(usable, key=lambda address: address.held, default=None)
-
-    async def _pause(self) -> None:
-        """Wait until something has changed, or a server may be asked again."""
-        now = asyncio.get_running_loop().time()
-        times = [at for address in self._addresses.values() if (at := address.usable_at()) is not None]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(min(times) - now, 0.0) if times else None):
-                await self._changed.wait()
-
-    async def _open(self, address: Address) -> Client:
-        client = self._connect(address.url)
-        address.held += 1
-        address.opening += 1
-        self._make_room()
-        try:
-            await client.connect()
-        except BaseException as error:
-            self._failed += 1
-            self._learn(address, error)
-            self._end(address, client)
-            raise
-        finally:
-            address.opening -= 1
-            self._wake()
-        address.opened()
-        self._opened += 1
-        return client
-
-    def _learn(self, address: Address, error: BaseException) -> None:
-        """Draw from a failure what it says of the server."""
-        now = asyncio.get_running_loop().time()
-        if isinstance(error, CapacityReached):
-            address.refused(now, error.retry_after_s)
-            self._tell_of_refusal(address, error)
-        elif isinstance(error, ConnectionFailed | ConnectionLost):
-            address.failed(now)
-            self._close_idle(
-                address
-            )  # they have most likely broken too, and would each cost an episode an attempt
-
-    def _tell_of_refusal(self, address: Address, refusal: CapacityReached) -> None:
-        if not self._told_of_refusal:
-            self._told_of_refusal = True
-            logger.warning(
-                "%s admits fewer than the %d sessions of env.sessions, the others play: %s",
-                address.url,
-                self._sessions,
-                refusal,
-            )
-
-    def _make_room(self) -> None:
-        """Close an idle session elsewhere where a new one makes one too many."""
-        known = self._addresses.values()
-        if sum(len(address.idle) for address in known) > self._free:
-            fullest = max(known, key=lambda address: len(address.idle))
-            fullest.held += 1
-            self._end(fullest, fullest.idle.pop(0))
-
     async def _exchange(self, session: LeasedSession) -> None:
         """Put another session into the place of one that was refused after it was opened."""
-        address, client = session.address, session.client
-        session.address, session.client = await self._obtain()
+        refused = session.address, session.client
+        session.address, session.client = await self._pool.obtain()
         self._discarded += 1
-        self._end(address, client)
+        self._pool.end(*refused)
 
     def _return(self, session: LeasedSession, *, sound: bool) -> None:
-        address = session.address
-        if sound and not address.gone and not self._closed:
-            address.held -= 1
-            address.idle.append(session.client)
+        if sound:
+            self._pool.keep(session.address, session.client)
             self._give_place_back()
-            self._wake()
             return
-        if not sound:
-            self._discarded += 1
+        self._discarded += 1
         self._closing += 1
-        self._end(address, session.client).add_done_callback(self._place_closed)
+        self._pool.end(session.address, session.client).add_done_callback(self._place_closed)
 
     def _place_closed(self, _: "asyncio.Task[None]") -> None:
         self._closing -= 1
         self._give_place_back()
-
-    def _close_idle(self, address: Address) -> None:
-        while address.idle:
-            address.held += 1
-            self._end(address, address.idle.pop())
-
-    def _end(self, address: Address, client: Client) -> "asyncio.Task[None]":
-        """Close a session that counts as held, without waiting for it."""
-
-        def ended(task: "asyncio.Task[None]") -> None:
-            self._ends.discard(task)
-            address.held -= 1
-            self._wake()
-
-        task = asyncio.create_task(_shut(client))
-        self._ends.add(task)
-        task.add_done_callback(ended)
-        return task
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-async def _shut(client: Client) -> None:
-    """Close a session, in order where that is possible in time. Nobody is interested in why it is not."""
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(CLOSE_S):
-            await client.close()

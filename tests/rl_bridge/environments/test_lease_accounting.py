@@ -1,0 +1,198 @@
+"""Every session that is taken is given back, whatever happens to it: servers are simulated that do all of it wrong."""
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from openenv_core.errors import CapacityReached, ConnectionFailed, ConnectionLost, ExecutionFailed
+from rl_bridge.environments import address, pool
+from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.errors import SessionUnavailable
+
+SESSIONS = 6
+EPISODES = 400
+URLS = [f"http://server{number}" for number in range(4)]
+
+
+class World:
+    """Servers that come and go. Each has room for a few sessions, and says so early or late."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.up = dict.fromkeys(URLS, 0)
+        """The life that each server is in; negative: it is dead."""
+        self.room = dict(zip(URLS, (100, 3, 2, 1), strict=True))
+        self.open: Counter[str] = Counter()
+        self.made: list[Client] = []
+        self.calm = False
+        """Whether requests are answered from now on."""
+
+    def client(self, url: str) -> Any:
+        self.made.append(Client(self, url))
+        return self.made[-1]
+
+    def toggle(self) -> None:
+        url = self.random.choice(URLS)
+        self.up[url] = -self.up[url] - 1 if self.up[url] >= 0 else -self.up[url]
+
+
+class Client:
+    def __init__(self, world: World, url: str) -> None:
+        self.world, self.url = world, url
+        self.life: int | None = None
+        self.entered = False
+        self.closed = 0
+
+    @property
+    def late(self) -> bool:
+        """Whether its server says only after it has let one in that it has no room."""
+        return self.url in URLS[::2]
+
+    async def connect(self) -> None:
+        await self._linger()
+        if self.world.up[self.url] < 0:
+            raise ConnectionFailed("nobody there")
+        if not self.late:
+            self._enter()
+        self.life = self.world.up[self.url]
+
+    def _enter(self) -> None:
+        if self.world.open[self.url] >= self.world.room[self.url]:
+            raise CapacityReached("full", data={"retry_after_s": 0.001})
+        self.world.open[self.url] += 1
+        self.entered = True
+
+    async def reset(self, **options: Any) -> str:
+        await self._linger()
+        self._require_life()
+        if not self.entered:
+            self._enter()
+        return "reset"
+
+    async def step(self, action: Any) -> str:
+        await self._linger()
+        self._require_life()
+        if not self.world.calm and self.world.random.random() < 0.02:
+            raise ExecutionFailed("the environment raised")
+        return "step"
+
+    async def close(self) -> None:
+        self.closed += 1
+        if self.entered:
+            self.entered = False
+            self.world.open[self.url] -= 1
+        await self._linger()
+        if self.world.random.random() < 0.1:
+            raise ConnectionLost("while it was closed")
+
+    def _require_life(self) -> None:
+        if self.life != self.world.up[self.url]:
+            raise ConnectionLost("it died")
+
+    async def _linger(self) -> None:
+        kind = self.world.random.random()
+        if kind < 0.01 and not self.world.calm:
+            await asyncio.sleep(3600)
+        for _ in range(int(kind * 4)):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_slots_in_equal_slots_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((address, "BACKOFF_S"), (address, "FULL_S"), (address, "MAX_BACKOFF_S")):
+        monkeypatch.setattr(module, name, 0.002)
+    monkeypatch.setattr(pool, "CLOSE_S", 0.01)
+    world = World(seed)
+    deadlines = SessionDeadlines(free_s=20, connect_s=0.1, reset_s=0.01, step_s=0.01)
+    held = SessionLeases(world.client, sessions=SESSIONS, deadlines=deadlines, urls=URLS[:2])
+    ends: Counter[str] = Counter()
+    inside = 0
+
+    async def episode() -> None:
+        nonlocal inside
+        async with held.lease() as session:
+            inside += 1
+            try:
+                assert inside <= SESSIONS
+                await session.reset(seed=1)
+                for _ in range(world.random.randrange(4)):
+                    await session.step("act")
+                if world.random.random() < 0.05:
+                    raise ZeroDivisionError("a task that is wrong")
+            finally:
+                inside -= 1
+
+    async def counted() -> None:
+        try:
+            await episode()
+        except (Exception, asyncio.CancelledError) as error:
+            ends[type(error).__name__] += 1
+        else:
+            ends["played"] += 1
+
+    async def disturb() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            world.toggle()
+            held.replace(world.random.sample(URLS, world.random.randrange(5)))
+            if tasks:
+                world.random.choice(tasks).cancel()
+            counts = held.counts
+            assert counts.free + counts.lent + counts.closing == SESSIONS
+            assert min(counts.free, counts.lent, counts.closing) >= 0
+            assert counts.idle <= counts.free
+
+    tasks: list[asyncio.Task[None]] = []
+    disturbance = asyncio.create_task(disturb())
+    async with asyncio.timeout(60):
+        for _ in range(EPISODES):
+            tasks.append(asyncio.create_task(counted()))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+    disturbance.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await disturbance
+
+    # What is wrong with the world is over: as many episodes as ever are played at once.
+    world.calm = True
+    for url in URLS:
+        world.up[url] = 10_000
+    held.replace([])
+    held.replace(URLS[:1])
+    together = asyncio.Barrier(SESSIONS)
+
+    async def meet() -> None:
+        async with held.lease() as session:
+            await session.reset()
+            await together.wait()
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(meet() for _ in range(SESSIONS)))
+        await held.close()
+    counts = held.counts
+    assert (counts.free, counts.lent, counts.closing, counts.idle) == (SESSIONS, 0, 0, 0)
+    # Every client that was ever made was closed, and no server holds a session.
+    assert [client for client in world.made if not client.closed] == []
+    assert world.open.total() == 0
+    assert ends["played"] > 50
+    assert {"ConnectionLost", "RequestTimeout", "ZeroDivisionError", "CancelledError"} <= set(ends)
+
+
+async def test_who_waits_longer_than_allowed_is_told_and_takes_no_slot_along() -> None:
+    world = World(0)
+    world.random.random = lambda: 0.5  # type: ignore[method-assign]
+    deadlines = SessionDeadlines(free_s=0.02, connect_s=0.05)
+    held = SessionLeases(world.client, sessions=1, deadlines=deadlines)
+    with pytest.raises(SessionUnavailable, match=r"a session on no server within 0\.\d+ s"):
+        await held.lease().__aenter__()
+    assert held.counts.free == 1
+    held.replace(URLS[:1])
+    async with held.lease():
+        with pytest.raises(SessionUnavailable, match=r"one of 1 sessions to be free within 0\.02 s"):
+            await held.lease().__aenter__()
+    assert held.counts.free == 1
+    await held.close()
