@@ -12,7 +12,8 @@ BridgeError
 │   │   └── SessionUnavailable  no server had a session within the deadline
 │   └── EpisodeUnscored       an environment said that it cannot say how well an episode was played
 ├── TrainingError             the optimisation went wrong
-│   └── NonFiniteLoss         the loss or the gradient is NaN or infinite
+│   ├── NonFiniteLoss         the loss or the gradient is NaN or infinite
+│   └── CheckpointError       a checkpoint could not be written; older ones are whole
 ├── RewardFailed              a reward function raised, or returned what is no reward
 ├── StatusError               a run does not say how it stands: it is over, or somebody else answers
 └── RoleFailed                a process of the run died, and it cannot be had again
@@ -105,6 +106,10 @@ class NoReplica(RoleFailed):
 
 class RemoteError(RoleFailed):
     """An actor raised something that is no `BridgeError`; the message has its type and its traceback."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be written. Those before it are as they were."""
 
 
 class RewardFailed(BridgeError):

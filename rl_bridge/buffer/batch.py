@@ -2,7 +2,8 @@
 
 A row's loss tokens depend only on the tokens before the last of them: its context. Rows with one context
 (siblings that saw the same state, say) share it, so the forward pass sees each context once. That changes
-no gradient: the loss is a sum over loss tokens either way.
+no gradient: the loss is a sum over loss tokens either way. Contexts of unequal length share rows, with attention
+kept apart; that changes no gradient either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_bridge.buffer.packing import NO_ROOM, pack
 from rl_bridge.types import TrainSample
 
 PAD = 0
@@ -24,6 +26,7 @@ class TrainBatch:
 
     Attributes:
         contexts: Token ids, right-padded, shape [U, L].
+        lengths: Tokens of each context, shape [U].
         context: Which context each loss token belongs to, shape [T].
         position: The place in the context whose logits predict the loss token, shape [T].
         target: The loss token, shape [T].
@@ -34,6 +37,7 @@ class TrainBatch:
     """
 
     contexts: NDArray[np.int32]
+    lengths: NDArray[np.int64]
     context: NDArray[np.int64]
     position: NDArray[np.int64]
     target: NDArray[np.int64]
@@ -74,11 +78,13 @@ class TrainBatch:
             trajectory.extend([sample.trajectory] * len(places))
         if not contexts:
             raise ValueError("expected at least one loss token in a batch, got none")
-        padded = np.full((len(contexts), max(map(len, contexts))), PAD, dtype=np.int32)
+        lengths = np.asarray([len(tokens) for tokens in contexts], dtype=np.int64)
+        padded = np.full((len(contexts), lengths.max()), PAD, dtype=np.int32)
         for tokens, number in contexts.items():
             padded[number, : len(tokens)] = tokens
         return cls(
             contexts=padded,
+            lengths=lengths,
             context=np.asarray(context, dtype=np.int64),
             position=np.asarray(position, dtype=np.int64),
             target=np.asarray(target, dtype=np.int64),
@@ -102,9 +108,11 @@ class TrainBatch:
             tokens: Indices of loss tokens.
         """
         used, context = np.unique(self.context[tokens], return_inverse=True)
+        lengths = self.lengths[used]
         reference = self.reference_logprobs
         return type(self)(
-            contexts=self.contexts[used],
+            contexts=self.contexts[used, : lengths.max()],
+            lengths=lengths,
             context=context.astype(np.int64),
             position=self.position[tokens],
             target=self.target[tokens],
@@ -123,7 +131,69 @@ class TrainBatch:
         return [self.take(np.flatnonzero(chosen)) for chosen in chunks]
 
     def micro_batches(self, rows: int) -> Iterator[tuple[Self, NDArray[np.int64]]]:
-        """Parts of at most `rows` contexts, each with the indices of its loss tokens in this batch."""
-        for first in range(0, len(self.contexts), rows):
-            chosen = np.flatnonzero((self.context >= first) & (self.context < first + rows))
+        """Parts that pack into at most `rows` rows, each with the indices of its loss tokens in this batch.
+
+        Long contexts come first, among their like: a row is as long as its part's longest context.
+        """
+        part = np.full(len(self.lengths), NO_ROOM, dtype=np.int64)
+        waiting = np.arange(len(self.lengths))
+        parts = 0
+        while len(waiting):
+            outside = pack(self.lengths[waiting], most_rows=rows).row == NO_ROOM
+            part[waiting[~outside]] = parts
+            waiting = waiting[outside]
+            parts += 1
+        of_token = part[self.context]
+        order = np.argsort(of_token, kind="stable")
+        for chosen in np.split(order, np.searchsorted(of_token[order], np.arange(1, parts))):
             yield self.take(chosen), chosen
+
+    def packed(self, *, multiple_of: int = 1) -> "PackedRows":
+        """The contexts laid out for one forward pass.
+
+        Args:
+            multiple_of: Rows are padded to a multiple of this length.
+        """
+        packing = pack(self.lengths)
+        length = -(-packing.length // multiple_of) * multiple_of
+        tokens = np.full((packing.rows, length), PAD, dtype=np.int64)
+        positions = np.zeros((packing.rows, length), dtype=np.int64)
+        document = np.full((packing.rows, length), NO_DOCUMENT, dtype=np.int64)
+        owner = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        place = (packing.row[owner], packing.offset[owner] + within)
+        tokens[place] = self.contexts[owner, within]
+        positions[place] = within
+        document[place] = owner
+        return PackedRows(
+            tokens=tokens,
+            positions=positions,
+            document=document,
+            row=packing.row[self.context],
+            column=packing.offset[self.context] + self.position,
+            one_a_row=packing.rows == len(self.lengths),
+        )
+
+
+NO_DOCUMENT = -1
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PackedRows:
+    """What goes through the model in one pass.
+
+    Attributes:
+        tokens: Shape [B, L].
+        positions: Of each token in its document, shape [B, L].
+        document: Which context each token belongs to, shape [B, L]; `NO_DOCUMENT` for padding.
+        row: Where the logits of each loss token are, shape [T].
+        column: Likewise, shape [T].
+        one_a_row: True where no row holds two documents, so that causal attention keeps them apart already.
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    document: NDArray[np.int64]
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    one_a_row: bool

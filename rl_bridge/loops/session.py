@@ -78,7 +78,7 @@ def _interrupted(config: Config, folder: Path) -> str:
 
 def newest_checkpoint(folder: Path) -> PolicyVersion:
     """The version of the newest checkpoint that was written to its end; 0 where there is none."""
-    whole = (folder / "checkpoint").glob("step-*/.metadata")
+    whole = (folder / "checkpoint").glob("step-*[0-9]/.metadata")
     return max((int(file.parent.name.removeprefix("step-")) for file in whole), default=0)
 
 

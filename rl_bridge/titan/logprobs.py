@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.buffer.batch import PackedRows, TrainBatch
 from rl_bridge.titan.model import TitanModel
 
 
@@ -21,8 +21,18 @@ def log_distributions(model: TitanModel, batch: TrainBatch, *, temperature: floa
     Returns:
         float32, shape [T, V].
     """
-    tokens = torch.from_numpy(batch.contexts).long().to(model.device)
-    logits = model.logits(tokens)
-    context = torch.from_numpy(batch.context).to(model.device)
-    position = torch.from_numpy(batch.position).to(model.device)
-    return torch.log_softmax(logits[context, position].float() / temperature, dim=-1)
+    return rows_log_distributions(
+        model, batch.packed(multiple_of=model.row_multiple), temperature=temperature
+    )
+
+
+def rows_log_distributions(model: TitanModel, rows: PackedRows, *, temperature: float) -> Tensor:
+    """The same for contexts that have been laid out in rows already."""
+    logits = model.logits(
+        torch.from_numpy(rows.tokens).to(model.device),
+        positions=torch.from_numpy(rows.positions).to(model.device),
+        document=None if rows.one_a_row else torch.from_numpy(rows.document).to(model.device),
+    )
+    row = torch.from_numpy(rows.row).to(model.device)
+    column = torch.from_numpy(rows.column).to(model.device)
+    return torch.log_softmax(logits[row, column].float() / temperature, dim=-1)

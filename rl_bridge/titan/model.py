@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
 
-from rl_bridge.errors import ModelError
+from rl_bridge.errors import ConfigError, ModelError
+from rl_bridge.titan.ranks import join_process_group
 
 # TorchTitan takes a machine without an accelerator for one with CUDA; its modules read this on import.
 if not torch.cuda.is_available():
@@ -27,10 +28,11 @@ from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, Tra
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.models.common import CosSinRoPE, Embedding, Linear
-from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3 import Qwen3Model, _build_qwen3_layers, _qwen3_norm, parallelize_qwen3
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+
+from rl_bridge.titan.attention import DocumentAttention, document_mask
 
 # Every parameter is read from the checkpoint, so none needs to be drawn first.
 _FROM_CHECKPOINT = {"weight": skip_param_init}
@@ -38,29 +40,25 @@ _FROM_CHECKPOINT = {"weight": skip_param_init}
 SUPPORTED = ("qwen3",)
 
 
-class CausalAttention(ScaledDotProductAttention):
-    """Scaled dot-product attention over right-padded rows, on any device.
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Parallelism:
+    """How one model is spread over the ranks of the process group.
 
-    TorchTitan offers language models flex and varlen attention; the former has no backward pass on a CPU,
-    the latter no kernel. Rows that are padded on the right need a causal mask alone, which this gives.
+    Attributes:
+        tensor: Ranks that share every matrix; the rest of the group is data parallel, with sharded weights (FSDP2).
+        pipeline: Ranks that share the layers; only 1 is supported.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(ScaledDotProductAttention.Config):
-        """Without options."""
+    tensor: int = 1
+    pipeline: int = 1
+
+
+ONE_RANK = Parallelism()
 
 
 def own_device() -> torch.device:
     """Where this process computes: its first GPU, or the CPU where there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def join_process_group(device: torch.device) -> None:
-    """Make this process a group of one, without a port, unless it belongs to a group already."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not in __all__
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 class TitanModel:
@@ -71,30 +69,46 @@ class TitanModel:
         dtype: What the forward pass computes in. Parameters are kept in float32.
         max_length: The longest row, in tokens.
         trainable: False keeps no gradients.
+        device: Where it computes.
+        spread: Over the process group, which has one rank where nobody made one before.
 
     Attributes:
         module: The TorchTitan module.
         adapter: Translates state dicts to the Hugging Face names and back.
         parallel_dims: TorchTitan's description of the ranks.
+        row_multiple: Rows have a length that is a multiple of this.
 
     Raises:
+        ConfigError: The ranks cannot be divided as asked.
         ModelError: The folder holds no checkpoint, or one of an architecture that is not supported.
     """
 
     def __init__(
-        self, path: str | Path, *, dtype: str, max_length: int, trainable: bool, device: torch.device
+        self,
+        path: str | Path,
+        *,
+        dtype: str,
+        max_length: int,
+        trainable: bool,
+        device: torch.device,
+        spread: Parallelism = ONE_RANK,
     ) -> None:
         self.device = device
         join_process_group(device)
-        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+        _check(spread, dist.get_world_size())
+        parallelism = ParallelismConfig(spmd_backend="partial_dtensor", tensor_parallel_degree=spread.tensor)
         training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
+        self.row_multiple = spread.tensor  # what lies between the matrices is split along the row
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
         model_config = _qwen3_config(Path(path))
-        model_config.update_from_config(
-            config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
-        )
+        try:
+            model_config.update_from_config(
+                config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
+            )
+        except ValueError as error:  # attention heads that cannot be divided
+            raise ConfigError(f"this model cannot be spread as asked: {error}") from error
         with torch.device("meta"), titan_utils.set_default_dtype(torch.float32):
             module = model_config.build()
         with tempfile.TemporaryDirectory() as scratch:  # it wants a folder for dumps that are never asked for
@@ -130,25 +144,80 @@ class TitanModel:
         context: AbstractContextManager[Any] = self._context()
         return context
 
-    def logits(self, tokens: Tensor) -> Tensor:
+    def logits(
+        self, tokens: Tensor, *, positions: Tensor | None = None, document: Tensor | None = None
+    ) -> Tensor:
         """Next-token logits.
 
         Args:
-            tokens: Right-padded rows, shape [B, L].
+            tokens: Rows, padded on the right, shape [B, L].
+            positions: Of each token in its document, shape [B, L]; None counts from the row's beginning.
+            document: Which document each token belongs to, shape [B, L]; None where a row is one document.
 
         Returns:
             Shape [B, L, V].
         """
-        logits: Tensor = self.module(tokens)
+        mask = None if document is None else document_mask(document)
+        logits: Tensor = self.module(tokens, positions=positions, attention_masks=mask)
         return logits.full_tensor() if hasattr(logits, "full_tensor") else logits
 
-    def hf_state_dict(self) -> dict[str, Tensor]:
-        """The weights under their Hugging Face names, whole and detached; they share the model's storage."""
+    @property
+    def data_rank(self) -> int:
+        """Which of the data-parallel ranks this one is."""
+        return int(self._data_mesh.get_local_rank())
+
+    @property
+    def data_ranks(self) -> int:
+        """How many ranks work on different parts of a batch."""
+        return int(self._data_mesh.size())
+
+    def sum_over_data(self, values: Tensor) -> Tensor:
+        """The sum of a tensor on the CPU over the data-parallel ranks."""
+        return self._over_data(values, dist.ReduceOp.SUM)
+
+    def max_over_data(self, values: Tensor) -> Tensor:
+        """The maximum, likewise."""
+        return self._over_data(values, dist.ReduceOp.MAX)
+
+    def _over_data(self, values: Tensor, operation: Any) -> Tensor:
+        if self.data_ranks > 1:
+            values = values.to(self.device)
+            dist.all_reduce(values, op=operation, group=self._data_mesh.get_group())
+        return values.cpu()
+
+    @property
+    def _data_mesh(self) -> Any:
+        return self.parallel_dims.get_mesh("fsdp")
+
+    def sharded_state_dict(self) -> dict[str, Tensor]:
+        """This rank's part of the weights, as DTensors under their Hugging Face names.
+
+        They share the model's storage: an update changes them.
+        """
         state = self.adapter.to_hf(self.module.state_dict())
+        return {name: value.detach() for name, value in state.items()}
+
+    def hf_state_dict(self) -> dict[str, Tensor]:
+        """The weights under their Hugging Face names, whole and detached. All ranks have to ask.
+
+        On one rank they share the model's storage.
+        """
         return {
-            name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
-            for name, value in state.items()
+            name: value.full_tensor() if hasattr(value, "full_tensor") else value
+            for name, value in self.sharded_state_dict().items()
         }
+
+
+def _check(spread: Parallelism, ranks: int) -> None:
+    if spread.pipeline != 1:
+        raise ConfigError(
+            f"expected no pipeline parallelism, got {spread.pipeline} stages; the model's layers stay together: "
+            "spread it by data parallelism (more ranks) and tensor parallelism"
+        )
+    if spread.tensor < 1 or ranks % spread.tensor:
+        raise ConfigError(
+            f"expected a tensor-parallel degree that divides the trainer's ranks, got {spread.tensor} and {ranks} ranks"
+        )
 
 
 def _qwen3_config(path: Path) -> Any:
@@ -175,7 +244,7 @@ def _qwen3_config(path: Path) -> Any:
         ),
     )
     for layer in layers:
-        layer.attention.inner_attention = CausalAttention.Config()
+        layer.attention.inner_attention = DocumentAttention.Config()
     return Qwen3Model.Config(
         vocab_size=vocabulary,
         dim=dim,

@@ -20,7 +20,7 @@ class TrainerActor(Actor):
     async def start(self, resume: bool) -> PolicyVersion:
         """Load the model, and the newest checkpoint where asked; returns the version."""
         self._trainer = Trainer(self._settings)
-        return self._trainer.resume() if resume else 0
+        return self._trainer.resume().version if resume else 0
 
     @endpoint
     async def step(self, batch: TrainBatch) -> dict[str, float]:
@@ -35,7 +35,9 @@ class TrainerActor(Actor):
     @endpoint
     async def save(self, last: bool) -> None:
         """Write a checkpoint if one is due."""
-        self._trainer.save(last=last)
+        interval = self._settings.trainer.checkpoint_interval
+        if interval and (last or self._trainer.version % interval == 0):
+            self._trainer.save()
 
     @endpoint
     async def export(self, folder: str) -> None:

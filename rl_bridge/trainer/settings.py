@@ -1,8 +1,11 @@
 """What the trainer is started with: plain values that travel to its process."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.types import PolicyVersion
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -12,11 +15,20 @@ class TrainerSettings:
     Attributes:
         model_path: The checkpoint to begin with.
         dtype: What the forward pass computes in.
-        folder: Where checkpoints go.
+        folder: Where checkpoints go; all ranks see it.
         max_length: The longest row, in tokens.
         max_loss_tokens: The most tokens a trajectory can have in the loss.
         temperature: Of the sampling.
         seed: Of everything random in the trainer.
+        gradient_accumulation_steps: Forward and backward passes behind one optimizer step, on every rank, at least;
+            there are more where `trainer.micro_batch_size` asks for smaller ones. The gradient is the same.
+        tensor_parallel: Ranks that share every matrix. The others are data parallel, with sharded weights.
+        pipeline_parallel: Only 1 is supported.
+        collective_timeout_s: How long a rank waits for the others.
+        deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
+            loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
+        resume: Go on from the newest checkpoint in the folder, where there is one. It is what a restarted trainer has
+            to do, so only a folder of other runs asks for False.
     """
 
     model_path: str
@@ -28,3 +40,24 @@ class TrainerSettings:
     seed: int
     trainer: TrainerConfig
     algorithm: AlgorithmConfig
+    gradient_accumulation_steps: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    collective_timeout_s: float = 600.0
+    deterministic: bool = False
+    resume: bool = True
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ResumeState:
+    """What the controller stored with the checkpoint that the trainer goes on from.
+
+    Attributes:
+        version: Of the weights; 0 where there was no checkpoint.
+        run_state: As it was given to `save_checkpoint`; empty without a checkpoint.
+        attachments: Likewise.
+    """
+
+    version: PolicyVersion = 0
+    run_state: Mapping[str, Any] = field(default_factory=dict)
+    attachments: Mapping[str, bytes] = field(default_factory=dict)

@@ -1,28 +1,34 @@
-"""One process of training: a TorchTitan model, its optimizer, schedule, clipping and checkpoints."""
+"""One rank of the training: a TorchTitan model, its optimizer, schedule, clipping and checkpoints."""
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
 from rl_bridge.algorithms.aggregation import token_weights
 from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
 from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.errors import ModelError, NonFiniteLoss
-from rl_bridge.titan.logprobs import log_distributions
-from rl_bridge.titan.model import TitanModel, own_device
-from rl_bridge.trainer.figures import FigureAccumulator
-from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.buffer.packing import pack
+from rl_bridge.errors import CheckpointError, NonFiniteLoss, TrainingError
+from rl_bridge.titan.logprobs import rows_log_distributions
+from rl_bridge.titan.model import Parallelism, TitanModel, own_device
+from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
+from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
+from rl_bridge.trainer.figures import FigureAccumulator, figures_of
+from rl_bridge.trainer.readers import Readers
+from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.types import PolicyVersion
 
 # After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
-from torchtitan.components.checkpoint import CheckpointManager  # isort: skip
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
 
@@ -30,26 +36,39 @@ from torchtitan.distributed import utils as titan_dist  # isort: skip
 class Trainer:
     """Turns batches into better weights.
 
+    Every rank has one, and each of its methods is called on all ranks with the same arguments.
+
     Args:
         settings: See `TrainerSettings`.
+        rank: Which of the ranks this process is.
 
     Attributes:
         version: Iterations trained so far; what a snapshot of the weights is called.
+
+    Raises:
+        ConfigError: The model cannot be spread over the ranks as asked.
+        ModelError: The model cannot be loaded.
+        RankLost: The other ranks did not come. Every method that needs them raises it.
     """
 
-    def __init__(self, settings: TrainerSettings) -> None:
+    def __init__(self, settings: TrainerSettings, rank: Rank = ALONE) -> None:
         self._settings = settings
         config = settings.trainer
         torch.set_num_threads(config.num_threads)
-        torch.manual_seed(settings.seed)
+        torch.use_deterministic_algorithms(settings.deterministic)
+        torch.manual_seed(settings.seed + rank.index)
         device = own_device()
-        self._model = TitanModel(
-            settings.model_path,
-            dtype=settings.dtype,
-            max_length=settings.max_length,
-            trainable=True,
-            device=device,
-        )
+        join_process_group(device, rank)
+        self._rank = rank
+        with siblings_needed("while the model was loaded"):
+            self._model = TitanModel(
+                settings.model_path,
+                dtype=settings.dtype,
+                max_length=settings.max_length,
+                trainable=True,
+                device=device,
+                spread=Parallelism(tensor=settings.tensor_parallel, pipeline=settings.pipeline_parallel),
+            )
         parts = [self._model.module]
         optimizer = default_adamw(
             lr=config.learning_rate, betas=tuple(config.betas), weight_decay=config.weight_decay
@@ -64,61 +83,66 @@ class Trainer:
         ).build(optimizers=self._optimizer, training_steps=updates)
         self.version: PolicyVersion = 0
         self._shuffle = np.random.default_rng(settings.seed)
-        self._checkpoints = CheckpointManager.Config(
-            enable=config.checkpoint_interval > 0,
-            interval=max(1, config.checkpoint_interval),
-            keep_latest_k=2,
-            last_save_model_only=False,
-            initial_load_model_only=False,
-        ).build(
-            dataloader=None,
-            model_parts=parts,
-            optimizers=self._optimizer,
-            lr_schedulers=self._scheduler,
-            states={"train_state": self},
-            sd_adapter=self._model.adapter,
-            base_folder=settings.folder,
-        )
+        self._checkpoints = Checkpoints(settings.folder)
+        self._readers = Readers()
 
-    def resume(self) -> PolicyVersion:
+    def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
 
+        It may have been written by another number of ranks.
+
         Returns:
-            The version that the weights have now; 0 where there was no checkpoint.
+            What was stored with it; version 0 where there was none.
 
         Raises:
             ModelError: The checkpoint is damaged, or of another model.
         """
-        try:
-            self._checkpoints.load()
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
-            raise ModelError(
-                f"cannot resume from the checkpoints in {self._settings.folder!r}: {error}; "
-                "remove the newest one to go on from the one before"
-            ) from error
-        return self.version
+        with siblings_needed("while the checkpoint was loaded"):
+            self._checkpoints.sweep()
+            version = self._checkpoints.newest()
+            if not version:
+                return ResumeState()
+            state = self._state()
+            if self._rank.index >= self._checkpoints.ranks(version):
+                del state[self._random_key]  # there was no such rank: its generator stays as it was seeded
+            self._checkpoints.load(version, state)
+        self._model.module.load_state_dict(state["model"])
+        self._take_random(state.get(self._random_key))
+        self._shuffle.bit_generator.state = state["shuffle"]
+        self.version = version
+        return self._checkpoints.run_state(version)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """Train one iteration on a batch.
 
         Args:
-            batch: The loss tokens, with reference log-probabilities where `kl_coef` is above 0.
+            batch: All loss tokens, the same on every rank, with reference log-probabilities where `kl_coef` is above
+                0. Each data-parallel rank works on its part of it.
 
         Returns:
-            The figures of the iteration, by the names that the log uses.
+            The figures of the iteration, by the names that the log uses, the same on every rank.
 
         Raises:
             NonFiniteLoss: The loss or the gradient is not finite. That update was not applied.
         """
+        with siblings_needed(f"in iteration {self.version}"):
+            return self._step(batch)
+
+    def _step(self, batch: TrainBatch) -> dict[str, float]:
         config = self._settings.trainer
         loss_settings = self._loss_settings()
         accumulator = FigureAccumulator()
         losses: list[float] = []
         norms: list[float] = []
+        waited = 0.0
         learning_rate = self._scheduler.schedulers[0].get_last_lr()[0]
         for part in batch.split_by_trajectory(config.updates_per_iteration, self._shuffle):
             losses.append(self._backward(part, loss_settings, accumulator, fresh=not losses))
-            norms.append(self._update(losses[-1]))
+            norms.append(self._clip(losses[-1]))
+            waited += self._readers.wait_until_none(self._settings.collective_timeout_s)
+            self._optimizer.step()
+            self._scheduler.step()
+            self._optimizer.zero_grad()
         for _ in range(len(losses), config.updates_per_iteration):
             self._scheduler.step()  # too few trajectories came for every update; the schedule goes by iterations
         self.version += 1
@@ -127,7 +151,12 @@ class Trainer:
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": learning_rate,
             "train/entropy_coef": loss_settings.entropy_coef,
-            **accumulator.result(),
+            "time/push_blocked_s": waited,
+            **figures_of(
+                self._model.sum_over_data(accumulator.sums),
+                self._model.max_over_data(accumulator.largest),
+                with_reference=batch.reference_logprobs is not None,
+            ),
         }
 
     def _loss_settings(self) -> LossSettings:
@@ -149,37 +178,65 @@ class Trainer:
     def _backward(
         self, batch: TrainBatch, loss_settings: LossSettings, accumulator: FigureAccumulator, *, fresh: bool
     ) -> float:
+        """The loss of one update over all ranks; each has the gradient of its own share of the weights."""
+        # Weights are those of the whole batch, so the parts of micro-batches and ranks simply add up.
         weights = token_weights(
             batch.trajectory,
             aggregation=self._settings.algorithm.aggregation,
             max_length=self._settings.max_loss_tokens,
         )
-        device = self._model.device
+        parts = list(batch.micro_batches(self._rows_a_pass(batch)))
+        first, ranks = self._model.data_rank, self._model.data_ranks
         total = 0.0
-        for micro, chosen in batch.micro_batches(self._settings.trainer.micro_batch_size):
-            reference = micro.reference_logprobs
+        for start in range(0, len(parts), ranks):
             with self._model.spmd():
-                loss, figures = policy_loss(
-                    LossInputs(
-                        log_distribution=log_distributions(
-                            self._model, micro, temperature=self._settings.temperature
-                        ),
-                        targets=torch.from_numpy(micro.target).to(device),
-                        old_logprobs=torch.from_numpy(micro.old_logprobs).to(device),
-                        advantages=torch.from_numpy(micro.advantages).to(device),
-                        weights=torch.from_numpy(weights[chosen]).to(device),
-                        reference_logprobs=None
-                        if reference is None
-                        else torch.from_numpy(reference).to(device),
-                    ),
-                    loss_settings,
-                )
-                loss.backward()  # type: ignore[no-untyped-call]
-            accumulator.add(figures, fresh=fresh)
-            total += float(loss.detach())
-        return total
+                if start + first < len(parts):
+                    micro, chosen = parts[start + first]
+                    total += self._pass(micro, weights[chosen], loss_settings, accumulator, fresh=fresh)
+                else:
+                    self._idle_pass()
+        return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))
 
-    def _update(self, loss: float) -> float:
+    def _rows_a_pass(self, batch: TrainBatch) -> int:
+        rows = pack(batch.lengths).rows
+        passes = self._settings.gradient_accumulation_steps * self._model.data_ranks
+        return min(self._settings.trainer.micro_batch_size, math.ceil(rows / passes))
+
+    def _pass(
+        self,
+        micro: TrainBatch,
+        weights: NDArray[np.float32],
+        loss_settings: LossSettings,
+        accumulator: FigureAccumulator,
+        *,
+        fresh: bool,
+    ) -> float:
+        device, reference = self._model.device, micro.reference_logprobs
+        rows = micro.packed(multiple_of=self._model.row_multiple)
+        loss, figures = policy_loss(
+            LossInputs(
+                log_distribution=rows_log_distributions(
+                    self._model, rows, temperature=self._settings.temperature
+                ),
+                targets=torch.from_numpy(micro.target).to(device),
+                old_logprobs=torch.from_numpy(micro.old_logprobs).to(device),
+                advantages=torch.from_numpy(micro.advantages).to(device),
+                weights=torch.from_numpy(weights).to(device),
+                reference_logprobs=None if reference is None else torch.from_numpy(reference).to(device),
+            ),
+            loss_settings,
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        accumulator.add(figures, fresh=fresh)
+        accumulator.add_rows(valid=int(micro.lengths.sum()), padded=rows.tokens.size)
+        return float(loss.detach())
+
+    def _idle_pass(self) -> None:
+        """Take part in the others' collectives without a share of the batch."""
+        tokens = torch.zeros((1, self._model.row_multiple), dtype=torch.int64, device=self._model.device)
+        (self._model.logits(tokens).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+
+    def _clip(self, loss: float) -> float:
         norm = titan_dist.clip_grad_norm_(
             list(self._model.module.parameters()), self._settings.trainer.max_grad_norm, foreach=True
         )
@@ -190,42 +247,80 @@ class Trainer:
                 f"expected a finite loss and gradient in iteration {self.version}, got loss {loss} and "
                 f"gradient norm {norm}; a lower trainer.learning_rate is the usual cure"
             )
-        self._optimizer.step()
-        self._scheduler.step()
-        self._optimizer.zero_grad()
         return norm
 
-    def save(self, *, last: bool) -> None:
-        """Write a checkpoint, if one is due at this version or this is the last."""
-        self._checkpoints.save(self.version, last_step=last)
+    @contextmanager
+    def weights(self, version: PolicyVersion) -> Iterator[dict[str, Tensor]]:
+        """This rank's part of the weights, as DTensors under their Hugging Face names, to be read from any thread.
+
+        Within the block they do not change: the next update waits for its end. Passes forward and backward do not.
+
+        Raises:
+            TrainingError: They are of another version.
+        """
+        if version != self.version:
+            raise TrainingError(
+                f"expected to be asked for the weights of version {self.version}, which the trainer has, got {version}"
+            )
+        with self._readers:
+            yield self._model.sharded_state_dict()
+
+    def save(
+        self, run_state: Mapping[str, Any] | None = None, attachments: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Write a checkpoint of this version.
+
+        Args:
+            run_state: What the controller wants back on resumption, in values that JSON has.
+            attachments: Larger parts of it, by the names of files.
+
+        Raises:
+            CheckpointError: It could not be written; older ones are whole.
+        """
+        with siblings_needed(f"for the checkpoint of version {self.version}"):
+            self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
 
     def hf_state_dict(self) -> dict[str, Tensor]:
-        """The weights under their Hugging Face names; they share the model's storage."""
+        """The weights under their Hugging Face names, whole, on every rank."""
         return self._model.hf_state_dict()
 
     def export(self, folder: str | Path) -> None:
-        """Write the weights as safetensors, apart from checkpoints, which keep the optimizer too."""
-        from safetensors.torch import save_file
+        """Write the weights as safetensors, apart from checkpoints, which keep the optimizer too.
 
-        state = {name: tensor.cpu().contiguous() for name, tensor in self.hf_state_dict().items()}
-        save_file(state, str(Path(folder) / "model.safetensors"), metadata={"format": "pt"})
+        Raises:
+            CheckpointError: They could not be written.
+        """
+        with siblings_needed("for the export"):
+            state = self.hf_state_dict()
+            failure = export_weights(state, Path(folder)) if self._rank.index == 0 else None
+            if (failure := agree(failure)) is not None:
+                raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
 
     def close(self) -> None:
-        """Wait for what is being written, and end TorchTitan's threads."""
-        self._checkpoints.close()
+        """Leave the process group, if there are others in it."""
+        if self._rank.count > 1:
+            dist.destroy_process_group()
 
-    # What a checkpoint holds beside model, optimizer and schedule (torch.distributed.checkpoint.stateful).
-
-    def state_dict(self) -> dict[str, Any]:
-        """The version, and the state of the generators of random numbers."""
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the training; read in place when one is loaded."""
         return {
-            "version": self.version,
-            "torch_rng": torch.get_rng_state(),
+            "model": self._model.module.state_dict(),
+            "optimizer": self._optimizer,
+            "scheduler": self._scheduler,
             "shuffle": self._shuffle.bit_generator.state,
+            self._random_key: self._random(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        self.version = int(state["version"])
-        torch.set_rng_state(state["torch_rng"])
-        self._shuffle.bit_generator.state = state["shuffle"]
+    @property
+    def _random_key(self) -> str:
+        return f"random-{self._rank.index}"
+
+    def _random(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._model.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        return states
+
+    def _take_random(self, states: Mapping[str, Tensor] | None) -> None:
+        for device, state in (states or {}).items():
+            (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(state)

@@ -223,5 +223,5 @@ def test_micro_batches_cover_every_loss_token_exactly_once(samples: list[TrainSa
     batch = with_reference(TrainBatch.from_samples(samples))
     pieces = list(batch.micro_batches(rows))
     assert sorted(index for _, chosen in pieces for index in chosen.tolist()) == list(range(len(batch)))
-    assert all(len(piece.contexts) <= rows for piece, _ in pieces)
+    assert all(len(piece.packed().tokens) <= rows for piece, _ in pieces)
     assert sorted(row for piece, _ in pieces for row in rows_of(piece)) == rows_of(batch)

@@ -1,0 +1,93 @@
+"""The ranks that train one model together: how they find each other, and how one's death ends the others' waits."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rl_bridge.errors import RankLost
+
+DEFAULT_TIMEOUT_S = 600.0
+# gloo and TCP stores raise plain RuntimeErrors.
+_MARKS = ("gloo", "Connection closed by peer", "Timed out waiting")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Rank:
+    """One rank among those that train together.
+
+    Attributes:
+        index: From 0.
+        count: How many there are.
+        meeting: The file by which they find each other, in a folder that all of them see. It is of one attempt alone:
+            a restarted trainer meets elsewhere. None for a rank that is alone.
+        timeout_s: How long a rank waits for the others, when they meet and in each collective.
+    """
+
+    index: int = 0
+    count: int = 1
+    meeting: Path | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+
+ALONE = Rank()
+
+
+def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
+    """Make this process one of a group, unless it belongs to a group already.
+
+    Nothing listens on a port that is known beforehand: ranks tell each other in the meeting's file where they are.
+
+    Raises:
+        RankLost: The others did not come in time.
+    """
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    with siblings_needed("when the ranks met"):
+        dist.init_process_group(
+            backend,
+            store=_store(rank),
+            rank=rank.index,
+            world_size=rank.count,
+            timeout=timedelta(seconds=rank.timeout_s),
+        )
+
+
+@contextlib.contextmanager
+def siblings_needed(what: str) -> Iterator[None]:
+    """Around collectives: what they raise when a sibling is gone or late becomes `RankLost`.
+
+    The group cannot be used afterwards: the rank has to end, and the whole trainer to be started anew.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or any(mark in str(error) for mark in _MARKS)):
+            raise
+        raise RankLost(
+            f"expected every rank of the trainer {what}, one is gone or was late: {error}; "
+            "the trainer goes on from its last checkpoint once all its ranks are started anew"
+        ) from error
+
+
+def agree(failure: str | None) -> str | None:
+    """The first failure that any rank met, on every rank; None where all is well."""
+    if dist.get_world_size() == 1:
+        return failure
+    met: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(met, failure)
+    return next((one for one in met if one is not None), None)
+
+
+def _store(rank: Rank) -> Any:
+    if rank.count == 1:
+        return dist.HashStore()  # type: ignore[attr-defined]  # documented, but not in __all__
+    if rank.meeting is None:
+        raise ValueError(f"expected a meeting's file for {rank.count} ranks, got none")
+    return dist.FileStore(str(rank.meeting), rank.count)  # type: ignore[attr-defined]
