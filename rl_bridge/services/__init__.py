@@ -1,1 +1,60 @@
-"""Processes of a run, on Monarch."""
+"""Services on Monarch: replicas of an actor, routed to, fanned out to, restarted."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_bridge.services.actor import BoundOptions, ServiceActor
+    from rl_bridge.services.fleet import Fleet, FleetEvent
+    from rl_bridge.services.handle import Roster, ServiceHandle, Session
+    from rl_bridge.services.hosts import Hosts
+    from rl_bridge.services.keeper import ReplicaState
+    from rl_bridge.services.local import LocalService
+    from rl_bridge.services.restarts import RestartPolicy
+    from rl_bridge.services.service import ReplicaStatus, Service
+    from rl_bridge.services.surface import Endpoint, Fanout, Routed
+
+# Each name's module is imported when the name is first asked for: the logic needs no Monarch.
+_HOMES = {
+    "BoundOptions": "actor",
+    "Endpoint": "surface",
+    "Fanout": "surface",
+    "Fleet": "fleet",
+    "FleetEvent": "fleet",
+    "Hosts": "hosts",
+    "LocalService": "local",
+    "ReplicaState": "keeper",
+    "ReplicaStatus": "service",
+    "RestartPolicy": "restarts",
+    "Roster": "handle",
+    "Routed": "surface",
+    "Service": "service",
+    "ServiceActor": "actor",
+    "ServiceHandle": "handle",
+    "Session": "handle",
+}
+
+__all__ = [
+    "BoundOptions",
+    "Endpoint",
+    "Fanout",
+    "Fleet",
+    "FleetEvent",
+    "Hosts",
+    "LocalService",
+    "ReplicaState",
+    "ReplicaStatus",
+    "RestartPolicy",
+    "Roster",
+    "Routed",
+    "Service",
+    "ServiceActor",
+    "ServiceHandle",
+    "Session",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,28 +3,61 @@
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
-from rl_bridge.errors import MissingStack
-from rl_bridge.services.options import BoundOptions, ServiceOptions
+from rl_bridge.errors import MissingStack, RoleFailed
+from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.place import Place
 from rl_bridge.services.restarts import RestartPolicy
+from rl_bridge.services.service import Service
 
 try:
     from monarch.actor import Actor, concurrent_endpoint
 except ModuleNotFoundError as missing:
     raise MissingStack("torchmonarch") from missing
 
-if TYPE_CHECKING:
-    from rl_bridge.services.service import Service
+
+class Launcher(Protocol):
+    """What starts services: the fleet."""
+
+    async def launch(
+        self, actor: "type[ServiceActor]", options: ServiceOptions, args: tuple[Any, ...]
+    ) -> Service:
+        """Start a service and return it when all of its replicas serve."""
+
+
+current_launcher: ContextVar[Launcher | None] = ContextVar("current_launcher", default=None)
+"""The fleet that is open here."""
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
-    """Where one rank of a replica runs."""
+class BoundOptions:
+    """An actor's class with the options of its service."""
 
-    host: str
-    pid: int
+    actor: "type[ServiceActor]"
+    options: ServiceOptions
+
+    async def as_service(self, *args: Any) -> Service:
+        """Start the replicas, each an actor made with `args`, and return when all of them serve.
+
+        Raises:
+            RoleFailed: No fleet is open, or a replica could not be started.
+            BridgeError: What `setup` raised.
+        """
+        launcher = current_launcher.get()
+        if launcher is None:
+            raise RoleFailed(
+                f"expected an open fleet to start {self.actor.__name__} in, there is none; "
+                "write `async with Fleet(logs):` around it"
+            )
+        return await launcher.launch(self.actor, self.options, args)
+
+    async def as_actor(self, *args: Any) -> Service:
+        """Start one replica that is never restarted: its loss ends the run. Raises as `as_service` does."""
+        alone = replace(self.options, num_replicas=1, restarts=RestartPolicy(budget=0))
+        return await BoundOptions(self.actor, alone).as_service(*args)
 
 
 class ServiceActor(Actor):
@@ -77,12 +110,12 @@ class ServiceActor(Actor):
         return BoundOptions(cls, options)
 
     @classmethod
-    async def as_service(cls, *args: Any) -> "Service":
+    async def as_service(cls, *args: Any) -> Service:
         """Start a service with the default options; see `BoundOptions.as_service`."""
         return await cls.options().as_service(*args)
 
     @classmethod
-    async def as_actor(cls, *args: Any) -> "Service":
+    async def as_actor(cls, *args: Any) -> Service:
         """Start one replica whose loss is final; see `BoundOptions.as_actor`."""
         return await cls.options().as_actor(*args)
 

@@ -1,85 +1,145 @@
-"""The processes of a run: one role each, spawned by Monarch, all gone when the run is."""
+"""The processes of a run: services of replicas, all gone when the run is."""
 
 import asyncio
-import os
-import secrets
+import re
 import shutil
 import tempfile
+import time
+from collections import deque
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from rl_bridge.errors import BridgeError, MissingStack, RoleFailed
-
-# Read by Monarch when it is first imported: how soon a dead process is noticed.
-os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
+from rl_bridge.errors import BridgeError, MissingStack, ReplicaLost, RoleFailed
+from rl_bridge.services.actor import ServiceActor, current_launcher
+from rl_bridge.services.hosts import Hosts
+from rl_bridge.services.incarnation import Incarnation
+from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.service import Service
+from rl_bridge.services.supervision import new_mark, supervise, watch_others
 
 try:
-    import monarch.actor
     from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-    from monarch.actor import default_bootstrap_cmd, this_host
+    from monarch.actor import ActorError
 except ModuleNotFoundError as missing:
     raise MissingStack("torchmonarch") from missing
 
 T = TypeVar("T")
 
-STOP_TIMEOUT_S = 20.0
 REPORT_TIMEOUT_S = 5.0
-LOG_TAIL_BYTES = 4096
+EVENTS_KEPT = 2000
 
-# A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
-# that roles are stopped in order; and what a role prints belongs in its log, not between progress lines.
-_SHELL = 'trap "" INT; exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1'
+
+@dataclass(slots=True, frozen=True)
+class FleetEvent:
+    """What happened to a replica.
+
+    Attributes:
+        at: Seconds since the epoch.
+        service: The service's name.
+        replica: Its id there.
+        what: starting, serving, suspect, lost, restarting, failed.
+        detail: Why, where there is a why.
+    """
+
+    at: float
+    service: str
+    replica: int
+    what: str
+    detail: str
 
 
 class Fleet:
-    """Spawns roles, notices their death, and stops them.
+    """Owns the services of a run: starts them, watches them, stops them.
+
+    Open it with `async with`; inside, `as_service` starts services in it.
 
     Args:
-        logs: Folder for one log file a role.
+        logs: Folder for one log file a process.
+        hosts: Where processes run; this machine otherwise.
+        heartbeat_s: Seconds between two looks at whether processes live: how soon a death is noticed.
+
+    Attributes:
+        events: What happened to replicas, the latest at the end.
     """
 
-    _ended: ClassVar[set[str]] = set()
-    """Marks of fleets that are over, as in the names of their processes and actors."""
-
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, hosts: Hosts | None = None, heartbeat_s: float = 1.0) -> None:
+        if heartbeat_s <= 0:
+            raise ValueError(f"expected heartbeat_s to be more than 0 s, got {heartbeat_s:g}")
+        self.events: deque[FleetEvent] = deque(maxlen=EVENTS_KEPT)
         self._logs = logs
-        self._mark = secrets.token_hex(8)
-        self._scratch: Path | None = None
-        self._procs: list[Any] = []
-        self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._loop = asyncio.get_running_loop()
-        self._stopping = False
+        self._hosts = hosts or Hosts.this_machine()
+        self._heartbeat_s = heartbeat_s
+        self._services: dict[str, Service] = {}
+        self._roles: list[Incarnation] = []
+        self._name = new_mark()
+        self._fault: asyncio.Future[BridgeError] = asyncio.get_running_loop().create_future()
+        self._outer: Any = None
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """The services by their names."""
+        return dict(self._services)
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
         # vLLM and others leave files where temporary ones go; theirs go together.
         self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
-        monarch.actor.unhandled_fault_hook = self._on_fault
+        supervise(self._heartbeat_s)
+        watch_others(self._name, self._on_unknown_report)
+        self._outer = current_launcher.get()
+        current_launcher.set(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping = True
-        self._ended.add(self._mark)
-        for procs in reversed(self._procs):
-            try:
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await procs.stop()
-            except Exception:  # a mesh that lost its process cannot be stopped, and need not be
-                continue
-        self._procs.clear()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-        # The hook stays: a dead role's report may still be on its way, and Monarch's own hook would turn it
-        # into a KeyboardInterrupt of whoever runs by then.
+        current_launcher.set(self._outer)
+        watch_others(self._name, None)
+        if not self._fault.done():
+            self._fault.cancel()
+        for service in reversed(self._services.values()):
+            await service.stop()
+        for role in reversed(self._roles):
+            await role.stop()
+        await self._hosts.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def launch(
+        self, actor: type[ServiceActor], options: ServiceOptions, args: tuple[Any, ...]
+    ) -> Service:
+        """Start a service and return it when all of its replicas serve; see `BoundOptions.as_service`."""
+        name = options.name or _snake(actor.__name__.removesuffix("Actor"))
+        if name in self._services:
+            raise ValueError(
+                f"expected a name that no other service has, got {name!r} again; set options(name=)"
+            )
+        service = Service(
+            name,
+            actor,
+            args,
+            options,
+            start=lambda replica: self._start(f"{name}-{replica}", options),
+            record=lambda replica, what, detail: self.events.append(
+                FleetEvent(time.time(), name, replica, what, detail)
+            ),
+            on_failure=self._fail,
+        )
+        self._services[name] = service
+        try:
+            await service.scale(options.num_replicas)
+        except BaseException:
+            del self._services[name]
+            await service.stop()
+            raise
+        return service
 
     def spawn(
         self, role: str, actor: type[Any], *args: Any, environment: dict[str, str] | None = None
     ) -> Any:
-        """Start one process for a role and put one actor into it.
+        """Start one process for a role and put one actor into it; its death ends the run.
 
         Args:
             role: Names the process and its log.
@@ -88,80 +148,70 @@ class Fleet:
             environment: Variables the process starts with, beside the controller's.
 
         Returns:
-            The actor's mesh; `await mesh.method.call_one(...)`.
+            The actor; `await actor.method.call_one(...)`.
         """
-        log = self._logs / f"{role}.log"
-        # One death makes several reports, also of meshes that Monarch adds; all of them name the process.
-        marked = f"{role}_{self._mark}"
-        procs = this_host().spawn_procs(
-            per_host={marked: 1},
-            bootstrap_command=_quiet_command().with_env(
-                {
-                    "ROPEWALK_ROLE_LOG": str(log.absolute()),
-                    "TMPDIR": str(self._scratch),
-                    **(environment or {}),
-                }
-            ),
-        )
-        self._procs.append(procs)
-        return procs.spawn(marked, actor, *args)
+        process = self._start(role, ServiceOptions(environment=environment or {}))
+
+        def report(lost: "asyncio.Future[str]") -> None:
+            self._fail(RoleFailed(f"a process of the run died: {lost.result()}\n{process.tail()}"))
+
+        process.lost.add_done_callback(report)
+        self._roles.append(process)
+        return process.spawn(actor, args)[0]
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends or a role dies, whichever is first.
+        """Run `work` until it ends or the run has lost what it cannot do without, whichever is first.
 
         Raises:
-            RoleFailed: A process of the fleet died; `work` was cancelled.
+            RoleFailed: A service is beyond its restart budget; `work` was cancelled.
         """
         task = asyncio.ensure_future(work)
         try:
             waited: set[asyncio.Future[Any]] = {task, self._fault}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not self._fault.done() and isinstance(task.exception(), SupervisionError):
+            if task.done() and not self._fault.done() and _shows_a_loss(task):
                 # The call that was under way has failed already; the report of why is on its way.
                 await asyncio.wait({self._fault}, timeout=REPORT_TIMEOUT_S)
-            if not task.done() or isinstance(task.exception(), SupervisionError):
-                raise self._failed(task)
+            if self._fault.done() and (not task.done() or _shows_a_loss(task)):
+                raise self._fault.result()
             return _result(task)
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def _failed(self, task: "asyncio.Task[Any]") -> RoleFailed:
-        tails = "\n".join(self._tail(log) for log in sorted(self._logs.glob("*.log")))
-        report = self._fault.result() if self._fault.done() else task.exception()
-        return RoleFailed(f"a process of the run died: {report}\n{tails}")
+    def _start(self, name: str, options: ServiceOptions) -> Incarnation:
+        place = self._hosts.place(name, options)
+        environment = {"TMPDIR": str(self._scratch)} if self._hosts.local else {}
+        return Incarnation(
+            name,
+            place.mesh,
+            options,
+            {**environment, **place.environment},
+            self._logs,
+            local=self._hosts.local,
+        )
 
-    def _tail(self, log: Path) -> str:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        return f"--- {log} ---\n" + "\n".join(lines[-5:])
+    def _on_unknown_report(self, report: str) -> None:
+        self._fail(RoleFailed(f"a process of the run died: {report}"))
 
-    def _on_fault(self, failure: Any) -> None:
-        """Called by Monarch, on a thread of its own, when nobody else handled a failure."""
-        report = str(failure)
-        # A report can come late, while the next fleet of this process is at work: it is not that one's.
-        # Only what names an ended fleet is dropped, so a report in an unforeseen form still counts.
-        if not self._stopping and not any(mark in report for mark in self._ended):
-            self._loop.call_soon_threadsafe(self._record, report)
-
-    def _record(self, failure: str) -> None:
+    def _fail(self, failure: BridgeError) -> None:
         if not self._fault.done():
             self._fault.set_result(failure)
+
+
+def _shows_a_loss(task: "asyncio.Task[Any]") -> bool:
+    return not task.cancelled() and isinstance(task.exception(), SupervisionError | ReplicaLost)
 
 
 def _result(task: "asyncio.Task[T]") -> T:
     try:
         return task.result()
-    except monarch.actor.ActorError as error:
+    except ActorError as error:
         if isinstance(error.exception, BridgeError):  # ours: the caller knows what to do with it
             raise error.exception from error
         raise
 
 
-def _quiet_command() -> Any:
-    command = default_bootstrap_cmd()
-    command.args = ["-c", _SHELL, command.program, *command.args]
-    command.program = "/bin/sh"
-    return command
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

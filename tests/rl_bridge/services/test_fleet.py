@@ -192,16 +192,17 @@ async def test_a_late_report_is_not_charged_to_the_next_fleet(
     import monarch.actor
     from fleet_roles import Worker
 
+    from rl_bridge.services import supervision
     from rl_bridge.services.fleet import Fleet
 
     reports: list[object] = []
-    original = Fleet._on_fault
+    original = supervision._on_fault
 
-    def recorded(fleet: Fleet, failure: object) -> None:
+    def recorded(failure: object) -> None:
         reports.append(failure)
-        original(fleet, failure)
+        original(failure)
 
-    monkeypatch.setattr(Fleet, "_on_fault", recorded)
+    monkeypatch.setattr(supervision, "_on_fault", recorded)
     async with Fleet(tmp_path / "first") as first:
         worker = first.spawn("worker", Worker, 7)
         pid, _ = await first.guard(worker.describe.call_one())

@@ -1,0 +1,199 @@
+"""Sends calls to replicas: waits for one, picks one, tells a lost one from an error, sends again."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from rl_bridge.errors import NoReplica, ReplicaLost
+from rl_bridge.services.router import Router
+
+
+class TargetGone(ConnectionError):  # noqa: N818 - named as the rest of the bridge names its errors
+    """The process behind a target is gone; raised by targets, and by nothing that runs in them."""
+
+
+class Target(Protocol):
+    """One start of one replica, as something to call."""
+
+    @property
+    def replica(self) -> int:
+        """The replica's id; it stays over restarts."""
+
+    @property
+    def incarnation(self) -> int:
+        """Counts the replica's starts."""
+
+    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call an endpoint on all ranks; the first rank's value.
+
+        Raises:
+            TargetGone: A process of it is gone.
+            Exception: What the endpoint raised.
+        """
+
+
+def same(one: Target, other: Target) -> bool:
+    """Whether both are the same start of the same replica."""
+    return (one.replica, one.incarnation) == (other.replica, other.incarnation)
+
+
+class Balancer:
+    """Spreads calls over targets that come and go.
+
+    Args:
+        service: Named in errors.
+        repeatable: Endpoints that are sent again, to another target, where one is lost.
+        wait_s: Seconds that a call waits while there is no target.
+        on_gone: Told of a target whose process is gone, and how that showed.
+        on_suspect: Told of a target whose calls keep failing.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        repeatable: frozenset[str],
+        wait_s: float,
+        *,
+        on_gone: Callable[[Target, str], None] = lambda _target, _reason: None,
+        on_suspect: Callable[[Target], None] = lambda _target: None,
+    ) -> None:
+        self._service = service
+        self._repeatable = repeatable
+        self._wait_s = wait_s
+        self._on_gone = on_gone
+        self._on_suspect = on_suspect
+        self._targets: dict[int, Target] = {}
+        self._router = Router()
+        self._calls: Counter[tuple[int, int]] = Counter()
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What calls can go to now."""
+        return tuple(self._targets.values())
+
+    def in_flight(self, replica: int) -> int:
+        """Calls that a replica has begun and not ended."""
+        return sum(calls for (known, _), calls in self._calls.items() if known == replica)
+
+    def is_suspended(self, replica: int) -> bool:
+        """Whether calls are kept away from a replica because they keep failing."""
+        return self._router.is_suspended(replica, time.monotonic())
+
+    def add(self, target: Target) -> None:
+        """Let calls go to a target; it takes the place of an older one of the same replica."""
+        self._targets[target.replica] = target
+        self._router.add(target.replica)
+        self._wake()
+
+    def remove(self, target: Target) -> None:
+        """Send no more calls to a target; those under way go on."""
+        if self.holds(target):
+            del self._targets[target.replica]
+            self._router.remove(target.replica)
+            self._wake()
+
+    def replace(self, targets: Iterable[Target]) -> None:
+        """Let calls go to these targets alone; those that stay keep their loads."""
+        wanted = list(targets)
+        for old in self.targets:
+            if not any(same(old, new) for new in wanted):
+                self.remove(old)
+        for new in wanted:
+            if not self.holds(new):
+                self.add(new)
+
+    def holds(self, target: Target) -> bool:
+        """Whether calls go to this very target."""
+        known = self._targets.get(target.replica)
+        return known is not None and same(known, target)
+
+    def fail(self, failure: Exception) -> None:
+        """From now on every call that needs a target raises `failure`."""
+        self._failure = failure
+        self._wake()
+
+    async def any_target(self) -> Target:
+        """Wait for a target and pick the least loaded.
+
+        Raises:
+            NoReplica: None came within the deadline.
+            Exception: What `fail` was told.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while True:
+                    if self._failure is not None:
+                        raise self._failure
+                    replica = self._router.pick(time.monotonic())
+                    if replica is not None:
+                        return self._targets[replica]
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise NoReplica(
+                f"expected a replica of {self._service} to serve within {self._wait_s:g} s, none did; "
+                "see its log for why it does not start, or give it longer (start_timeout_s)"
+            ) from error
+
+    async def route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call an endpoint of one replica.
+
+        Raises:
+            ReplicaLost: The replica's process died, and the endpoint is not one that may be carried out twice.
+            NoReplica: None served within the deadline.
+            Exception: What the endpoint raised.
+        """
+        while True:
+            target = await self.any_target()
+            try:
+                return await self.call(target, name, args, kwargs)
+            except ReplicaLost:
+                if name not in self._repeatable or self.holds(target):
+                    raise
+
+    async def call(self, target: Target, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call an endpoint of this target; counted among what it has in flight. Raises as `route` does."""
+        failed: bool | None = None
+        key = (target.replica, target.incarnation)
+        self._calls[key] += 1
+        if self.holds(target):
+            self._router.begin(target.replica)
+        try:
+            value = await target.call(name, args, kwargs)
+            failed = False
+            return value
+        except TargetGone as gone:
+            self._on_gone(target, str(gone))
+            self.remove(target)
+            raise ReplicaLost(
+                f"replica {target.replica} of {self._service} was lost during {name}: {gone}"
+            ) from gone
+        except Exception:
+            failed = True
+            raise
+        finally:
+            self._calls[key] -= 1
+            if not self._calls[key]:
+                del self._calls[key]
+                self._wake()
+            # Not of a start that has come in its place: that one has a load of its own.
+            if self.holds(target) and self._router.end(target.replica, failed=failed, now=time.monotonic()):
+                self._on_suspect(target)
+
+    async def drained(self, target: Target, timeout_s: float) -> bool:
+        """Wait until a target that takes no more calls has ended those it has begun; whether it did."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._calls[target.replica, target.incarnation]:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _wake(self) -> None:
+        self._changed.set()

@@ -1,0 +1,109 @@
+"""A service as other processes see it: who serves, and how to call them without the controller."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rl_bridge.errors import ReplicaLost
+from rl_bridge.services.balancer import Balancer, Target
+from rl_bridge.services.surface import Routed
+
+
+@dataclass(slots=True, frozen=True)
+class Roster:
+    """The replicas that serve at one moment; travels between processes.
+
+    Attributes:
+        service: The service's name.
+        epoch: Grows with every change; the higher one is the newer.
+        endpoints: What can be called.
+        repeatable: Endpoints that are sent again where a replica is lost.
+        wait_s: Seconds that a call waits while nobody serves.
+        targets: Who serves.
+    """
+
+    service: str
+    epoch: int
+    endpoints: frozenset[str]
+    repeatable: frozenset[str]
+    wait_s: float
+    targets: tuple[Target, ...]
+
+
+class Session(Routed):
+    """Calls that go to the same replica until it is lost, then to another.
+
+    Attributes:
+        moved: How often the replica has changed since the session began: what it knew of us is gone.
+    """
+
+    def __init__(self, balancer: Balancer, endpoints: frozenset[str], repeatable: frozenset[str]) -> None:
+        self._balancer = balancer
+        self._endpoints = endpoints
+        self._repeatable = repeatable
+        self._target: Target | None = None
+        self.moved = 0
+
+    @property
+    def endpoints(self) -> frozenset[str]:
+        """The names that can be called."""
+        return self._endpoints
+
+    @property
+    def replica(self) -> int | None:
+        """The replica that calls go to; None before the first."""
+        return None if self._target is None else self._target.replica
+
+    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        while True:
+            if self._target is None or not self._balancer.holds(self._target):
+                chosen = await self._balancer.any_target()
+                # Calls at the same time may have chosen already.
+                if self._target is None or not self._balancer.holds(self._target):
+                    self.moved += self._target is not None
+                    self._target = chosen
+            target = self._target
+            try:
+                return await self._balancer.call(target, name, args, kwargs)
+            except ReplicaLost:
+                if name not in self._repeatable or self._balancer.holds(target):
+                    raise
+
+
+class ServiceHandle(Routed):
+    """Routes calls to a service's replicas from any process.
+
+    Least loaded is meant by this handle's own calls. Who serves is told by the controller: `update`. Between
+    two rosters a replica whose process turns out to be gone is left out.
+
+    Args:
+        roster: Who serves.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._balancer = Balancer(roster.service, roster.repeatable, roster.wait_s)
+        self._balancer.replace(roster.targets)
+
+    @property
+    def endpoints(self) -> frozenset[str]:
+        """The names that can be called."""
+        return self._roster.endpoints
+
+    @property
+    def serving(self) -> int:
+        """How many replicas calls can go to now."""
+        return len(self._balancer.targets)
+
+    def update(self, roster: Roster) -> None:
+        """Take a roster, unless it is older than the one at hand."""
+        if roster.epoch > self._roster.epoch:
+            self._roster = roster
+            self._balancer.replace(roster.targets)
+
+    def session(self) -> Session:
+        """Calls that stay with one replica as long as it lives."""
+        return Session(self._balancer, self._roster.endpoints, self._roster.repeatable)
+
+    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return await self._balancer.route(name, args, kwargs)

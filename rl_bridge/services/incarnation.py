@@ -1,0 +1,147 @@
+"""One start of one replica: its processes on Monarch, from spawning to the last of them gone."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl_bridge.errors import MissingStack
+from rl_bridge.services.mesh import MeshTarget
+from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.supervision import new_mark, unwatch, watch
+
+try:
+    from monarch.actor import default_bootstrap_cmd
+except ModuleNotFoundError as missing:
+    raise MissingStack("torchmonarch") from missing
+
+STOP_TIMEOUT_S = 20.0
+CLOSE_TIMEOUT_S = 10.0
+LOG_TAIL_BYTES = 4096
+LOG_TAIL_LINES = 8
+
+_MARK_VARIABLE = "ROPEWALK_MARK"
+
+# A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
+# that replicas are stopped in order; and what a replica prints belongs in its log, not between progress lines.
+_SHELL = 'mkdir -p "${ROPEWALK_ROLE_LOG%/*}"; trap "" INT; exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1'
+
+
+class Incarnation:
+    """The processes of one start of a replica.
+
+    Args:
+        name: Names the log files; also in the names of processes.
+        hosts: The host mesh to start them on.
+        options: Processes a host, environment.
+        environment: Variables of the place, beside those of the options.
+        logs: Folder for one log file a process.
+        local: The hosts are this machine.
+
+    Attributes:
+        lost: Done, with the reason, when a process of it is gone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hosts: Any,
+        options: ServiceOptions,
+        environment: dict[str, str],
+        logs: Path,
+        *,
+        local: bool,
+    ) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._mark = new_mark()
+        self._local = local
+        label = f"{name.replace('-', '_')}_{self._mark}"
+        ranks = options.hosts * options.procs
+        self._logs = [
+            (logs / (f"{name}.log" if ranks == 1 else f"{name}-{rank}.log")).absolute()
+            for rank in range(ranks)
+        ]
+        self._label = label
+        watch(self._mark, self.lose)
+        self._procs = hosts.spawn_procs(
+            per_host={label: options.procs},
+            bootstrap_command=_quiet_command(
+                {**environment, **options.environment, _MARK_VARIABLE: self._mark}, self._logs
+            ),
+        )
+
+    def spawn(self, actor: type[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Put an actor into each process; returns them by rank."""
+        mesh = self._procs.spawn(self._label, actor, *args)
+        extent = mesh.extent
+        labels = list(extent.labels)
+        return tuple(
+            mesh.slice(**dict(zip(labels, point, strict=True)))
+            for point in itertools.product(*(range(extent[label]) for label in labels))
+        )
+
+    def lose(self, reason: str) -> None:
+        """Take it for lost: a process of it is gone, or cannot do its work."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    async def stop(self) -> None:
+        """End what is left of its processes, and of what they started. Bounded; raises nothing."""
+        try:
+            if self._local and self.lost.done():
+                kill_marked(self._mark)
+            with contextlib.suppress(
+                Exception
+            ):  # a mesh that lost a process cannot be stopped, and need not be
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self._procs.stop()
+        finally:
+            if self._local:
+                kill_marked(self._mark)
+            unwatch(self._mark)
+
+    def tail(self) -> str:
+        """The ends of its logs."""
+        return "\n".join(_tail(log) for log in self._logs if log.exists())
+
+
+async def close(target: MeshTarget, endpoints: frozenset[str]) -> None:
+    """Ask a target to end its work, where it knows how to. Bounded; raises nothing."""
+    if "close" in endpoints:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await target.call("close", (), {})
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process of this machine that was started, directly or not, under a mark."""
+    wanted = f"{_MARK_VARIABLE}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            # Others' processes cannot be read, and some end while they are looked at.
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return f"--- {log} ---\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def _quiet_command(environment: dict[str, str], logs: list[Path]) -> Callable[[Any], Any]:
+    def command_of(point: Any) -> Any:
+        command = default_bootstrap_cmd().with_env(
+            {**environment, "ROPEWALK_ROLE_LOG": str(logs[point.rank])}
+        )
+        command.args = ["-c", _SHELL, command.program, *command.args]
+        command.program = "/bin/sh"
+        return command
+
+    return command_of

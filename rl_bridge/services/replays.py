@@ -1,0 +1,72 @@
+"""Fan-outs that define the replicas' state: the last of each is given to whoever starts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_bridge.services.balancer import Target
+
+
+@dataclass(slots=True)
+class Replay:
+    """One fan-out, to be repeated for replicas that start.
+
+    Attributes:
+        number: Grows with every fan-out that is kept.
+        values: What replicas that started answered to it, by their ids.
+    """
+
+    number: int
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    previous: "Replay | None"
+    values: dict[int, Any] = field(default_factory=dict)
+
+
+class Replays:
+    """Keeps the last fan-out of each endpoint that defines state.
+
+    Args:
+        names: These endpoints.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._last: dict[str, Replay] = {}
+        self._number = 0
+
+    def keep(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | None:
+        """Keep a fan-out that begins; None where the endpoint defines no state."""
+        if name not in self._names:
+            return None
+        self._number += 1
+        previous = self._last.get(name)
+        if previous is not None:
+            previous.previous = None  # one step back is enough
+        replay = self._last[name] = Replay(self._number, name, args, kwargs, previous)
+        return replay
+
+    def withdraw(self, replay: Replay) -> None:
+        """Forget a fan-out that nobody took: the one before it holds again."""
+        if self._last.get(replay.name) is replay:
+            if replay.previous is None:
+                del self._last[replay.name]
+            else:
+                self._last[replay.name] = replay.previous
+
+    async def catch_up(self, target: Target) -> None:
+        """Call what was fanned out on a target that starts, in that order, until nothing is new.
+
+        Raises:
+            TargetGone: A process of it is gone.
+            Exception: What one of the calls raised.
+        """
+        taken: dict[str, Replay] = {}
+        while new := sorted(
+            (replay for replay in self._last.values() if taken.get(replay.name) is not replay),
+            key=lambda replay: replay.number,
+        ):
+            replay = new[0]
+            replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
+            taken[replay.name] = replay

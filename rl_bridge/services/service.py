@@ -1,0 +1,319 @@
+"""A service: replicas of one actor, kept running, called as one."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rl_bridge.errors import BridgeError, MissingStack, NoReplica, RoleFailed
+from rl_bridge.services.balancer import Balancer, Target, TargetGone
+from rl_bridge.services.handle import Roster, Session
+from rl_bridge.services.incarnation import Incarnation
+from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
+from rl_bridge.services.mesh import MeshTarget
+from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.place import Place
+from rl_bridge.services.replays import Replays
+from rl_bridge.services.surface import Fanout, Routed
+
+try:
+    from monarch._src.actor.endpoint import EndpointProperty
+except ModuleNotFoundError as missing:
+    raise MissingStack("torchmonarch") from missing
+
+HEALTH_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 40.0
+
+
+@dataclass(slots=True, frozen=True)
+class ReplicaStatus:
+    """How one replica stands.
+
+    Attributes:
+        id: Its number in the service.
+        state: Where it is in its life.
+        places: Host and process of each rank, of the latest start.
+        in_flight: Calls it has begun and not ended.
+        restarts: How often it was started again.
+    """
+
+    id: int
+    state: ReplicaState
+    places: tuple[Place, ...]
+    in_flight: int
+    restarts: int
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each rank."""
+        return tuple(place.pid for place in self.places)
+
+    @property
+    def host(self) -> str:
+        """The host of the first rank; empty before it has told."""
+        return self.places[0].host if self.places else ""
+
+
+class Service(Routed):
+    """Replicas of one actor. Made by `ServiceActor.options(...).as_service(...)`.
+
+    Args:
+        name: Names it in errors, logs and events.
+        actor: The actor's class, with `REPLAYED` and `REPEATABLE`.
+        args: Of its constructor.
+        options: What the service consists of.
+        start: Makes the processes of one start of a replica, given its id.
+        record: Takes what happens: replica, what, detail.
+        on_failure: Told once when a replica is beyond its budget, or the service's own work ends in an error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        actor: type[Any],
+        args: tuple[Any, ...],
+        options: ServiceOptions,
+        *,
+        start: Callable[[int], Incarnation],
+        record: Callable[[int, str, str], None],
+        on_failure: Callable[[BridgeError], None],
+    ) -> None:
+        self.name = name
+        self._actor = actor
+        self._args = args
+        self._options = options
+        self._start = start
+        self._record = record
+        self._on_failure = on_failure
+        self._endpoints = endpoints_of(actor)
+        self._replays = Replays(actor.REPLAYED)
+        self._keepers: dict[int, ReplicaKeeper] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._checks: set[asyncio.Task[None]] = set()
+        self._next_id = 0
+        self._epoch = 0
+        self._listeners: list[Callable[[Roster], None]] = []
+        self._balancer = Balancer(
+            name,
+            actor.REPEATABLE,
+            options.start_timeout_s,
+            on_gone=self._lose,
+            on_suspect=self._suspect,
+        )
+
+    @property
+    def endpoints(self) -> frozenset[str]:
+        """The names that can be called."""
+        return self._endpoints
+
+    @property
+    def replicas(self) -> list[ReplicaStatus]:
+        """How each replica stands."""
+        return [
+            ReplicaStatus(
+                keeper.replica,
+                ReplicaState.SUSPECT
+                if keeper.state is ReplicaState.SERVING and self._balancer.is_suspended(keeper.replica)
+                else keeper.state,
+                keeper.places,
+                self._balancer.in_flight(keeper.replica),
+                keeper.restarts,
+            )
+            for keeper in self._keepers.values()
+        ]
+
+    @property
+    def roster(self) -> Roster:
+        """Who serves now, for other processes."""
+        return Roster(
+            self.name,
+            self._epoch,
+            self._endpoints,
+            self._actor.REPEATABLE,
+            self._options.start_timeout_s,
+            self._balancer.targets,
+        )
+
+    def on_roster(self, listener: Callable[[Roster], None]) -> None:
+        """Call `listener` with every new roster from now on, in the event loop; it must not block."""
+        self._listeners.append(listener)
+
+    def session(self) -> Session:
+        """Calls that stay with one replica as long as it lives."""
+        return Session(self._balancer, self._endpoints, self._actor.REPEATABLE)
+
+    async def scale(self, replicas: int) -> None:
+        """Change the number of replicas; returns when the new ones serve, or the others are gone.
+
+        Replicas that go are the youngest; each ends the calls it has begun, within its start time-out.
+
+        Raises:
+            BridgeError: A new replica could not be started; the service stays as it was.
+        """
+        if replicas < 1:
+            raise ValueError(f"expected at least 1 replica, got {replicas}; stop() ends a service")
+        ids = sorted(self._keepers)
+        if replicas < len(ids):
+            await asyncio.gather(*(self._drain(replica) for replica in ids[replicas:]))
+            return
+        new = [self._keep() for _ in range(replicas - len(ids))]
+        try:
+            await asyncio.gather(*(keeper.served for keeper in new))
+        except BaseException:
+            await asyncio.gather(*(self._retire(keeper.replica) for keeper in new))
+            raise
+
+    async def stop(self) -> None:
+        """End all replicas. Bounded; raises nothing."""
+        self._balancer.fail(RoleFailed(f"the service {self.name} has been stopped"))
+        for check in self._checks:
+            check.cancel()
+        await asyncio.gather(*(self._retire(replica) for replica in list(self._keepers)))
+
+    def _keep(self) -> ReplicaKeeper:
+        replica = self._next_id
+        self._next_id += 1
+        keeper = ReplicaKeeper(
+            replica,
+            self,
+            self._options,
+            self._endpoints,
+            lambda: self._start(replica),
+            self._actor,
+            self._args,
+        )
+        self._keepers[replica] = keeper
+        task = asyncio.ensure_future(keeper.run())
+        task.add_done_callback(self._ended)
+        self._tasks[replica] = task
+        return keeper
+
+    async def _drain(self, replica: int) -> None:
+        """End a replica when the calls it has begun have ended."""
+        for target in self._balancer.targets:
+            if target.replica == replica:
+                self._remove(target)
+                await self._balancer.drained(target, self._options.start_timeout_s)
+        await self._retire(replica)
+
+    async def _retire(self, replica: int) -> None:
+        keeper, task = self._keepers[replica], self._tasks[replica]
+        keeper.leave()
+        _, pending = await asyncio.wait({task}, timeout=STOP_TIMEOUT_S)
+        for late in pending:
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+        del self._keepers[replica], self._tasks[replica]
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """A keeper's or a check's task is over: an error of its own must not pass unseen."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failure = RoleFailed(f"what keeps the service {self.name} running ended in an error: {error!r}")
+            failure.__cause__ = error
+            self.beyond_budget(failure)
+
+    # What the keepers call.
+
+    async def catch_up(self, target: MeshTarget) -> None:
+        """Give a starting replica what was fanned out before; then it serves."""
+        await self._replays.catch_up(target)
+        # Nothing has been awaited since the last look: a fan-out from now on finds it among the targets.
+        self._balancer.add(target)
+        self._changed()
+
+    def left(self, target: MeshTarget) -> None:
+        """A replica's start is over."""
+        self._remove(target)
+
+    def _remove(self, target: Target) -> None:
+        if self._balancer.holds(target):
+            self._balancer.remove(target)
+            self._changed()
+
+    def beyond_budget(self, failure: RoleFailed) -> None:
+        """A replica is lost for good, and the service with it."""
+        self._balancer.fail(failure)
+        self._on_failure(failure)
+
+    def record(self, replica: int, what: str, detail: str = "") -> None:
+        """Note what happened to a replica."""
+        self._record(replica, what, detail)
+
+    def _changed(self) -> None:
+        self._epoch += 1
+        roster = self.roster
+        for listener in self._listeners:
+            listener(roster)
+
+    # What calls show of the replicas.
+
+    def _lose(self, target: Target, reason: str) -> None:
+        self._remove(target)
+        keeper = self._keepers.get(target.replica)
+        if keeper is not None:
+            keeper.lose(target.incarnation, reason)
+
+    def _suspect(self, target: Target) -> None:
+        self.record(target.replica, "suspect", "its calls keep failing")
+        check = asyncio.ensure_future(self._check(target))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+        check.add_done_callback(self._ended)
+
+    async def _check(self, target: Target) -> None:
+        """Ask a suspect for its health. One that cannot tell is left to the router, which avoids it."""
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                await target.call("health" if "health" in self._endpoints else "_place", (), {})
+        except (TargetGone, BridgeError, TimeoutError) as error:
+            told = "did not answer" if isinstance(error, TimeoutError) else str(error)
+            self._lose(target, f"its calls keep failing, and so does its health check: {told}")
+
+    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return await self._balancer.route(name, args, kwargs)
+
+    async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
+        replay = self._replays.keep(name, args, kwargs)
+        if replay is None and not self._balancer.targets:
+            await self._balancer.any_target()
+        targets = self._balancer.targets
+        answers = await asyncio.gather(
+            *(self._balancer.call(target, name, args, kwargs) for target in targets), return_exceptions=True
+        )
+        values: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        refused: Exception | None = None
+        for target, answer in zip(targets, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                values[target.replica] = answer
+            elif isinstance(answer, Exception):
+                failed[target.replica] = answer
+                if self._balancer.holds(target):  # its process lives: it is the endpoint that raised
+                    refused = refused or answer
+                    if replay is not None:
+                        self._lose(target, f"{name} failed on it: {answer}")
+            else:
+                raise answer
+        if replay is not None and not values:
+            if refused is None:
+                # Nobody refused it, they were lost: whoever starts next takes it before it serves.
+                await self._balancer.any_target()
+            values.update(replay.values)
+            if not values:
+                self._replays.withdraw(replay)
+        if not values:
+            nobody = NoReplica(
+                f"{name} was superseded by a later fan-out before a replica of {self.name} took it"
+            )
+            raise refused or next(iter(failed.values()), nobody)
+        return Fanout(values, failed)
+
+
+def endpoints_of(actor: type[Any]) -> frozenset[str]:
+    """The public endpoints of an actor's class."""
+    return frozenset(
+        name
+        for name in dir(actor)
+        if not name.startswith("_") and isinstance(inspect.getattr_static(actor, name), EndpointProperty)
+    )
