@@ -1,0 +1,83 @@
+"""The command `python -m benchmarks.weights`."""
+
+import argparse
+import asyncio
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.commandline import count, interrupt, progress, some, write
+from benchmarks.weights.measures import BenchError, transfers
+from benchmarks.weights.report import bars, report
+from benchmarks.wire.figures import Figures
+from rl_bridge.errors import BridgeError
+
+INTERRUPTED = 130
+FAILED = 2
+TRANSPORTS = ("shared_memory",)
+
+_DESCRIPTION = """\
+What it costs to move a policy's weights from its trainer, of one rank and of two (FSDP2), to a generator in another
+process; beside it, one thread's memcpy of as many bytes into touched memory, measured after each transfer. Prints
+medians and the bars. Needs Monarch."""
+
+_EXAMPLES = """\
+examples:
+  python -m benchmarks.weights                                   100 million parameters, about two minutes
+  python -m benchmarks.weights --quick                           does it run?
+  python -m benchmarks.weights --ranks 2 --rounds 50             the sharded trainer alone
+  python -m benchmarks.weights --json out.json                   every round's figures into a file"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
+    arguments = _parser().parse_args(words)
+    figures = Figures()
+    signal.signal(signal.SIGTERM, interrupt)
+    parameters, rounds = (22_000_000, 2) if arguments.quick else (arguments.parameters, arguments.rounds)
+    status = 0
+    try:
+        for transport in arguments.transport:
+            for ranks in map(int, arguments.ranks):
+                asyncio.run(transfers(transport, ranks, parameters, rounds, figures, progress))
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        figures.notes.append("the rest: interrupted")
+    except (BenchError, BridgeError) as error:
+        status = FAILED
+        figures.notes.append(f"the rest: {error}")
+    progress("")
+    held = list(bars(figures))
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, "
+        f"{parameters / 1e6:g} million parameters in float32, {rounds} rounds\n"
+    )
+    print(report(figures, held))
+    write(arguments.json, figures, held)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.weights",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--transport", type=some(TRANSPORTS), default=TRANSPORTS, metavar="NAMES", help="%(default)s")
+    add(
+        "--ranks", type=some(("1", "2")), default=("1", "2"), metavar="N", help="of the trainer (%(default)s)"
+    )
+    add("--parameters", type=count, default=100_000_000, metavar="N", help="of the model (%(default)s)")
+    add("--rounds", type=count, default=20, metavar="N", help="transfers beyond the first (%(default)s)")
+    add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
+    add("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Transfers from a trainer of one rank or two to a generator, each beside a memcpy of as many bytes."""
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.weights.roles import MEBIBYTE, GeneratorRole, Put, TrainerRole
+from benchmarks.wire.figures import Figures
+from rl_bridge.weights import WeightStore
+
+FIRST = "the first transfer"
+STEADY = "from then on"
+
+
+class BenchError(Exception):
+    """Something that was transferred did not arrive as it was."""
+
+
+async def transfers(
+    transport: str,
+    ranks: int,
+    parameters: int,
+    rounds: int,
+    figures: Figures,
+    progress: Callable[[str], None],
+) -> None:
+    """Transfer a model `rounds` times beyond the first, and add the figures.
+
+    Raises:
+        BenchError: What arrived was not one version of the weights.
+    """
+    from monarch.actor import this_host
+
+    store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
+    who = f"{transport}, {ranks} rank{'s' if ranks > 1 else ''}"
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = this_host().spawn_procs(per_host={"ranks": ranks})
+        generators = this_host().spawn_procs(per_host={"replicas": 1})
+        rendezvous = str(Path(folder) / secrets.token_hex(4))
+        trainer = trainers.spawn("trainer", TrainerRole, store, parameters, ranks, rendezvous)
+        generator = generators.spawn("generator", GeneratorRole, store, parameters)
+        try:
+            await generator.ready.call_one()
+            for version in range(rounds + 3):
+                progress(f"{who}: transfer {version} of {rounds + 2}")
+                # The ring's second segment is written for the first time by the second transfer.
+                load = FIRST if version == 0 else "" if version < 3 else STEADY
+                await _transfer(trainer, generator, version, _adder(figures, who, load))
+        finally:
+            await store.close()
+            await generators.stop()
+            await trainers.stop()
+
+
+async def _transfer(trainer: Any, generator: Any, version: int, add: Callable[[str, float], None]) -> None:
+    (nbytes, *_) = [size for _, size in (await trainer.fill.call(float(version + 1))).items()]
+    puts: list[Put] = [put for _, put in (await trainer.put.call(version)).items()]
+    taken = await generator.take.call_one(version)
+    if taken.values != 1:
+        raise BenchError(f"expected the weights of version {version} alone, got {taken.values} values")
+    began = min(put.began for put in puts)
+    megabytes = nbytes / MEBIBYTE
+    add("put ms", 1000 * max(put.seconds for put in puts))
+    add("to tensors ms", 1000 * (taken.opened - began))
+    add("to the engine's own memory ms", 1000 * (taken.copied - began))
+    add("memcpy ms", 1000 * taken.memcpy_s)
+    add("to tensors / memcpy", (taken.opened - began) / taken.memcpy_s)
+    add("to the engine's own memory / memcpy", (taken.copied - began) / taken.memcpy_s)
+    add("a rank's private memory / the model", max(put.private_mb for put in puts) / megabytes)
+    add("a rank's shared memory / the model", max(put.shared_mb for put in puts) / megabytes)
+    began = time.monotonic()
+    add("get, into fresh memory ms", 1000 * (await generator.get.call_one(version) - began))
+
+
+def _adder(figures: Figures, who: str, load: str) -> Callable[[str, float], None]:
+    def add(figure: str, value: float) -> None:
+        if load:
+            figures.add(figure, who, load, value)
+
+    return add

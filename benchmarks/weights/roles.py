@@ -1,0 +1,148 @@
+"""The two sides as actors: a trainer of one rank or several, and a generator."""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from monarch.actor import Actor, current_rank, endpoint
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from benchmarks.weights.model import make_model
+from rl_bridge.weights import WeightStore
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Put:
+    """One rank's side of a transfer.
+
+    Attributes:
+        began: When, in seconds of the machine's monotonic clock.
+        seconds: How long the rank was busy with it.
+        private_mb: The peak of its private memory meanwhile, beyond what it had.
+        shared_mb: The same of its shared memory.
+    """
+
+    began: float
+    seconds: float
+    private_mb: float
+    shared_mb: float
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Taken:
+    """The generator's side of a transfer.
+
+    Attributes:
+        opened: When the tensors were there to be read, in seconds of the machine's monotonic clock.
+        copied: When they had been copied into memory of the generator's own, touched before.
+        memcpy_s: One thread's copy of as many bytes into touched memory, just after.
+        values: The different values in it; one, where the snapshot is whole.
+    """
+
+    opened: float
+    copied: float
+    memcpy_s: float
+    values: int
+
+
+class TrainerRole(Actor):
+    """A rank that has its shards of a model, and publishes them."""
+
+    def __init__(self, store: WeightStore, parameters: int, ranks: int, rendezvous: str) -> None:
+        torch.set_num_threads(1)
+        self._store = store
+        self._rank, self._ranks = current_rank().rank, ranks
+        model = make_model(parameters)
+        if ranks > 1:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{rendezvous}", rank=self._rank, world_size=ranks
+            )
+            fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        model.to_empty(device="cpu")
+        self._state: dict[str, Tensor] = model.state_dict()
+
+    @endpoint
+    async def fill(self, value: float) -> int:
+        """Set every weight; returns the bytes of the whole model."""
+        for tensor in self._state.values():
+            tensor.fill_(value)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._state.values())
+
+    @endpoint
+    async def put(self, version: int) -> Put:
+        """Publish."""
+        before = _memory()
+        _forget_peak()
+        began = time.monotonic()
+        await self._store.put(version, self._state, rank=self._rank, ranks=self._ranks)
+        seconds = time.monotonic() - began
+        after = _memory()
+        shared = after["RssShmem"] - before["RssShmem"]
+        return Put(
+            began=began,
+            seconds=seconds,
+            private_mb=after["VmHWM"] - before["VmRSS"] - shared,
+            shared_mb=shared,
+        )
+
+
+class GeneratorRole(Actor):
+    """A reader with memory of its own for the weights, as an engine has it."""
+
+    def __init__(self, store: WeightStore, parameters: int) -> None:
+        torch.set_num_threads(1)
+        self._store = store
+        model = make_model(parameters).to_empty(device="cpu")
+        self._own: dict[str, Tensor] = model.state_dict()
+        for tensor in self._own.values():
+            tensor.fill_(0.0)
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in self._own.values())
+        self._source = torch.ones(nbytes, dtype=torch.uint8)
+        self._target = torch.zeros(nbytes, dtype=torch.uint8)
+
+    @endpoint
+    async def ready(self) -> None:
+        """Answer once it is."""
+
+    @endpoint
+    async def take(self, version: int) -> Taken:
+        """Take a version as an engine does: look at it, copy it into the model."""
+        async with self._store.open(version) as state:
+            opened = time.monotonic()
+            for name, tensor in state.items():
+                self._own[name].copy_(tensor)
+            copied = time.monotonic()
+        values = {float(bound) for tensor in self._own.values() for bound in torch.aminmax(tensor)}
+        return Taken(opened=opened, copied=copied, memcpy_s=self._memcpy(), values=len(values))
+
+    @endpoint
+    async def get(self, version: int) -> float:
+        """Take a version as tensors of its own; returns when they were there."""
+        await self._store.get(version)
+        return time.monotonic()
+
+    def _memcpy(self) -> float:
+        began = time.monotonic()
+        ctypes.memmove(self._target.data_ptr(), self._source.data_ptr(), self._source.numel())
+        return time.monotonic() - began
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _memory() -> dict[str, float]:
+    """The process's memory by kind, in MiB."""
+    found = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmHWM", "VmRSS", "RssAnon", "RssShmem"):
+            found[name] = int(value.split()[0]) / 1024
+    return found
