@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
+from rl_bridge.metrics.throughput import Throughput
 from rl_bridge.metrics.totals import SpanTotals
 
 ACCOUNTED_FOR = 0.02
@@ -48,3 +49,18 @@ def _cells(totals: SpanTotals) -> tuple[str, ...]:
 def _shares(seconds: Mapping[str, float], wall_s: float) -> str:
     largest = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{word} {spent / wall_s:.1%}" for word, spent in largest if spent / wall_s >= 0.0005)
+
+
+def throughput_lines(found: Throughput) -> str:
+    """What was done, how busy each role was, and whether the time is accounted for."""
+    rate = f", {found.groups / found.seconds:.2f} groups a second" if found.groups is not None else ""
+    lines = [f"{found.steps} steps in {found.seconds:.1f} s{rate}"]
+    for role, totals in found.roles.items():
+        busy = found.utilisation(role)
+        if totals.rest_s > 0.0 and busy is not None:
+            lines.append(f"{role} had something to do {busy:.1%} of the time")
+    within = "within" if found.unaccounted <= ACCOUNTED_FOR else "above"
+    lines.append(
+        f"unaccounted time at most {found.unaccounted:.1%}, {within} the {ACCOUNTED_FOR:.0%} allowed"
+    )
+    return "\n".join(lines)

@@ -7,6 +7,8 @@ from typing import Any, Final, Self, TypeAlias
 
 REST: Final = "rest"
 """What a process does while nobody has work for it."""
+SPAN: Final = "span"
+"""What the names of these figures begin with."""
 _NUMBERS: Final = re.compile(r"(-\d+)+$")
 
 Key: TypeAlias = tuple[str, str | None]
@@ -82,16 +84,40 @@ class SpanTotals:
         """
         if self.wall_s <= 0.0:
             return {}
-        parts = {
-            "unaccounted": self.unaccounted_s,
-            "work": sum(self.work.values()),
-            "idle": sum(self.idle.values()),
-            "rest": self.rest_s,
-            "cpu": self.cpu_s,
-            **{f"work/{name}": spent for name, spent in self.work.items()},
-            **{f"idle/{waits_for}": spent for waits_for, spent in self.idle.items()},
+        parts = {"unaccounted": self.unaccounted_s, "cpu": self.cpu_s}
+        for (name, waits_for), spent in self.seconds.items():
+            part = (
+                f"work/{name}" if waits_for is None else f"{'rest' if name == REST else 'idle'}/{waits_for}"
+            )
+            parts[part] = parts.get(part, 0.0) + spent
+        return {f"{SPAN}/{process}/{part}": spent / self.wall_s for part, spent in parts.items()}
+
+    @classmethod
+    def from_figures(cls, figures: Mapping[str, float], wall_s: float) -> dict[str, Self]:
+        """Totals of a stretch of time, by process, from the shares that the log has of it.
+
+        Args:
+            figures: As `figures` named them, among others.
+            wall_s: How long the stretch was.
+        """
+        found: dict[str, tuple[float, dict[Key, float]]] = {}
+        for figure, share in figures.items():
+            top, _, rest = figure.partition("/")
+            process, _, part = rest.partition("/")
+            kind, _, word = part.partition("/")
+            if top != SPAN:
+                continue
+            cpu_s, seconds = found.get(process, (0.0, {}))
+            if kind == "cpu":
+                cpu_s = share * wall_s
+            elif word:
+                # Waiting is logged by what was waited for alone.
+                seconds[(word, None) if kind == "work" else (kind, word)] = share * wall_s
+            found[process] = cpu_s, seconds
+        return {
+            process: cls(began=0.0, wall_s=wall_s, cpu_s=cpu_s, seconds=seconds)
+            for process, (cpu_s, seconds) in found.items()
         }
-        return {f"span/{process}/{part}": spent / self.wall_s for part, spent in parts.items()}
 
     def as_json(self) -> dict[str, Any]:
         """These as what JSON can hold."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from rl_bridge.errors import MissingStack, RoleFailed
+from rl_bridge.metrics.spans import PROCESS_SPANS
+from rl_bridge.metrics.totals import SpanTotals
 from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.place import Place
 from rl_bridge.services.restarts import RestartPolicy
@@ -118,6 +120,11 @@ class ServiceActor(Actor):
     async def as_actor(cls, *args: Any) -> Service:
         """Start one replica whose loss is final; see `BoundOptions.as_actor`."""
         return await cls.options().as_actor(*args)
+
+    @concurrent_endpoint
+    async def spans(self) -> SpanTotals:
+        """How the process has spent its time since it began."""
+        return PROCESS_SPANS.totals()
 
     @concurrent_endpoint
     async def _place(self) -> Place:

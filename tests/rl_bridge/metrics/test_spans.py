@@ -222,13 +222,26 @@ def test_replicas_and_ranks_of_a_role_are_one_line() -> None:
         }
     )
     assert roles.keys() == {"reward_model", "controller"}
-    figures = roles["reward_model"].figures("reward_model")
-    assert figures == {
-        "span/reward_model/work": pytest.approx(11 / 40),
-        "span/reward_model/idle": 0.0,
-        "span/reward_model/rest": 0.0,
-        "span/reward_model/unaccounted": pytest.approx(29 / 40),
-        "span/reward_model/cpu": 0.0,
-        "span/reward_model/work/score": 0.25,
-        "span/reward_model/work/load": 0.025,
+    merged = roles["reward_model"]
+    assert (merged.wall_s, merged.work, merged.unaccounted_s) == (40, {"score": 10, "load": 1}, 29)
+
+
+def test_shares_in_the_log_are_read_back() -> None:
+    seconds: dict[tuple[str, str | None], float] = {
+        ("train", None): 5,
+        ("save", "disk"): 1,
+        ("log", "disk"): 1,
+        ("rest", "batches"): 2,
     }
+    trainer = SpanTotals(began=7, wall_s=10, cpu_s=4, seconds=seconds)
+    figures = trainer.figures("trainer")
+    assert figures == {
+        "span/trainer/unaccounted": pytest.approx(0.1),
+        "span/trainer/cpu": 0.4,
+        "span/trainer/work/train": 0.5,
+        "span/trainer/idle/disk": 0.2,
+        "span/trainer/rest/batches": 0.2,
+    }
+    read = SpanTotals.from_figures({"iteration": 3, "train/loss": 1.0, **figures}, 20.0)["trainer"]
+    assert (read.wall_s, read.cpu_s, read.work, read.idle) == (20, 8, {"train": 10}, {"disk": 4, "batches": 4})
+    assert (read.rest_s, read.unaccounted_s) == (4, pytest.approx(2))

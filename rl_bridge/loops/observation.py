@@ -1,0 +1,138 @@
+"""What can be seen of a run from outside: its processes' time, and the rows of a snapshot."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.metrics import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role
+from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow
+from rl_bridge.metrics.throughput import TRAINED
+from rl_bridge.types import PolicyVersion
+
+if TYPE_CHECKING:
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.service import Service
+
+CONTROLLER: Final = "controller"
+ANSWER_TIMEOUT_S: Final = 2.0
+"""A process that is at work on something longer is asked again the next time."""
+EVENTS_SHOWN: Final = 50
+
+
+class SpanCollector:
+    """Knows how each process of a run has spent its time, as of the last time that it answered.
+
+    Args:
+        fleet: Has the processes.
+        own: The controller's spans.
+    """
+
+    def __init__(self, fleet: "Fleet", *, own: Spans = PROCESS_SPANS) -> None:
+        self._fleet = fleet
+        self._own = own
+        self._answers: dict[str, dict[int, SpanTotals]] = {}
+        self._window = SpanWindow()
+
+    @property
+    def known(self) -> dict[str, SpanTotals]:
+        """Totals by process: `controller`, and `<service>-<replica>` for each replica that has answered."""
+        return {CONTROLLER: self._own.totals()} | {
+            f"{name}-{replica}": totals
+            for name, answers in self._answers.items()
+            for replica, totals in answers.items()
+        }
+
+    async def collect(self) -> None:
+        """Ask the first rank of every replica; of one that does not answer, what is known stays."""
+        services = self._fleet.services
+        found = await asyncio.gather(*(_ask(service) for service in services.values()))
+        self._answers = {
+            name: self._answers.get(name, {}) | answers for name, answers in zip(services, found, strict=True)
+        }
+
+    async def figures(self) -> dict[str, float]:
+        """Collect, and return each role's shares since the last call, by the names that the log uses."""
+        await self.collect()
+        spent = by_role(self._window.advance(self.known))
+        return {name: share for role, totals in spent.items() for name, share in totals.figures(role).items()}
+
+
+async def _ask(service: "Service") -> dict[int, SpanTotals]:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return (await service.spans.fanout()).values
+    except Exception:  # what befalls a service is its supervisor's; here it means that nobody answers
+        return {}
+
+
+def service_rows(
+    fleet: "Fleet", versions: Mapping[str, Mapping[int, PolicyVersion]]
+) -> tuple[ServiceRow, ...]:
+    """The mesh.
+
+    Args:
+        fleet: Has the services.
+        versions: The weights that replicas serve, by service and replica, as far as somebody knows.
+    """
+    return tuple(
+        ServiceRow(
+            name=name,
+            replicas=tuple(
+                ReplicaRow(
+                    id=replica.id,
+                    state=replica.state,
+                    host=replica.host or None,
+                    pids=replica.pids,
+                    in_flight=replica.in_flight,
+                    restarts=replica.restarts,
+                    version=versions.get(name, {}).get(replica.id),
+                )
+                for replica in service.replicas
+            ),
+        )
+        for name, service in fleet.services.items()
+    )
+
+
+def event_rows(fleet: "Fleet") -> tuple[EventRow, ...]:
+    """The last things that befell replicas, oldest first."""
+    return tuple(
+        EventRow(
+            at=event.at,
+            service=event.service,
+            replica=event.replica,
+            what=f"{event.what}: {event.detail}" if event.detail else event.what,
+        )
+        for event in list(fleet.events)[-EVENTS_SHOWN:]
+    )
+
+
+def group_counts(ledger: Ledger) -> dict[str, int]:
+    """How many groups are in which state."""
+    return {
+        "waiting": ledger.waiting,
+        "leased": len(ledger.leases),
+        "finished": len(ledger.finished),
+        TRAINED: ledger.trained,
+        "dropped": ledger.dropped.total(),
+    }
+
+
+def lease_rows(ledger: Ledger, workers: Mapping[int, str], *, now: float) -> tuple[LeaseRow, ...]:
+    """The groups under way.
+
+    Args:
+        ledger: Has the leases.
+        workers: Who plays which group, as far as somebody knows.
+        now: The clock that leases are dated by, in seconds.
+    """
+    return tuple(
+        LeaseRow(
+            group=lease.group,
+            worker=workers.get(lease.group, "-"),
+            attempt=lease.attempt,
+            age_s=now - lease.since,
+        )
+        for lease in ledger.leases
+    )

@@ -1,0 +1,134 @@
+"""How much a run got done in a stretch of time, and what its processes did meanwhile."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from rl_bridge.errors import StatusError
+from rl_bridge.metrics.status import StatusSnapshot
+from rl_bridge.metrics.totals import SpanTotals, SpanWindow, by_role
+
+TRAINED: Final = "trained"
+"""Among `StatusSnapshot.groups`: those that were handed to the trainer."""
+GROUPS: Final = "rollout/groups"
+"""Logged with each iteration: how many groups it was trained on."""
+ELAPSED: Final = "time/elapsed_s"
+"""Logged with each iteration: the time of training up to it."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Throughput:
+    """What was done in a stretch of time.
+
+    Attributes:
+        seconds: How long the stretch was.
+        steps: Training steps that ended in it.
+        groups: Groups that went to the trainer; None where nobody has counted.
+        roles: How the processes of each role spent it.
+    """
+
+    seconds: float
+    steps: int
+    groups: int | None
+    roles: Mapping[str, SpanTotals]
+
+    @property
+    def unaccounted(self) -> float:
+        """The largest share of any role's time that nobody accounts for."""
+        shares = [
+            totals.unaccounted_s / totals.wall_s for totals in self.roles.values() if totals.wall_s > 0.0
+        ]
+        return max(shares, default=0.0)
+
+    def utilisation(self, role: str) -> float | None:
+        """The share of a role's time in which it had something to do; None where there is no such role."""
+        totals = self.roles.get(role)
+        if totals is None or totals.wall_s <= 0.0:
+            return None
+        return 1.0 - (totals.rest_s + totals.unaccounted_s) / totals.wall_s
+
+    def as_json(self) -> dict[str, Any]:
+        """This as what JSON can hold."""
+        return {
+            "seconds": self.seconds,
+            "steps": self.steps,
+            "groups": self.groups,
+            "unaccounted": self.unaccounted,
+            "utilisation": {role: self.utilisation(role) for role in self.roles},
+            "roles": {role: totals.as_json() for role, totals in self.roles.items()},
+        }
+
+    @classmethod
+    def between(cls, earlier: StatusSnapshot, later: StatusSnapshot) -> Self:
+        """What a run did from one snapshot to another.
+
+        Raises:
+            StatusError: They are not of one run, or the run went back to a checkpoint in between.
+        """
+        if earlier.began != later.began or later.version < earlier.version:
+            raise StatusError(
+                f"expected one run that goes on, got version {earlier.version} of {earlier.name!r} and then "
+                f"{later.version} of {later.name!r}; it went back to a checkpoint, or another run has the address: "
+                "measure again"
+            )
+        window = SpanWindow()
+        window.advance(earlier.spans)
+        return cls(
+            seconds=later.taken - earlier.taken,
+            steps=later.version - earlier.version,
+            groups=_difference(earlier.groups.get(TRAINED), later.groups.get(TRAINED)),
+            roles=by_role(window.advance(later.spans)),
+        )
+
+    @classmethod
+    def from_log(cls, file: Path) -> Self:
+        """What a run did that is over, its first iteration apart.
+
+        Args:
+            file: The run's `metrics.jsonl`.
+
+        Raises:
+            StatusError: It cannot be read, or has less than two iterations with spans.
+        """
+        rows = _rows(file)
+        merged: dict[str, SpanTotals] = {}
+        for earlier, row in itertools.pairwise(rows):
+            for process, totals in SpanTotals.from_figures(row, row[ELAPSED] - earlier[ELAPSED]).items():
+                merged[process] = merged[process].merged(totals) if process in merged else totals
+        if not merged:
+            raise StatusError(
+                f"expected at least two iterations with spans in {str(file)!r}, got {len(rows)} with or without; "
+                "let the run go on, or measure one that does"
+            )
+        counted = all(GROUPS in row for row in rows[1:])
+        return cls(
+            seconds=rows[-1][ELAPSED] - rows[0][ELAPSED],
+            steps=len(rows) - 1,
+            groups=round(sum(row[GROUPS] for row in rows[1:])) if counted else None,
+            roles=merged,
+        )
+
+
+def _rows(file: Path) -> list[Mapping[str, float]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise StatusError(
+            f"expected the figures of a run in {str(file)!r}, got: {error.strerror}; name the folder of a run"
+        ) from error
+    return [row for row in map(_row, lines) if ELAPSED in row]
+
+
+def _row(line: str) -> Mapping[str, float]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}  # a run that was killed leaves its last line unfinished
+    return row if isinstance(row, dict) else {}
+
+
+def _difference(earlier: int | None, later: int | None) -> int | None:
+    return None if earlier is None or later is None else later - earlier
