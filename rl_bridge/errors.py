@@ -5,6 +5,7 @@ BridgeError
 ├── MissingStack              a heavy package is not installed; the message names the extra
 ├── ModelError                a checkpoint cannot be loaded or is of an architecture not supported
 ├── GeneratorError            the inference engine failed or was closed
+│   └── PromptRefused         the inference engine does not take a prompt
 ├── WeightsError              a snapshot cannot be published or read
 │   └── SnapshotOverwritten   a reader came too late: the segment holds a newer version
 ├── RolloutError              no usable trajectory could be collected
@@ -54,6 +55,22 @@ class ModelError(BridgeError):
 
 class GeneratorError(BridgeError):
     """The inference engine failed, or was used after it was closed."""
+
+
+class PromptRefused(GeneratorError):
+    """The inference engine does not take one of the prompts it was given; it has begun with none of them.
+
+    Attributes:
+        prompt: Its place among them.
+    """
+
+    def __init__(self, prompt: int, reason: str) -> None:
+        self.prompt = prompt
+        self.reason = reason
+        super().__init__(f"the engine refused a prompt: {reason}")
+
+    def __reduce__(self) -> tuple[type["PromptRefused"], tuple[int, str]]:
+        return type(self), (self.prompt, self.reason)  # it travels between processes
 
 
 class WeightsError(BridgeError):

@@ -1,14 +1,87 @@
-"""The generator as a Monarch actor."""
+"""The policy as Monarch actors."""
 
 import asyncio
+import logging
+import os
+import sys
 from collections.abc import Sequence
 
 from monarch.actor import Actor, concurrent_endpoint
 
 from rl_bridge.generator.engine import VllmEngine
+from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
 from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.services.actor import ServiceActor
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights import SnapshotHandle, read_snapshot
+from rl_bridge.weights.store import WeightStore
+
+FAREWELL_S = 1.0
+"""For whoever waited on a dead engine to be told of what it died, before its process ends too."""
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyActor(ServiceActor):
+    """A thin shell around `PolicyReplica`. Its process ends with its engine, so that another is started."""
+
+    REPLAYED = ("update_weights",)
+    REPEATABLE = frozenset({"generate", "generate_many", "version"})
+
+    def __init__(self, settings: EngineSettings, store: WeightStore | None = None) -> None:
+        self._replica = PolicyReplica(settings, store)
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """Load the engine; returns when it can answer."""
+        await self._replica.setup()
+        self._watch = asyncio.ensure_future(self._end_with_the_engine())
+
+    async def _end_with_the_engine(self) -> None:
+        try:
+            await asyncio.wrap_future(self._replica.ended)
+        except Exception:
+            _log.exception("the engine has failed; this process ends")
+            await asyncio.sleep(FAREWELL_S)
+            sys.stderr.flush()
+            os._exit(1)
+
+    @concurrent_endpoint
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
+    ) -> Completion:
+        """See `PolicyReplica.generate`."""
+        return await self._replica.generate(prompt, sampling, seed)
+
+    @concurrent_endpoint
+    async def generate_many(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Completion]:
+        """See `PolicyReplica.generate_many`."""
+        return await self._replica.generate_many(prompts, sampling, seeds)
+
+    @concurrent_endpoint
+    async def update_weights(self, version: PolicyVersion) -> UpdateFigures:
+        """See `PolicyReplica.update_weights`."""
+        return await self._replica.update_weights(version)
+
+    @concurrent_endpoint
+    async def version(self) -> PolicyVersion:
+        """See `PolicyReplica.version`."""
+        return self._replica.version()
+
+    @concurrent_endpoint
+    async def health(self) -> None:
+        """See `PolicyReplica.health`."""
+        self._replica.health()
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """See `PolicyReplica.close`."""
+        await self._replica.close()
 
 
 class GeneratorActor(Actor):
@@ -23,9 +96,14 @@ class GeneratorActor(Actor):
         await asyncio.wrap_future(self._engine.start())
 
     @concurrent_endpoint
-    async def generate(self, prompts: list[Sequence[int]], sampling: SamplingSettings) -> list[Completion]:
+    async def generate(
+        self,
+        prompts: list[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Completion]:
         """Answer a batch of prompts, in order."""
-        return await asyncio.wrap_future(self._engine.generate(prompts, sampling))
+        return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
 
     @concurrent_endpoint
     async def load(self, handle: SnapshotHandle) -> PolicyVersion:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rl_bridge.errors import GeneratorError
+from rl_bridge.errors import GeneratorError, PromptRefused
 from rl_bridge.generator.vllm_api import completion_of, refusals, sampling_params
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -63,9 +63,14 @@ class Batches:
         if not batch.prompts:
             answer(batch.future, [])
             return
-        self._batches[batch] = None
         try:
             params = sampling_params(batch.sampling, batch.seeds, prompts=len(batch.prompts))
+        except refusals() as error:
+            fail(batch.future, GeneratorError(f"the engine refused settings: {error}"))
+            return
+        self._batches[batch] = None
+        index = 0
+        try:
             for index, (prompt, how) in enumerate(zip(batch.prompts, params, strict=True)):
                 # Without a tokenizer vLLM does not look, and would fail when it looks up the embedding.
                 if not all(0 <= token < self._vocabulary for token in prompt):
@@ -76,7 +81,7 @@ class Batches:
                 batch.under_way[request_id] = index
         except refusals() as error:
             self._abort(batch)
-            fail(batch.future, f"the engine refused a prompt: {error}")
+            fail(batch.future, PromptRefused(index, str(error)))
 
     def step(self) -> None:
         """Make one step of the engine; tell who is answered, and give up what comes too late."""
@@ -96,11 +101,11 @@ class Batches:
                 self._abort(batch)
             elif now - batch.asked > batch.timeout_s:
                 self._abort(batch)
-                fail(
-                    batch.future,
+                late = (
                     f"expected answers to {len(batch.prompts)} prompts within {batch.timeout_s:g} s, "
-                    f"got {len(batch.completions)}",
+                    f"got {len(batch.completions)}"
                 )
+                fail(batch.future, GeneratorError(late))
 
     def _abort(self, batch: Batch) -> None:
         del self._batches[batch]
@@ -108,13 +113,13 @@ class Batches:
         for request_id in batch.under_way:
             del self._requests[request_id]
 
-    def give_up(self, message: str) -> None:
-        """Fail every batch, without asking the engine for anything."""
+    def give_up(self, error: GeneratorError) -> None:
+        """Fail every batch with `error`, without asking the engine for anything."""
         batches = list(self._batches)
         self._batches.clear()
         self._requests.clear()
         for batch in batches:
-            fail(batch.future, message)
+            fail(batch.future, error)
 
 
 def answer(future: "Future[T]", value: T) -> None:
@@ -125,9 +130,9 @@ def answer(future: "Future[T]", value: T) -> None:
         return
 
 
-def fail(future: "Future[Any]", message: str) -> None:
-    """Give a future a `GeneratorError`, unless it is done."""
+def fail(future: "Future[Any]", error: GeneratorError) -> None:
+    """Give a future an error, unless it is done."""
     try:
-        future.set_exception(GeneratorError(message))
+        future.set_exception(error)
     except InvalidStateError:
         return

@@ -1,97 +1,142 @@
 """The caller's side of the generator: many callers of one prompt each, few calls of many prompts."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from rl_bridge.errors import GeneratorError
+from rl_bridge.errors import GeneratorError, PromptRefused
 from rl_bridge.types import Completion, SamplingSettings
 
-GenerateCall = Callable[[list[Sequence[int]], SamplingSettings], Awaitable[list[Completion]]]
-"""Sends one batch to the engine, wherever that is."""
+GenerateCall = Callable[
+    [list[Sequence[int]], SamplingSettings, list[int] | None], Awaitable[list[Completion]]
+]
+"""Sends prompts, how to sample, and seeds, to an engine: `policy.generate_many.route`."""
+
+TOKENS_A_CALL = 512
+"""The longest answers that a call may ask for together: who is answered early waits for all others of it."""
 
 _CLOSED = "the generator is closed"
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    prompt: Sequence[int]
+    sampling: SamplingSettings
+    seed: int | None
+    future: "asyncio.Future[Completion]" = field(default_factory=asyncio.Future)
+
+    def goes_with(self, other: "_Ask") -> bool:
+        return self.sampling == other.sampling and (self.seed is None) == (other.seed is None)
 
 
 class GeneratorClient:
     """Gathers the prompts of concurrent callers into batches.
 
-    While `max_calls` batches are under way, prompts gather; when one comes back, those that have gathered
-    go out together. So a lone prompt is not delayed, and under load a call carries many.
+    While as many calls are under way as the replicas are meant to have, prompts gather; when one comes back,
+    those that have gathered go out together. So a lone prompt is not delayed, and under load a call carries
+    many: as many as fit, of long answers fewer, and no more than leave every replica its share.
 
     Args:
-        call: Sends a batch; usually an actor's endpoint.
+        call: Sends a batch to the least loaded replica; usually `policy.generate_many.route`.
         max_batch: Prompts a call at most.
-        max_calls: Calls under way at most: one being generated, one waiting at the engine.
-        timeout_s: How long one call may take.
+        max_calls: Full calls under way at most a replica: one being generated, one waiting at the engine.
+        replicas: Tells how many replicas there are now.
+        timeout_s: How long one call may take, what it waits for a replica to serve included.
     """
 
     def __init__(
-        self, call: GenerateCall, *, max_batch: int, max_calls: int = 2, timeout_s: float = 300.0
+        self,
+        call: GenerateCall,
+        *,
+        max_batch: int,
+        max_calls: int = 2,
+        replicas: Callable[[], int] = lambda: 1,
+        timeout_s: float = 300.0,
     ) -> None:
         self._call = call
         self._max_batch = max_batch
         self._max_calls = max_calls
+        self._replicas = replicas
         self._timeout_s = timeout_s
-        self._waiting: deque[tuple[Sequence[int], SamplingSettings, asyncio.Future[Completion]]] = deque()
-        self._calls: set[asyncio.Task[None]] = set()
+        self._waiting: deque[_Ask] = deque()
+        self._calls: dict[asyncio.Task[None], int] = {}
+        """Each with the room that it takes: the prompts that it could have carried."""
         self._scheduled = False
         self._closed = False
 
-    async def complete(self, prompt: Sequence[int], sampling: SamplingSettings) -> Completion:
+    async def complete(
+        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
+    ) -> Completion:
         """Answer one prompt.
 
         Args:
             prompt: Token ids.
             sampling: How to sample; prompts with equal settings travel together.
+            seed: Decides the answer; None draws.
 
         Raises:
             GeneratorError: The engine failed, refused the prompt, or did not answer in time; or the client is
                 closed.
+            RoleFailed: No replica is to be had any more.
         """
         if self._closed:
             raise GeneratorError(_CLOSED)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-        self._waiting.append((prompt, sampling, future))
-        if not self._scheduled and len(self._calls) < self._max_calls:
+        ask = _Ask(prompt, sampling, seed)
+        self._waiting.append(ask)
+        if not self._scheduled and self._room(self._size(sampling)):
             # After everything that is ready to run now: those callers' prompts go along.
             self._scheduled = True
-            loop.call_soon(self._flush)
-        return await future
+            asyncio.get_running_loop().call_soon(self._flush)
+        return await ask.future
+
+    def _size(self, sampling: SamplingSettings) -> int:
+        """How many prompts a call may carry."""
+        return max(1, min(self._max_batch, TOKENS_A_CALL // max(1, sampling.max_new_tokens)))
+
+    def _room(self, size: int) -> bool:
+        """Whether one more call of this size may be under way."""
+        replicas = max(1, self._replicas())
+        return sum(self._calls.values()) + size <= self._max_calls * self._max_batch * replicas
 
     def _flush(self) -> None:
         self._scheduled = False
-        while self._waiting and len(self._calls) < self._max_calls:
-            sampling = self._waiting[0][1]
-            batch: list[tuple[Sequence[int], asyncio.Future[Completion]]] = []
-            while self._waiting and len(batch) < self._max_batch and self._waiting[0][1] == sampling:
-                prompt, _, future = self._waiting.popleft()
-                if not future.done():  # its caller has been cancelled
-                    batch.append((prompt, future))
+        idle = max(1, self._replicas() - len(self._calls))
+        share = math.ceil(len(self._waiting) / idle)
+        while self._waiting and self._room(self._size(self._waiting[0].sampling)):
+            first = self._waiting[0]
+            size = self._size(first.sampling)
+            batch: list[_Ask] = []
+            while self._waiting and len(batch) < min(size, share) and self._waiting[0].goes_with(first):
+                ask = self._waiting.popleft()
+                if not ask.future.done():  # its caller has been cancelled
+                    batch.append(ask)
             if batch:
-                task = asyncio.ensure_future(self._send(batch, sampling))
-                self._calls.add(task)
+                task = asyncio.ensure_future(self._send(batch))
+                self._calls[task] = size
                 task.add_done_callback(partial(self._finished, batch))
 
-    def _finished(
-        self, batch: list[tuple[Sequence[int], asyncio.Future[Completion]]], task: "asyncio.Task[None]"
-    ) -> None:
-        self._calls.discard(task)
-        for _, future in batch:  # a task that is cancelled before it begins has told nobody
-            if not future.done():
-                future.set_exception(GeneratorError(_CLOSED))
+    def _finished(self, batch: list[_Ask], task: "asyncio.Task[None]") -> None:
+        del self._calls[task]
+        for ask in batch:  # a task that is cancelled before it begins has told nobody
+            if not ask.future.done():
+                ask.future.set_exception(GeneratorError(_CLOSED))
         self._flush()
 
-    async def _send(
-        self, batch: list[tuple[Sequence[int], asyncio.Future[Completion]]], sampling: SamplingSettings
-    ) -> None:
+    async def _send(self, batch: list[_Ask]) -> None:
+        completions: list[Completion] = []
         try:
             async with asyncio.timeout(self._timeout_s):
-                completions = await self._call([prompt for prompt, _ in batch], sampling)
-            if len(completions) != len(batch):
-                raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
+                while batch:
+                    try:
+                        completions = await self._ask(batch)
+                        break
+                    except PromptRefused as refused:
+                        # It was that prompt's caller alone who asked for something wrong.
+                        _fail([batch[refused.prompt]], refused)
+                        batch = [*batch[: refused.prompt], *batch[refused.prompt + 1 :]]
         except BaseException as error:
             failure: BaseException = error
             if self._closed and isinstance(error, asyncio.CancelledError):
@@ -100,23 +145,33 @@ class GeneratorClient:
                 failure = GeneratorError(
                     f"the engine did not answer {len(batch)} prompts in {self._timeout_s:g} s"
                 )
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(failure)
+            _fail(batch, failure)
             if not isinstance(error, Exception):
                 raise
             return
-        for (_, future), completion in zip(batch, completions, strict=True):
-            if not future.done():
-                future.set_result(completion)
+        for ask, completion in zip(batch, completions, strict=True):
+            if not ask.future.done():
+                ask.future.set_result(completion)
+
+    async def _ask(self, batch: list[_Ask]) -> list[Completion]:
+        seeds = [ask.seed for ask in batch if ask.seed is not None] or None
+        completions = await self._call([ask.prompt for ask in batch], batch[0].sampling, seeds)
+        if len(completions) != len(batch):
+            raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
+        return completions
 
     async def close(self) -> None:
         """Cancel what is under way and fail whoever waits."""
         self._closed = True
-        while self._waiting:  # first, so that a call that ends sends nothing more
-            _, _, future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(GeneratorError(_CLOSED))
+        waiting = list(self._waiting)  # first, so that a call that ends sends nothing more
+        self._waiting.clear()
+        _fail(waiting, GeneratorError(_CLOSED))
         for task in list(self._calls):
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
+
+
+def _fail(asks: Sequence[_Ask], error: BaseException) -> None:
+    for ask in asks:
+        if not ask.future.done():
+            ask.future.set_exception(error)

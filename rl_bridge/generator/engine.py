@@ -213,7 +213,7 @@ class VllmEngine:
         if self._settings.weight_update == "drain":
             while self._batches:
                 if self._closed:
-                    fail(command.future, CLOSED)
+                    fail(command.future, GeneratorError(CLOSED))
                     return
                 self._beat = time.monotonic()
                 self._batches.step()
@@ -242,5 +242,5 @@ class VllmEngine:
             self.ended.set_exception(failure)
 
 
-def _ending(failure: BaseException | None) -> str:
-    return CLOSED if failure is None else f"the engine has failed: {failure}"
+def _ending(failure: BaseException | None) -> GeneratorError:
+    return GeneratorError(CLOSED if failure is None else f"the engine has failed: {failure}")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rl_bridge.errors import GeneratorError
-from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
 WARM = SamplingSettings(temperature=1.0, max_new_tokens=1)
@@ -18,13 +18,18 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[Sequence[int]], SamplingSettings]] = []
+        self.seeds: list[Sequence[int] | None] = []
+        self.refused: set[int] = set()
         self.open = asyncio.Event()
         self.open.set()
         self.failure: Exception | None = None
         self.under_way = self.most_under_way = 0
 
-    async def __call__(self, prompts: list[Sequence[int]], sampling: SamplingSettings) -> list[Completion]:
+    async def __call__(
+        self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None
+    ) -> list[Completion]:
         self.calls.append((prompts, sampling))
+        self.seeds.append(seeds)
         failure = self.failure
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -35,6 +40,9 @@ class FakeEngine:
             self.under_way -= 1
         if failure is not None:
             raise failure
+        for place, (number,) in enumerate(prompts):
+            if number in self.refused:
+                raise PromptRefused(place, f"{number} is no number")
         return [
             Completion(
                 tokens=list(prompt), logprobs=[0.0] * len(prompt), versions=[0] * len(prompt), stopped=True
@@ -53,9 +61,12 @@ async def settle() -> None:
 
 
 def ask(
-    client: GeneratorClient, *numbers: int, sampling: SamplingSettings = WARM
+    client: GeneratorClient, *numbers: int, sampling: SamplingSettings = WARM, seeded: bool = False
 ) -> list[asyncio.Task[Completion]]:
-    return [asyncio.ensure_future(client.complete([number], sampling)) for number in numbers]
+    return [
+        asyncio.ensure_future(client.complete([number], sampling, 100 + number if seeded else None))
+        for number in numbers
+    ]
 
 
 def answers(completions: Sequence[Completion]) -> list[int]:
@@ -109,6 +120,74 @@ async def test_settings_are_never_mixed() -> None:
     assert answers(await asyncio.gather(*tasks)) == list(range(6))
     by_settings = {number: sampling for prompts, sampling in engine.calls for (number,) in prompts}
     assert by_settings == {0: WARM, 1: WARM, 2: WARM, 3: GREEDY, 4: GREEDY, 5: WARM}
+
+
+async def test_seeds_travel_with_their_prompts_and_apart_from_those_without() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=64)
+    tasks = ask(client, 0, 1, seeded=True) + ask(client, 2, 3) + ask(client, 4, seeded=True)
+    assert answers(await asyncio.gather(*tasks)) == list(range(5))
+    assert [[number for (number,) in prompts] for prompts, _ in engine.calls] == [[0, 1], [2, 3], [4]]
+    assert engine.seeds == [[100, 101], None, [104]]
+
+
+async def test_every_replica_gets_its_share() -> None:
+    engine = FakeEngine()
+    replicas = 3
+    client = GeneratorClient(engine, max_batch=64, max_calls=2, replicas=lambda: replicas)
+    engine.open.clear()
+    tasks = ask(client, *range(48))
+    await settle()
+    assert engine.sizes == [16, 16, 16]
+    tasks += ask(client, *range(48, 98))  # behind them: one more call each, as full as they come
+    await settle()
+    tasks += ask(client, *range(98, 100))
+    await settle()
+    assert engine.sizes == [16, 16, 16, 50, 2]
+    replicas = 1  # two are lost: their calls come back, but for a while no more go out than one can take
+    engine.open.set()
+    assert answers(await asyncio.gather(*tasks)) == list(range(100))
+
+
+async def test_with_no_replica_at_all_a_call_goes_out_and_waits_for_one() -> None:
+    client = GeneratorClient(FakeEngine(), max_batch=64, replicas=lambda: 0)
+    assert answers(await asyncio.gather(*ask(client, *range(5)))) == list(range(5))
+
+
+async def test_long_answers_travel_in_smaller_calls_and_more_of_them() -> None:
+    engine = FakeEngine()
+    client = GeneratorClient(engine, max_batch=8, max_calls=2)
+    engine.open.clear()
+    long = SamplingSettings(temperature=1.0, max_new_tokens=TOKENS_A_CALL // 2)
+    longer = SamplingSettings(temperature=1.0, max_new_tokens=TOKENS_A_CALL * 2)
+    tasks = ask(client, *range(9), sampling=long) + ask(client, *range(9, 30), sampling=longer)
+    await settle()
+    assert engine.sizes == [2, 2, 2, 2, 1] + [1] * 6  # as much room as for two calls of 8
+    engine.open.set()
+    assert answers(await asyncio.gather(*tasks)) == list(range(30))
+
+
+async def test_a_refused_prompt_is_the_fault_of_its_own_caller() -> None:
+    engine = FakeEngine()
+    engine.refused = {1, 4}
+    client = GeneratorClient(engine, max_batch=64)
+    results = await asyncio.gather(*ask(client, *range(6), seeded=True), return_exceptions=True)
+    assert [str(results[place]) for place in (1, 4)] == [
+        "the engine refused a prompt: 1 is no number",
+        "the engine refused a prompt: 4 is no number",
+    ]
+    assert [result.tokens[0] for result in results if isinstance(result, Completion)] == [0, 2, 3, 5]
+    assert engine.seeds[-1] == [100, 102, 103, 105]
+
+
+async def test_when_every_prompt_is_refused_the_client_lives_on() -> None:
+    engine = FakeEngine()
+    engine.refused = {0, 1}
+    client = GeneratorClient(engine, max_batch=64)
+    results = await asyncio.gather(*ask(client, 0, 1), return_exceptions=True)
+    assert [type(result) for result in results] == [PromptRefused, PromptRefused]
+    assert engine.sizes == [2, 1]
+    assert answers([await client.complete([4], WARM)]) == [4]
 
 
 async def test_a_failed_call_reaches_its_own_callers_alone() -> None:
@@ -172,7 +251,9 @@ async def test_an_engine_that_does_not_answer_in_time_is_named() -> None:
 
 
 async def test_a_wrong_number_of_answers_is_an_error() -> None:
-    async def forgetful(prompts: list[Sequence[int]], sampling: SamplingSettings) -> list[Completion]:
+    async def forgetful(
+        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None
+    ) -> list[Completion]:
         return []
 
     client = GeneratorClient(forgetful, max_batch=2)

@@ -160,7 +160,12 @@ class FakeEngine:
         self.asked: list[SamplingSettings] = []
         self.before: Callable[[], Any] = lambda: None
 
-    async def __call__(self, prompts: list[Sequence[int]], sampling: SamplingSettings) -> list[Completion]:
+    async def __call__(
+        self,
+        prompts: list[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Completion]:
         self.asked.append(sampling)
         outcome = self.before()
         if asyncio.iscoroutine(outcome):

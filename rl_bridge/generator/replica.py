@@ -1,0 +1,143 @@
+"""One replica of the policy: an engine, and where its weights come from."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rl_bridge.errors import WeightsError
+from rl_bridge.generator.checkpoint import Checkpoint
+from rl_bridge.generator.engine import VllmEngine
+from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
+
+if TYPE_CHECKING:
+    from rl_bridge.weights.store import WeightStore
+
+INITIAL: PolicyVersion = 0
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class UpdateFigures:
+    """What taking new weights cost.
+
+    Attributes:
+        version: Served from now on.
+        transport_s: Seconds until the tensors were there, while answers were generated as ever.
+        pause_s: Seconds in which no new prompt was begun.
+        load_s: Of these, seconds in which the engine replaced its weights and generated nothing at all.
+    """
+
+    version: PolicyVersion
+    transport_s: float
+    pause_s: float
+    load_s: float
+
+
+class PolicyReplica:
+    """Answers prompts, and serves the version that it is told to.
+
+    Args:
+        settings: What the engine is started with.
+        store: Where versions after the first are found; None for a policy that is never trained.
+    """
+
+    def __init__(self, settings: EngineSettings, store: "WeightStore | None" = None) -> None:
+        self._settings = settings
+        self._store = store
+        self._checkpoint = Checkpoint(settings.model_path)
+        self._engine = VllmEngine(settings)
+        self._updates = asyncio.Lock()
+
+    @property
+    def ended(self) -> "Future[None]":
+        """Done when the engine is no more: with None after `close`, otherwise with what it died of."""
+        return self._engine.ended
+
+    async def setup(self) -> None:
+        """Load the engine; returns when it can answer.
+
+        Raises:
+            MissingStack: vLLM is not installed.
+            GeneratorError: The engine cannot start.
+        """
+        await asyncio.wrap_future(self._engine.start())
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
+    ) -> Completion:
+        """Answer one prompt; see `generate_many`."""
+        seeds = None if seed is None else [seed]
+        (completion,) = await self.generate_many([prompt], sampling, seeds)
+        return completion
+
+    async def generate_many(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Completion]:
+        """Answer prompts, in order.
+
+        Args:
+            prompts: Token ids.
+            sampling: How to sample; None as the settings say.
+            seeds: One a prompt, which decides its answer; None draws.
+
+        Raises:
+            PromptRefused: The engine does not take one of the prompts; it works on none of them.
+            GeneratorError: The engine failed, refused, or did not answer in time.
+        """
+        sampling = sampling or self._settings.sampling
+        return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
+
+    async def update_weights(self, version: PolicyVersion) -> UpdateFigures:
+        """Take a version: the first from the checkpoint, the others from the store. One at a time, in order.
+
+        Raises:
+            WeightsError: The store does not have it, or it is not of this model; the weights are as before.
+            GeneratorError: The engine failed.
+        """
+        async with self._updates:
+            began = time.monotonic()
+            if version == INITIAL:
+                if self._engine.version == INITIAL:
+                    return UpdateFigures(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
+                return await self._load(version, await asyncio.to_thread(self._checkpoint.tensors), began)
+            if self._store is None:
+                raise WeightsError(f"expected a store of weights to take version {version} from, got none")
+            async with self._store.open(version) as state:
+                self._checkpoint.require_like(state)
+                return await self._load(version, state, began)
+
+    async def _load(self, version: PolicyVersion, state: dict[str, Tensor], began: float) -> UpdateFigures:
+        transport_s = time.monotonic() - began
+        loading = asyncio.wrap_future(self._engine.load(version, state))
+        try:
+            figures = await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            await asyncio.wait({loading})  # the engine reads what our caller would give back
+            raise
+        return UpdateFigures(
+            version=version, transport_s=transport_s, pause_s=figures.pause_s, load_s=figures.load_s
+        )
+
+    def version(self) -> PolicyVersion:
+        """The version being served."""
+        return self._engine.version
+
+    def health(self) -> None:
+        """Look whether the engine works.
+
+        Raises:
+            GeneratorError: It does not.
+        """
+        self._engine.check()
+
+    async def close(self) -> None:
+        """End the engine. What is under way fails."""
+        await asyncio.to_thread(self._engine.close)
