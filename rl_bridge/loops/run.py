@@ -16,8 +16,8 @@ from rl_bridge.errors import RoleFailed
 from rl_bridge.metrics import MetricsLog
 from rl_bridge.metrics.console import ProgressBar, iteration_line
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import held_out_seeds
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.seeds import held_out_seeds
 from rl_bridge.rollout.task import EvaluationResult, Task
 from rl_bridge.rollout.workers import RolloutWorkers
 from rl_bridge.types import Ending, PolicyVersion, Trajectory

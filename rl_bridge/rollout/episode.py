@@ -2,13 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from openenv_core import EnvClient
+from openenv_core import StepResult
 from rl_bridge.rollout.outcomes import require_play
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending, Trajectory, Turn
+
+
+class Session(Protocol):
+    """One environment: an `EnvClient`, or a leased session."""
+
+    async def reset(self, **options: Any) -> StepResult[Any]:
+        """Begin an episode."""
+
+    async def step(self, action: Any, /) -> StepResult[Any]:
+        """Take a step."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -29,9 +40,24 @@ class EpisodeSettings:
 
 
 async def play_episode(
-    client: EnvClient[Any, Any, Any], policy: ChatPolicy, task: Task, *, seed: int, settings: EpisodeSettings
+    client: Session,
+    policy: ChatPolicy,
+    task: Task,
+    *,
+    seed: int,
+    settings: EpisodeSettings,
+    sampling_key: tuple[int, int, int] | None = None,
 ) -> Trajectory | None:
     """Play one episode from its seed to its end.
+
+    Args:
+        client: A session of the environment.
+        policy: Who plays.
+        task: What ties the two together.
+        seed: The environment's.
+        settings: How it is played.
+        sampling_key: The run's seed, the group and the sibling, where every completion is to be sampled with a seed
+            of its own; None where the engine's generator goes on as it pleases.
 
     Returns:
         The trajectory; None where the episode was over before the policy could act.
@@ -55,7 +81,11 @@ async def play_episode(
         if prompt is None:
             ending = Ending.TRUNCATED_LENGTH
             break
-        turn, text = await policy.answer(prompt, temperature=settings.temperature)
+        turn, text = await policy.answer(
+            prompt,
+            temperature=settings.temperature,
+            seed=None if sampling_key is None else sampling_seed(*sampling_key, len(turns)),
+        )
         turns.append(turn)
         action = task.parse(text)
         if action is None:

@@ -6,22 +6,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rl_bridge.algorithms.advantages import group_advantages, has_variance
+from rl_bridge.rollout.seeds import TRAINING_SEEDS
 from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.types import Ending, Group, TrainSample, Trajectory
-
-TRAINING_SEEDS = 2**31
-"""Training takes seeds below this, evaluation takes seeds from this on: no hand is in both."""
 
 
 def training_seeds(run_seed: int, iteration: int, count: int) -> list[int]:
     """The deals of one iteration; the same for the same run and iteration, so a resumed run goes on alike."""
     generator = np.random.default_rng([run_seed, iteration])
     return [int(seed) for seed in generator.integers(0, TRAINING_SEEDS, size=count)]
-
-
-def held_out_seeds(first: int, count: int) -> range:
-    """Seeds that training never uses, in order, from the `first` of them on."""
-    return range(TRAINING_SEEDS + first, TRAINING_SEEDS + first + count)
 
 
 def siblings(seeds: Sequence[int], group_size: int) -> list[int]:

@@ -2,10 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
-from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.tokens.chat import ChatTokenizer, Message
-from rl_bridge.types import SamplingSettings, Turn
+from rl_bridge.types import Completion, SamplingSettings, Turn
+
+
+class Generator(Protocol):
+    """Whatever completes prompts: a `GeneratorClient`."""
+
+    async def complete(
+        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
+    ) -> Completion:
+        """Answer one prompt."""
 
 
 class ChatPolicy:
@@ -19,7 +28,7 @@ class ChatPolicy:
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, generator: GeneratorClient, *, max_new_tokens: int, max_length: int
+        self, tokenizer: ChatTokenizer, generator: Generator, *, max_new_tokens: int, max_length: int
     ) -> None:
         self._tokenizer = tokenizer
         self._generator = generator
@@ -31,12 +40,15 @@ class ChatPolicy:
         prompt = self._tokenizer.prompt(messages)
         return None if len(prompt) > self._longest_prompt else prompt
 
-    async def answer(self, prompt: Sequence[int], *, temperature: float) -> tuple[Turn, str]:
+    async def answer(
+        self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
+    ) -> tuple[Turn, str]:
         """Answer one prompt.
 
         Args:
             prompt: From `prompt`.
             temperature: 0 takes the most likely token.
+            seed: Decides the answer; None leaves it to the engine's generator.
 
         Returns:
             The exchange, and the text of the answer.
@@ -46,7 +58,7 @@ class ChatPolicy:
             max_new_tokens=self._max_new_tokens,
             stop_token_ids=self._tokenizer.stop_token_ids,
         )
-        completion = await self._generator.complete(prompt, sampling)
+        completion = await self._generator.complete(prompt, sampling, seed)
         return Turn(prompt=prompt, completion=completion), self._tokenizer.text(completion.tokens)
 
     async def answer_greedily(self, chats: Sequence[Sequence[Message]]) -> list[str]:

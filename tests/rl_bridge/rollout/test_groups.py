@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_bridge.rollout.groups import (
-    TRAINING_SEEDS,
-    held_out_seeds,
     into_groups,
     rollout_figures,
     siblings,
     training_samples,
     training_seeds,
 )
+from rl_bridge.rollout.seeds import TRAINING_SEEDS, held_out_seeds
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 

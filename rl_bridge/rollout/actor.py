@@ -1,0 +1,126 @@
+"""The rollout worker as a Monarch actor."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from monarch.actor import concurrent_endpoint
+
+from openenv_core import EnvClient
+from rl_bridge.config import resolve
+from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.preemption import on_termination
+from rl_bridge.rollout.settings import WorkerSettings
+from rl_bridge.rollout.task import Task
+from rl_bridge.rollout.worker import RolloutWorker
+from rl_bridge.services.actor import ServiceActor
+from rl_bridge.services.handle import Roster, ServiceHandle
+from rl_bridge.tokens.chat import ChatTokenizer
+
+GRACE_S = 10.0
+"""How long a preempted worker takes at most to hand back what it has."""
+FAREWELL_S = 0.5
+"""For the last answers to be on their way before the process ends."""
+
+_log = logging.getLogger(__name__)
+
+
+class RolloutActor(ServiceActor):
+    """A thin shell around `RolloutWorker`. It asks the policy's replicas by itself, wherever they are."""
+
+    REPLAYED = ("take_policy", "take_servers")
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._policy: ServiceHandle | None = None
+        self._client: GeneratorClient | None = None
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """Load the task and the tokenizer."""
+        settings, config = self._settings, self._settings.config
+        task_type = resolve(config.rollout.task, key="rollout.task")
+        if not (isinstance(task_type, type) and issubclass(task_type, Task)):
+            raise ConfigError(
+                f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
+            )
+        task = task_type(config, Path(settings.folder))
+
+        def connect(url: str) -> EnvClient[Any, Any, Any]:
+            longest = max(settings.deadlines.reset_s, settings.deadlines.step_s)
+            return task.client_type(url, message_timeout_s=longest + 1.0)
+
+        self._sessions = SessionLeases(connect, sessions=settings.sessions, deadlines=settings.deadlines)
+        self._client = GeneratorClient(
+            self._generate,
+            max_batch=config.rollout.max_num_seqs,
+            replicas=lambda: 1 if self._policy is None else self._policy.serving,
+            timeout_s=settings.generation_timeout_s,
+        )
+        policy = ChatPolicy(
+            ChatTokenizer(settings.model_path, thinking=config.model.thinking),
+            self._client,
+            max_new_tokens=config.rollout.max_new_tokens,
+            max_length=config.rollout.max_length,
+        )
+        self._worker = RolloutWorker(
+            self._sessions, task=task, policy=policy, max_attempts=config.rollout.max_attempts
+        )
+        if settings.checkpoint_on_preemption:
+            await on_termination(self._preempt)
+
+    async def _generate(self, *args: Any) -> Any:
+        if self._policy is None:
+            raise RolloutError("expected take_policy before the first assignment, it was not called")
+        return await self._policy.generate_many.route(*args)
+
+    @concurrent_endpoint
+    async def take_policy(self, roster: Roster) -> None:
+        """Ask these replicas from now on."""
+        if self._policy is None:
+            self._policy = ServiceHandle(roster)
+        else:
+            self._policy.update(roster)
+
+    @concurrent_endpoint
+    async def take_servers(self, urls: Sequence[str]) -> None:
+        """Play on these environment servers from now on."""
+        self._sessions.replace(urls)
+
+    @concurrent_endpoint
+    async def play(self, assignment: Assignment) -> AssignmentResult:
+        """See `RolloutWorker.play`."""
+        return await self._worker.play(assignment)
+
+    @concurrent_endpoint
+    async def cut(self, leases: tuple[int, ...]) -> None:
+        """See `RolloutWorker.cut`."""
+        self._worker.cut(leases)
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """Close the sessions."""
+        await self._sessions.close()
+        if self._client is not None:
+            await self._client.close()
+
+    def _preempt(self) -> None:
+        self._going = asyncio.ensure_future(self._go())
+
+    async def _go(self) -> None:
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await self._worker.leave()
+        except TimeoutError:
+            _log.warning("this worker has to go, and not all of its assignments could be handed back")
+        await asyncio.sleep(FAREWELL_S)
+        sys.stderr.flush()
+        os._exit(0)

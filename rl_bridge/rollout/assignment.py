@@ -1,0 +1,71 @@
+"""What a rollout worker is asked to play, and what it answers. Both travel between processes."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.types import Trajectory
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Assignment:
+    """Episodes for one worker, usually those of one group.
+
+    Attributes:
+        lease: The right to finish them; what comes back names it.
+        seeds: The environment's, one an episode; siblings share one.
+        siblings: Each episode's number in its group.
+        settings: How they are played.
+        sampling_key: The run's seed and the group's number, where every completion is to be sampled with a seed of its
+            own; None where the engine's generator goes on as it pleases.
+    """
+
+    lease: int
+    seeds: tuple[int, ...]
+    siblings: tuple[int, ...]
+    settings: EpisodeSettings
+    sampling_key: tuple[int, int] | None = None
+
+
+class Absence(StrEnum):
+    """Why there is no trajectory."""
+
+    DROPPED = "dropped"
+    """Every attempt failed, through no fault of the policy's."""
+    UNSCORED = "unscored"
+    """It was played to an end that has no reward."""
+    NO_TURN = "no_turn"
+    """It was over before the policy could act."""
+    UNFINISHED = "unfinished"
+    """The worker was told to stop, or has to go."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class NoTrajectory:
+    """An episode without a trajectory to learn from."""
+
+    absence: Absence
+    reason: str
+
+
+Outcome: TypeAlias = Trajectory | NoTrajectory
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class AssignmentResult:
+    """What became of the episodes of an assignment.
+
+    Attributes:
+        lease: The assignment's.
+        outcomes: One an episode, in the assignment's order.
+        retried: Attempts that failed through no fault of the policy's.
+        last_failure: Why an attempt failed last; None where none has.
+        preempted: The worker has to go: what is unfinished is for others.
+    """
+
+    lease: int
+    outcomes: tuple[Outcome, ...]
+    retried: int = 0
+    last_failure: str | None = None
+    preempted: bool = False

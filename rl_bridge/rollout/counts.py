@@ -1,0 +1,56 @@
+"""What became of the episodes of a run, counted."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory, Outcome
+
+
+@dataclass(kw_only=True, slots=True)
+class EpisodeCounts:
+    """Since the beginning of the run; after a rewind, since the beginning of the history that is left.
+
+    Attributes:
+        played: Episodes with a trajectory.
+        retried: Attempts that failed through no fault of the policy's.
+        dropped: Episodes given up after as many attempts as are allowed.
+        unscored: Episodes played to an end that has no reward.
+        without_turn: Episodes that were over before the policy could act.
+        unfinished: Episodes that were cut short because the trainer waited for their group.
+        last_failure: Why an attempt failed last; None where none has.
+        last_unscored: Why an episode had no reward last; None where each had one.
+    """
+
+    played: int = 0
+    retried: int = 0
+    dropped: int = 0
+    unscored: int = 0
+    without_turn: int = 0
+    unfinished: int = 0
+    last_failure: str | None = None
+    last_unscored: str | None = None
+
+    def attempted(self, result: AssignmentResult) -> None:
+        """Count the failed attempts of one assignment."""
+        self.retried += result.retried
+        self.last_failure = result.last_failure or self.last_failure
+
+    def ended(self, outcomes: Iterable[Outcome]) -> None:
+        """Count how episodes ended for good."""
+        for outcome in outcomes:
+            if not isinstance(outcome, NoTrajectory):
+                self.played += 1
+            elif outcome.absence is Absence.DROPPED:
+                self.dropped += 1
+            elif outcome.absence is Absence.UNSCORED:
+                self.unscored += 1
+                self.last_unscored = outcome.reason
+            elif outcome.absence is Absence.NO_TURN:
+                self.without_turn += 1
+            else:
+                self.unfinished += 1
+
+    def state(self) -> dict[str, Any]:
+        """For `json`."""
+        return asdict(self)

@@ -1,0 +1,315 @@
+"""Keeps the rollout workers busy: leases groups, sends them out, settles what comes back."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rl_bridge.buffer.ledger import Lease, Ledger
+from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.counts import EpisodeCounts
+from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.seeds import group_seed
+from rl_bridge.types import Group, PolicyVersion, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+class PlayEndpoint(Protocol):
+    """`rollout.play`."""
+
+    async def route(self, assignment: Assignment) -> AssignmentResult:
+        """Have one worker play."""
+
+
+class CutEndpoint(Protocol):
+    """`rollout.cut`."""
+
+    async def fanout(self, leases: tuple[int, ...]) -> object:
+        """Tell every worker."""
+
+
+class RolloutService(Protocol):
+    """The service of the `RolloutActor`, as far as it is needed here."""
+
+    @property
+    def play(self) -> PlayEndpoint:
+        """Plays an assignment."""
+
+    @property
+    def cut(self) -> CutEndpoint:
+        """Ends assignments early."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class DispatchSettings:
+    """How groups are played.
+
+    Attributes:
+        run_seed: The run's; with a group's number it decides the group's seed.
+        group_size: Siblings of a group.
+        min_group_size: Siblings that a group needs to be worth training, where others were dropped or cut.
+        slots: Groups in flight at most.
+        episode: How an episode is played.
+        deterministic: Sample every completion with a seed of its own.
+        timeout_s: How long a worker may take for an assignment, before it is taken for lost.
+    """
+
+    run_seed: int
+    group_size: int
+    min_group_size: int
+    slots: int
+    episode: EpisodeSettings
+    deterministic: bool
+    timeout_s: float
+
+
+class Dispatcher:
+    """The controller's side of the rollouts. While it is open, groups are played as fast as admission allows.
+
+    What ends it, an error that trying again cannot help, reaches the loop through the buffer: `sample` raises it.
+
+    Args:
+        rollout: The service of the workers.
+        buffer: Where groups are leased from and added to.
+        settings: How they are played.
+    """
+
+    def __init__(self, rollout: RolloutService, buffer: ReplayBuffer, settings: DispatchSettings) -> None:
+        self.counts = EpisodeCounts()
+        """What became of the episodes that were played for training."""
+        self._rollout = rollout
+        self._buffer = buffer
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.slots)
+        self._leasing: asyncio.Task[None] | None = None
+        self._plays: dict[asyncio.Task[None], Lease] = {}
+        self._cuts: set[asyncio.Task[None]] = set()
+        self._kept: dict[int, dict[int, Outcome]] = {}
+        """Of groups that wait for another worker: the outcomes of the siblings that are finished."""
+        self._held_out_leases = itertools.count(-1, -1)
+        self._lost_in_a_row = 0
+        buffer.cut = self._cut
+
+    async def __aenter__(self) -> Self:
+        """Begin to play."""
+        self._leasing = asyncio.create_task(self._lease())
+        self._leasing.add_done_callback(self._ended)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leasing is not None:
+            self._leasing.cancel()
+            await asyncio.gather(self._leasing, return_exceptions=True)
+        await self._recall()
+        for cut in self._cuts:
+            cut.cancel()
+        await asyncio.gather(*self._cuts, return_exceptions=True)
+
+    def served(self, version: PolicyVersion) -> None:
+        """Every serving generator holds these weights, or newer ones: more groups may start."""
+        self._buffer.served(version)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What a checkpoint holds: a part for `json`, and attachments. Groups under way are played again."""
+        ledger, groups = self._buffer.state()
+        return {"ledger": ledger, "episodes": self.counts.state()}, {"groups": groups}
+
+    async def rewind(
+        self, version: PolicyVersion, state: Mapping[str, Any] | None, attachments: Mapping[str, bytes]
+    ) -> None:
+        """Go back to a checkpoint; what is under way is recalled, and what still comes of it is late.
+
+        Args:
+            version: The checkpoint's, which every generator holds again.
+            state: The checkpoint's; None for the beginning of the run.
+            attachments: The checkpoint's.
+
+        Raises:
+            RolloutError: The checkpoint is damaged.
+        """
+        await self._recall()
+        self._kept.clear()
+        self._lost_in_a_row = 0
+        if state is None:
+            self.counts = EpisodeCounts()
+            self._buffer.restore(Ledger(max_losses=None).state(), b"[]", served=version)
+        else:
+            self.counts = EpisodeCounts(**state["episodes"])
+            self._buffer.restore(state["ledger"], attachments["groups"], served=version)
+
+    async def play_held_out(
+        self,
+        seeds: Sequence[int],
+        episode: EpisodeSettings,
+        *,
+        timeout_s: float,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Outcome]:
+        """Play one episode a seed, for evaluation.
+
+        Args:
+            seeds: The environment's.
+            episode: How they are played.
+            timeout_s: For all of them together.
+            progress: Told how many are done.
+
+        Returns:
+            One outcome a seed, in order.
+
+        Raises:
+            RolloutError: The time ran out.
+        """
+        outcomes: dict[int, Outcome] = {}
+        free = asyncio.Semaphore(self._settings.slots)
+
+        async def play(first: int) -> None:
+            part = tuple(seeds[first : first + self._settings.group_size])
+            async with free:
+                for place, outcome in enumerate(await self._play_part(part, episode)):
+                    outcomes[first + place] = outcome
+            progress(len(outcomes))
+
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+                for first in range(0, len(seeds), self._settings.group_size):
+                    group.create_task(play(first))
+        except TimeoutError:
+            raise RolloutError(
+                f"expected {len(seeds)} episodes within {timeout_s:g} s, got {len(outcomes)}; "
+                "raise rollout.timeout_s, or look at what the environment waits for"
+            ) from None
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from several
+        return [outcomes[place] for place in range(len(seeds))]
+
+    async def _play_part(self, seeds: tuple[int, ...], episode: EpisodeSettings) -> list[Outcome]:
+        """Until every episode has an outcome, whoever plays it; the caller has the deadline."""
+        outcomes: dict[int, Outcome] = {}
+        while left := [place for place in range(len(seeds)) if place not in outcomes]:
+            assignment = Assignment(
+                lease=next(self._held_out_leases),
+                seeds=tuple(seeds[place] for place in left),
+                siblings=tuple(left),
+                settings=episode,
+            )
+            with contextlib.suppress(ReplicaLost, NoReplica):
+                result = await self._rollout.play.route(assignment)
+                outcomes |= _final(zip(left, result.outcomes, strict=True))
+        return [outcomes[place] for place in range(len(seeds))]
+
+    async def _lease(self) -> None:
+        while True:
+            await self._slots.acquire()
+            lease = await self._buffer.lease()
+            play = asyncio.create_task(self._play(lease))
+            self._plays[play] = lease
+            play.add_done_callback(self._ended)
+
+    async def _play(self, lease: Lease) -> None:
+        settings = self._settings
+        seed = group_seed(settings.run_seed, lease.group)
+        kept = self._kept.pop(lease.group, {})
+        left = tuple(sibling for sibling in range(settings.group_size) if sibling not in kept)
+        assignment = Assignment(
+            lease=lease.id,
+            seeds=(seed,) * len(left),
+            siblings=left,
+            settings=settings.episode,
+            sampling_key=(settings.run_seed, lease.group) if settings.deterministic else None,
+        )
+        try:
+            async with asyncio.timeout(settings.timeout_s):
+                result = await self._rollout.play.route(assignment)
+        except (ReplicaLost, NoReplica, TimeoutError) as error:
+            logger.warning("group %d is played again: %s", lease.group, error or "its worker does not answer")
+            self._buffer.lose(lease)
+            if isinstance(error, TimeoutError):
+                self._cut([lease])
+            return
+        await self._settle(lease, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
+
+    async def _settle(
+        self, lease: Lease, seed: int, outcomes: dict[int, Outcome], result: AssignmentResult
+    ) -> None:
+        if result.preempted:
+            kept = _final(outcomes.items())
+            if self._buffer.give_back(lease, floor=lease.floor if kept else None):
+                self._kept[lease.group] = kept
+                self.counts.attempted(result)
+            return
+        trajectories = [one for _, one in sorted(outcomes.items()) if isinstance(one, Trajectory)]
+        if len(trajectories) >= self._settings.min_group_size:
+            group = Group(id=lease.group, seed=seed, trajectories=trajectories)
+            current = await self._buffer.add(group, lease)
+            self._lost_in_a_row = 0
+        else:
+            current = self._buffer.drop(lease, _why_too_few(outcomes.values()))
+            self._lost_in_a_row += current
+        if current:
+            self.counts.attempted(result)
+            self.counts.ended(outcomes.values())
+            self._require_some_success(outcomes.values())
+
+    def _require_some_success(self, outcomes: Iterable[Outcome]) -> None:
+        if self._lost_in_a_row >= self._buffer.admission.groups_per_batch:
+            absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
+            raise RolloutError(
+                f"none of the last {self._lost_in_a_row} groups could be trained; the last one had "
+                f"{_why_too_few(outcomes)}; the last because: {absent[-1].reason}"
+            )
+
+    def _cut(self, leases: Sequence[Lease]) -> None:
+        cut = asyncio.ensure_future(self._tell_to_stop(tuple(lease.id for lease in leases)))
+        self._cuts.add(cut)
+        cut.add_done_callback(self._cuts.discard)
+
+    async def _tell_to_stop(self, leases: tuple[int, ...]) -> None:
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await self._rollout.cut.fanout(leases)
+        except Exception as error:  # a worker that cannot be told is gone, or its group is dropped anyway
+            logger.info("workers could not be told to stop: %s", error)
+
+    async def _recall(self) -> None:
+        """Wait for nothing that is under way, and tell the workers to stop."""
+        plays = dict(self._plays)
+        for play in plays:
+            play.cancel()
+        await asyncio.gather(*plays, return_exceptions=True)
+        if plays:
+            self._cut(list(plays.values()))
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """One of our tasks is over; an error in it is the end of all."""
+        if self._plays.pop(task, None) is not None:
+            self._slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._buffer.fail(error)
+
+
+def _final(outcomes: Any) -> dict[int, Outcome]:
+    """Those that no other worker has to play."""
+    return {
+        place: outcome
+        for place, outcome in outcomes
+        if not (isinstance(outcome, NoTrajectory) and outcome.absence is Absence.UNFINISHED)
+    }
+
+
+def _why_too_few(outcomes: Any) -> str:
+    reasons = Counter(
+        outcome.absence.value if isinstance(outcome, NoTrajectory) else "played" for outcome in outcomes
+    )
+    return "too few siblings: " + ", ".join(
+        f"{number} {reason}" for reason, number in sorted(reasons.items())
+    )

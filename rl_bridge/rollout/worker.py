@@ -1,0 +1,183 @@
+"""One worker's part of the rollouts: assignments in, outcomes out, as many episodes at once as it has sessions."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from openenv_core.errors import (
+    AccessRefused,
+    AuthenticationFailed,
+    CapacityReached,
+    ClientError,
+    ExecutionFailed,
+    ServerError,
+)
+from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.errors import (
+    EpisodeLost,
+    EpisodeUnscored,
+    GeneratorError,
+    NoReplica,
+    PromptRefused,
+    ReplicaLost,
+    RolloutError,
+)
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.episode import play_episode
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.task import Task
+
+BACKOFF_S = 0.1
+"""Before the second attempt at an episode; doubles with each further one."""
+
+
+class RolloutWorker:
+    """Plays assignments, each episode in a session of its own for as long as it lasts.
+
+    A session that fails, or says that its infrastructure did, is replaced by a fresh one and its episode is tried
+    again. An episode that keeps failing is dropped and counted: infrastructure is never scored as play. One whose
+    environment cannot say how well it was played is left out, and counted apart.
+
+    Args:
+        sessions: Bounds the episodes in flight.
+        task: What ties the episodes to the policy.
+        policy: Who plays.
+        max_attempts: How often an episode is tried before it is dropped.
+    """
+
+    def __init__(self, sessions: SessionLeases, *, task: Task, policy: ChatPolicy, max_attempts: int) -> None:
+        self._sessions = sessions
+        self._task = task
+        self._policy = policy
+        self._max_attempts = max_attempts
+        self._playing: dict[int, _Playing] = {}
+        self._leaving = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def play(self, assignment: Assignment) -> AssignmentResult:
+        """Play episodes until all are done, or `cut` or `leave` says to stop.
+
+        Raises:
+            RolloutError: The environment refuses what is sent, so that trying again cannot help.
+            PromptRefused: The engine takes no such prompt.
+        """
+        playing = _Playing(self, assignment)
+        self._playing[assignment.lease] = playing
+        self._idle.clear()
+        try:
+            if not self._leaving.is_set():
+                await playing.run()
+            return playing.result(preempted=self._leaving.is_set())
+        finally:
+            if self._playing.get(assignment.lease) is playing:
+                del self._playing[assignment.lease]
+            if not self._playing:
+                self._idle.set()
+
+    def cut(self, leases: Iterable[int]) -> None:
+        """Stop the assignments of these leases: they answer with what is finished. Others' leases mean nothing."""
+        for lease in leases:
+            if (playing := self._playing.get(lease)) is not None:
+                playing.stop.set()
+
+    async def leave(self) -> None:
+        """The worker has to go: every assignment, and every one that still comes, is handed back as it is.
+
+        Returns when all have been answered.
+        """
+        self._leaving.set()
+        self.cut(list(self._playing))
+        await self._idle.wait()
+
+    async def attempt(self, seed: int, sibling: int, playing: "_Playing") -> Outcome:
+        """Play one episode, in a fresh session after each failure that is not the policy's."""
+        assignment = playing.assignment
+        key = None if assignment.sampling_key is None else (*assignment.sampling_key, sibling)
+        failure = ""
+        for number in range(self._max_attempts):
+            if number:
+                await asyncio.sleep(BACKOFF_S * 2 ** (number - 1))
+            try:
+                async with self._sessions.lease() as session:
+                    trajectory = await play_episode(
+                        session,
+                        self._policy,
+                        self._task,
+                        seed=seed,
+                        settings=assignment.settings,
+                        sampling_key=key,
+                    )
+            except EpisodeUnscored as reason:
+                # The policy has played, so it is not played again until it suits.
+                return NoTrajectory(absence=Absence.UNSCORED, reason=str(reason))
+            except PromptRefused:
+                raise
+            except (ClientError, EpisodeLost, GeneratorError, NoReplica, ReplicaLost) as error:
+                if _is_refusal(error):
+                    raise RolloutError(f"the environment refuses what it is sent: {error}") from error
+                failure = playing.last_failure = f"{type(error).__name__}: {error}"
+                playing.retried += 1
+            else:
+                return trajectory or NoTrajectory(
+                    absence=Absence.NO_TURN,
+                    reason="the episode was over when it began, or its first prompt leaves no room for an answer "
+                    "(rollout.max_length)",
+                )
+        return NoTrajectory(absence=Absence.DROPPED, reason=failure)
+
+
+class _Playing:
+    """An assignment under way."""
+
+    def __init__(self, worker: RolloutWorker, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.stop = asyncio.Event()
+        self.retried = 0
+        self.last_failure: str | None = None
+        self._worker = worker
+        self._outcomes: dict[int, Outcome] = {}
+
+    async def run(self) -> None:
+        """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
+        stopping = asyncio.ensure_future(self.stop.wait())
+        episodes = [
+            asyncio.ensure_future(self._episode(place)) for place in range(len(self.assignment.seeds))
+        ]
+        try:
+            left: set[asyncio.Future[Any]] = set(episodes)
+            while left and not stopping.done():
+                done, left = await asyncio.wait({*left, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                left.discard(stopping)
+                for one in done:
+                    one.result()
+        finally:
+            for one in (stopping, *episodes):
+                one.cancel()
+            await asyncio.gather(stopping, *episodes, return_exceptions=True)
+
+    async def _episode(self, place: int) -> None:
+        assignment = self.assignment
+        with contextlib.suppress(asyncio.CancelledError):
+            self._outcomes[place] = await self._worker.attempt(
+                assignment.seeds[place], assignment.siblings[place], self
+            )
+
+    def result(self, *, preempted: bool) -> AssignmentResult:
+        unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
+        outcomes = tuple(self._outcomes.get(place, unfinished) for place in range(len(self.assignment.seeds)))
+        return AssignmentResult(
+            lease=self.assignment.lease,
+            outcomes=outcomes,
+            retried=self.retried,
+            last_failure=self.last_failure,
+            preempted=preempted and unfinished in outcomes,
+        )
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server says that trying again cannot help."""
+    if isinstance(error, AuthenticationFailed | AccessRefused):
+        return True
+    return isinstance(error, ServerError) and not isinstance(error, ExecutionFailed | CapacityReached)
