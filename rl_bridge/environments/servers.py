@@ -68,8 +68,8 @@ class EnvironmentServers:
         elif image is not None:
             self._pool = DockerPool(image, count + SPARE_CONTAINERS, **(container or {}))
             providers = [self._pool.provider() for _ in range(count)]
-        # Starting, watching and stopping block; a stop has to get a thread while every start has one.
-        self._threads = ThreadPoolExecutor(max(2 * len(providers), 1), "ropewalk-servers")
+        # Starting, watching and stopping block; a stop has to get a thread while a start and a probe have theirs.
+        self._threads = ThreadPoolExecutor(max(3 * len(providers), 1), "ropewalk-servers")
         self._servers = [
             SupervisedServer(
                 str(app or image), provider, self._threads, restarts or RestartPolicy(), self._changed
@@ -103,6 +103,7 @@ class EnvironmentServers:
             raise
         self._tasks = [asyncio.create_task(server.supervise()) for server in self._servers]
         if self._on_change is not None:
+            self._changed()  # the first list is news too
             self._tasks.append(asyncio.create_task(self._tell(self._on_change)))
         return self
 

@@ -7,8 +7,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from openenv_core.errors import ProviderError
+from openenv_core.providers.health import status_of
 from rl_bridge.errors import RoleFailed
 from rl_bridge.services.restarts import RestartBudget, RestartPolicy
 
@@ -16,8 +18,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+HTTP_PORT = 80
+
 LOOK_S = 0.2
 """Between two looks at a server, so the longest that its death stays unnoticed."""
+PROBE_S = 5.0
+"""Between two questions after a server's health, and how long an answer may take."""
+SILENT_S = 60.0
+"""How long a server may answer none of them until it counts as dead. One whose environments compute on its event
+loop answers late: longer than a step may take."""
 STOP_AGAIN_S = 0.5
 """Between two attempts to end a server whose start is still under way."""
 
@@ -121,17 +130,15 @@ class SupervisedServer:
         await self._start()
 
     async def supervise(self) -> NoReturn:
-        """Start it again whenever it dies.
+        """Start it again whenever it dies, or answers nobody.
 
         Raises:
             RoleFailed: The restart budget is gone.
         """
         while True:
-            while await self._call(self._look):  # noqa: ASYNC110 - it is another process
-                await asyncio.sleep(LOOK_S)
-            reason = await self._call(self._last_words)
+            reason = await self._until_lost()
             self._set(None, ServerState.RESTARTING)
-            await self._restart(reason)
+            await self._restart(f"{reason}\n{await self._call(self._last_words)}")
 
     async def stop(self) -> None:
         """Stop it, also while it starts. Raises what the provider does."""
@@ -146,6 +153,31 @@ class SupervisedServer:
             )  # whoever started it was told, or is gone
         await self._call(self._provider.stop)
 
+    async def _until_lost(self) -> str:
+        """Return what became of the server, when something has."""
+        watchers = [asyncio.create_task(self._until_ended()), asyncio.create_task(self._until_silent())]
+        try:
+            done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+
+    async def _until_ended(self) -> str:
+        while await self._call(self._look):  # noqa: ASYNC110 - it is another process
+            await asyncio.sleep(LOOK_S)
+        return "it ended"
+
+    async def _until_silent(self) -> str:
+        clock = asyncio.get_running_loop().time
+        heard = clock()
+        while clock() - heard < SILENT_S:
+            if await self._call(self._answers):
+                heard = clock()
+            await asyncio.sleep(PROBE_S)
+        return f"it has not answered for {SILENT_S:g} s"
+
     async def _restart(self, reason: str) -> None:
         while True:
             pause = self._budget.spend(asyncio.get_running_loop().time())
@@ -153,9 +185,9 @@ class SupervisedServer:
                 self._set(None, ServerState.FAILED)
                 raise RoleFailed(
                     f"expected the environment's server {self._source} to need at most {self._policy.budget} restarts "
-                    f"in {self._policy.window_s:g} s, it died once more; see why it dies, or raise the budget\n{reason}"
+                    f"in {self._policy.window_s:g} s, it was lost once more; see why, or raise the budget: {reason}"
                 )
-            logger.warning("the environment's server %s died and is started again: %s", self._source, reason)
+            logger.warning("the environment's server %s is started again: %s", self._source, reason)
             await asyncio.sleep(pause)
             self._restarts += 1
             try:
@@ -178,6 +210,15 @@ class SupervisedServer:
 
     def _look(self) -> bool:
         return self._provider.alive
+
+    def _answers(self) -> bool:
+        try:
+            status_of(urlsplit(self.url).port or HTTP_PORT, PROBE_S)
+        except ValueError:
+            return True  # it asks for a token, or says that it is not well; it says something
+        except OSError:
+            return False
+        return True
 
     def _last_words(self) -> str:
         return self._provider.output().rstrip()[-2000:] or "it printed nothing"

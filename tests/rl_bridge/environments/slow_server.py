@@ -1,4 +1,4 @@
-"""Environments that wait, raise and run out of room on request. Imported by the tests, and by the servers of the apps."""
+"""An environment that waits and raises on request. Imported by the tests, and by the servers of its apps."""
 
 import asyncio
 import os

@@ -1,0 +1,203 @@
+"""Servers of a run, really killed: noticed, started again, told, and gone when the run is."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from slow_server import SlowClient, Wait
+
+from openenv_core import ServerStartFailed
+from openenv_core.errors import ClientError
+from rl_bridge.environments import supervised
+from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.environments.servers import EnvironmentServers
+from rl_bridge.environments.supervised import ServerState
+from rl_bridge.errors import EpisodeLost, RoleFailed
+from rl_bridge.services.restarts import RestartPolicy
+
+HANG_S = 30.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+APP = "slow_server:app"
+AT_ONCE = RestartPolicy(backoff_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _servers_can_import_their_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+
+
+def server_behind(guard: int | None) -> int:
+    """The process of a server whose guard is known."""
+    return int(psutil.Process(guard).children()[0].pid)
+
+
+def descendants() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not condition():  # noqa: ASYNC110 - it is about other processes
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def none_left() -> AsyncIterator[None]:
+    before = descendants()
+    yield
+    await until(lambda: not descendants() - before)
+
+
+class Told:
+    """Who is told of the servers."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[str, ...]] = []
+
+    async def __call__(self, urls: tuple[str, ...]) -> None:
+        self.lists.append(urls)
+
+
+async def step(url: str) -> int:
+    async with SlowClient(url) as client:
+        await client.reset()
+        return int((await client.step(Wait())).observation.pid)
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["server", pytest.param("guard", marks=pytest.mark.slow), pytest.param("silent", marks=pytest.mark.slow)],
+)
+async def test_a_server_that_is_lost_is_started_again_and_told(
+    victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised, "PROBE_S", 0.1)
+    monkeypatch.setattr(supervised, "SILENT_S", 0.5)
+    told = Told()
+    async with (
+        none_left(),
+        EnvironmentServers(app=APP, count=2, on_change=told, restarts=AT_ONCE) as servers,
+    ):
+        first, second = servers.urls
+        await until(lambda: told.lists == [(first, second)])
+        guard = servers.status[0].pid
+        assert await step(first) == server_behind(guard)
+        if victim == "silent":
+            os.kill(server_behind(guard), signal.SIGSTOP)
+        else:
+            os.kill(guard if victim == "guard" else server_behind(guard), signal.SIGKILL)  # type: ignore[arg-type]
+        await until(lambda: servers.status[0].state is not ServerState.SERVING)
+        # The other one serves on, and who is told at this moment hears of it alone.
+        assert servers.urls == (second,)
+        assert await step(second) == server_behind(servers.status[1].pid)
+        await until(lambda: servers.status[0].state is ServerState.SERVING)
+        third, same = servers.urls
+        assert same == second
+        assert third != first
+        assert await step(third) == server_behind(servers.status[0].pid)
+        assert [status.restarts for status in servers.status] == [1, 0]
+        await until(lambda: told.lists == [(first, second), (second,), (third, second)])
+
+
+async def test_a_restart_budget_that_is_gone_ends_the_run_with_the_servers_last_words() -> None:
+    restarts = RestartPolicy(budget=1, backoff_s=0.0)
+    async with none_left(), EnvironmentServers(app=APP, restarts=restarts) as servers:
+        watching = asyncio.ensure_future(servers.watch())
+        os.kill(server_behind(servers.status[0].pid), signal.SIGKILL)
+        await until(lambda: servers.status[0].restarts and servers.urls)
+        assert not watching.done()
+        os.kill(server_behind(servers.status[0].pid), signal.SIGKILL)
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(RoleFailed, match=r"slow_server:app to need at most 1 restarts .* it ended"):
+                await watching
+        assert servers.status[0].state is ServerState.FAILED
+        assert servers.urls == ()
+
+
+async def test_one_that_cannot_be_started_leaves_none_running() -> None:
+    async with none_left():
+        with pytest.raises(ServerStartFailed, match="no_such_module"):
+            async with EnvironmentServers(app="no_such_module:app", count=2):
+                pytest.fail("it was started")
+
+
+async def test_a_start_that_is_given_up_leaves_nothing_running() -> None:
+    async with none_left():
+        before = descendants()
+        starting = asyncio.ensure_future(EnvironmentServers(app=APP, count=2).__aenter__())
+        await until(lambda: len(descendants() - before) >= 2)
+        starting.cancel()
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+
+
+async def test_who_is_told_and_raises_ends_the_run() -> None:
+    async def raises(urls: tuple[str, ...]) -> None:
+        raise ZeroDivisionError("the one who is told is wrong")
+
+    async with EnvironmentServers(urls=["http://one"], on_change=raises) as servers:
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(ZeroDivisionError, match="the one who is told"):
+                await servers.watch()
+
+
+async def test_given_servers_are_told_and_never_touched() -> None:
+    told = Told()
+    async with EnvironmentServers(urls=["http://one:8000", "http://two:8000"], on_change=told) as servers:
+        assert servers.urls == ("http://one:8000", "http://two:8000")
+        assert servers.status == []
+        await until(lambda: told.lists == [servers.urls])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await servers.watch()
+
+
+@pytest.mark.parametrize("given", [{}, {"app": APP, "urls": ["http://one"]}, {"app": APP, "image": "x"}])
+def test_servers_come_from_one_place(given: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="exactly one of app, image and urls"):
+        EnvironmentServers(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+async def test_episodes_survive_the_death_of_their_server() -> None:
+    """Leases, told of the servers, play everything: on the other server, or on the successor."""
+    leases = SessionLeases(
+        lambda url: SlowClient(url, message_timeout_s=None),
+        sessions=8,
+        deadlines=SessionDeadlines(connect_s=HANG_S, step_s=5.0),
+    )
+    lost = 0
+
+    async def replace(urls: tuple[str, ...]) -> None:
+        leases.replace(urls)
+
+    async def episode() -> int:
+        nonlocal lost
+        while True:
+            try:
+                async with leases.lease() as session:
+                    await session.reset()
+                    for _ in range(4):
+                        result = await session.step(Wait(seconds=0.01))
+                    return int(result.observation.steps)
+            except (ClientError, EpisodeLost):
+                lost += 1
+
+    async with EnvironmentServers(app=APP, on_change=replace, restarts=AT_ONCE) as servers:
+        episodes = asyncio.gather(*(episode() for _ in range(64)))
+        await until(lambda: leases.counts.opened == 8)
+        await asyncio.sleep(0.1)
+        os.kill(server_behind(servers.status[0].pid), signal.SIGKILL)
+        async with asyncio.timeout(HANG_S):
+            assert await episodes == [4] * 64
+        # Each of the sessions found out once at most, and none was spent on a dead server.
+        assert 0 < lost <= 8
+        await leases.close()
