@@ -1,31 +1,175 @@
-"""The trainer as a Monarch actor."""
+"""The trainer as a Monarch actor: one rank a process."""
 
-from monarch.actor import Actor, endpoint
+import asyncio
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from monarch.actor import concurrent_endpoint, context, endpoint
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.errors import BridgeError, RankLost, TrainingError
+from rl_bridge.services.actor import ServiceActor
+from rl_bridge.titan.ranks import ALONE, Rank
+from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.trainer import Trainer
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights import SharedMemoryPublisher, SnapshotHandle
+from rl_bridge.weights import SharedMemoryPublisher, SnapshotHandle, WeightStore
+
+T = TypeVar("T")
+
+OUT_OF_STEP = 3
+"""Exit status of a rank that cannot go on with its siblings."""
+_MEETING = ".meeting-"
 
 
-class TrainerActor(Actor):
-    """A thin shell around `Trainer`, and the publisher of its weights."""
+class TrainerActor(ServiceActor):
+    """A thin shell around `Trainer`: one replica, as many ranks as it has processes.
 
-    def __init__(self, settings: TrainerSettings) -> None:
+    The work is done by a thread, one piece after the other, in the order in which it was asked for. Only pushing goes
+    on beside it: the passes forward and backward of the next step need not wait for it, the update does.
+
+    A rank whose siblings are gone, or that met an error of its own, ends its process: the group cannot be mended, and
+    the service starts all ranks anew.
+
+    Args:
+        settings: See `TrainerSettings`.
+        store: Where weights are pushed to.
+    """
+
+    def __init__(self, settings: TrainerSettings, store: WeightStore | None = None) -> None:
         self._settings = settings
+        self._store = store
+        self._rank = ALONE
+        self._thread = ThreadPoolExecutor(1, "trainer")
         self._publisher = SharedMemoryPublisher()
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """Meet the other ranks, load the model, and the newest checkpoint where the settings say so."""
+        own = context().actor_instance
+        self._rank = Rank(
+            index=own.rank.rank,
+            count=own.rank.extent.nelements,
+            # Every start of the service has a name of its own, which its ranks share.
+            meeting=Path(self._settings.folder) / f"{_MEETING}{own.name}",
+            timeout_s=self._settings.collective_timeout_s,
+        )
+        await self._work(self._start)
+
+    @concurrent_endpoint
+    async def resumed(self) -> ResumeState:
+        """The checkpoint that this start of the trainer goes on from."""
+        return self._resumed
+
+    @concurrent_endpoint
+    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Train one iteration; returns its figures. See `Trainer.step`."""
+        return await self._work(self._trainer.step, batch)
+
+    @concurrent_endpoint
+    async def push_weights(self, version: PolicyVersion) -> float:
+        """Put this rank's part of the weights into the store.
+
+        Asked for before the next `train_step`, it goes on while that is computed. How long that step's updates had to
+        wait for it is the figure `time/push_blocked_s` of the step.
+
+        Args:
+            version: Which the trainer has to be at.
+
+        Returns:
+            How long it took, in seconds.
+
+        Raises:
+            TrainingError: The trainer is at another version, or has no store.
+            WeightsError: The store could not take them.
+        """
+        if self._store is None:
+            raise TrainingError("expected a trainer with a store of weights, got one without")
+        started = time.perf_counter()
+        with ExitStack() as held:
+            state = await self._work(held.enter_context, self._trainer.weights(version))
+            await self._store.put(version, state, rank=self._rank.index, ranks=self._rank.count)
+        return time.perf_counter() - started
+
+    @concurrent_endpoint
+    async def save_checkpoint(
+        self,
+        version: PolicyVersion,
+        run_state: Mapping[str, Any],
+        attachments: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Write a checkpoint. See `Trainer.save`.
+
+        Args:
+            version: Which the trainer has to be at.
+            run_state: Comes back from `resumed`.
+            attachments: Likewise.
+        """
+        await self._work(self._trainer.save, version, run_state, attachments)
+
+    @concurrent_endpoint
+    async def export(self, folder: str) -> None:
+        """Write the weights as safetensors into a folder."""
+        await self._work(self._trainer.export, folder)
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """Finish what is being written, and give the shared memory back."""
+        await self._work(self._trainer.close)
+        self._publisher.close()
+        if self._store is not None:
+            await self._store.close()
+
+    async def _work(self, call: Callable[..., T], *args: Any) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args))
+        except RankLost as error:
+            self._end(error)
+        except BridgeError:
+            raise
+        except Exception as error:
+            if self._rank.count > 1:
+                self._end(error)
+            raise
+
+    @staticmethod
+    def _end(error: Exception) -> NoReturn:
+        """End the process. What one rank alone meets leaves the others waiting, and out of step for ever."""
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(OUT_OF_STEP)
+
+    def _start(self) -> None:
+        assert self._rank.meeting is not None
+        folder = self._rank.meeting.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        self._trainer = Trainer(self._settings, self._rank)
+        self._resumed = self._trainer.resume() if self._settings.resume else ResumeState()
+        if self._rank.index == 0:  # ranks that were killed did not tidy up
+            for left in folder.glob(f"{_MEETING}*"):
+                if left != self._rank.meeting:
+                    left.unlink(missing_ok=True)
+
+    # For an assembly that spawns roles without services.
 
     @endpoint
     async def start(self, resume: bool) -> PolicyVersion:
         """Load the model, and the newest checkpoint where asked; returns the version."""
-        self._trainer = Trainer(self._settings)
-        return self._trainer.resume().version if resume else 0
+        self._trainer = await self._work(Trainer, self._settings)
+        return (await self._work(self._trainer.resume)).version if resume else 0
 
     @endpoint
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Train one iteration; returns its figures."""
-        return self._trainer.step(batch)
+        return await self._work(self._trainer.step, batch)
 
     @endpoint
     async def publish(self) -> SnapshotHandle:
@@ -35,17 +179,6 @@ class TrainerActor(Actor):
     @endpoint
     async def save(self, last: bool) -> None:
         """Write a checkpoint if one is due."""
-        interval = self._settings.trainer.checkpoint_interval
-        if interval and (last or self._trainer.version % interval == 0):
-            self._trainer.save()
-
-    @endpoint
-    async def export(self, folder: str) -> None:
-        """Write the weights as safetensors into a folder."""
-        self._trainer.export(folder)
-
-    @endpoint
-    async def close(self) -> None:
-        """Finish what is being written and give the shared memory back."""
-        self._trainer.close()
-        self._publisher.close()
+        interval, version = self._settings.trainer.checkpoint_interval, self._trainer.version
+        if interval and (last or version % interval == 0):
+            await self._work(self._trainer.save, version)

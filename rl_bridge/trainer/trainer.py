@@ -258,25 +258,28 @@ class Trainer:
         Raises:
             TrainingError: They are of another version.
         """
-        if version != self.version:
-            raise TrainingError(
-                f"expected to be asked for the weights of version {self.version}, which the trainer has, got {version}"
-            )
+        self._expect(version)
         with self._readers:
             yield self._model.sharded_state_dict()
 
     def save(
-        self, run_state: Mapping[str, Any] | None = None, attachments: Mapping[str, bytes] | None = None
+        self,
+        version: PolicyVersion,
+        run_state: Mapping[str, Any] | None = None,
+        attachments: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Write a checkpoint of this version.
+        """Write a checkpoint.
 
         Args:
+            version: Which the trainer has to be at: what else is stored belongs to that one.
             run_state: What the controller wants back on resumption, in values that JSON has.
             attachments: Larger parts of it, by the names of files.
 
         Raises:
             CheckpointError: It could not be written; older ones are whole.
+            TrainingError: The trainer is at another version.
         """
+        self._expect(version)
         with siblings_needed(f"for the checkpoint of version {self.version}"):
             self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
 
@@ -300,6 +303,13 @@ class Trainer:
         """Leave the process group, if there are others in it."""
         if self._rank.count > 1:
             dist.destroy_process_group()
+
+    def _expect(self, version: PolicyVersion) -> None:
+        if version != self.version:
+            raise TrainingError(
+                f"expected version {self.version}, which the trainer is at, got {version}; "
+                "who asks has not taken part in its last step, or in its return to a checkpoint"
+            )
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds of the training; read in place when one is loaded."""

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from trainer_ranks import batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
 from rl_bridge.errors import ModelError, NonFiniteLoss
-from rl_bridge.trainer.settings import ResumeState, TrainerSettings
+from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import NO_VERSION, TrainSample
 
 pytestmark = pytest.mark.heavy
@@ -44,51 +44,6 @@ def make_trainer(tiny_policy: Path, tmp_path: Path) -> Iterator[MakeTrainer]:
     yield make
     for one in made:
         one.close()
-
-
-def settings(
-    path: Path,
-    *,
-    folder: Path,
-    algorithm: dict[str, Any] | None = None,
-    temperature: float = 1.0,
-    **trainer: Any,
-) -> TrainerSettings:
-    options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
-    return TrainerSettings(
-        model_path=str(path),
-        dtype="float32",
-        folder=str(folder),
-        max_length=32,
-        max_loss_tokens=8,
-        temperature=temperature,
-        seed=3,
-        trainer=TrainerConfig.model_validate(options),
-        algorithm=AlgorithmConfig.model_validate(algorithm or {}),
-    )
-
-
-def batch(seed: int, *, rows: int = 24, logprob: float = -3.5) -> TrainBatch:
-    """Rows of unequal length with several loss tokens each; some share their contexts."""
-    random = np.random.default_rng(seed)
-    samples = []
-    for number in range(rows):
-        length = int(random.integers(4, 9))
-        tokens = [int(token) for token in random.integers(3, 30, size=length)]
-        if number % 3 == 0 and samples:
-            tokens = [*samples[-1].tokens[:-1], tokens[-1]]
-        mask = [False, False, *([True] * (len(tokens) - 2))]
-        samples.append(
-            TrainSample(
-                tokens=tokens,
-                loss_mask=mask,
-                logprobs=[logprob if one else 0.0 for one in mask],
-                versions=[0 if one else NO_VERSION for one in mask],
-                advantage=float(random.normal()),
-                trajectory=number,
-            )
-        )
-    return TrainBatch.from_samples(samples)
 
 
 def weights_of(trainer: Any) -> dict[str, Tensor]:
@@ -303,7 +258,7 @@ def test_a_resumed_run_is_the_run_that_was_never_interrupted(
     for number in range(3):
         first.step(batch(number))
         if number == 1:
-            first.save()
+            first.save(2)
     first.close()
     resumed = make_trainer(folder=tmp_path / "interrupted", **options)
     assert resumed.resume().version == 2
@@ -319,7 +274,7 @@ def test_resuming_without_a_checkpoint_begins_at_the_beginning(make_trainer: Mak
 def test_a_damaged_checkpoint_is_named(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     first = make_trainer(folder=tmp_path, checkpoint_interval=1)
     first.step(batch(0))
-    first.save()
+    first.save(1)
     first.close()
     for shard in (tmp_path / "checkpoint" / "step-1").glob("*.distcp"):
         shard.write_bytes(shard.read_bytes()[:100])
@@ -332,7 +287,7 @@ def test_the_last_checkpoint_is_written_whatever_the_interval(
 ) -> None:
     first = make_trainer(folder=tmp_path, checkpoint_interval=50)
     first.step(batch(0))
-    first.save()
+    first.save(1)
     first.close()
     again = make_trainer(folder=tmp_path, checkpoint_interval=50)
     assert again.resume().version == 1

@@ -1,0 +1,196 @@
+"""Real ranks of a trainer, each a process of its own, driven from a test."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.types import NO_VERSION, TrainSample
+
+WAIT_S = 90.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+
+
+def settings(
+    path: Path,
+    *,
+    folder: Path,
+    algorithm: dict[str, Any] | None = None,
+    temperature: float = 1.0,
+    ranks: dict[str, Any] | None = None,
+    **trainer: Any,
+) -> TrainerSettings:
+    """Of a tiny trainer; `ranks` are fields of `TrainerSettings`."""
+    options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
+    return TrainerSettings(
+        model_path=str(path),
+        dtype="float32",
+        folder=str(folder),
+        max_length=32,
+        max_loss_tokens=8,
+        temperature=temperature,
+        seed=3,
+        trainer=TrainerConfig.model_validate(options),
+        algorithm=AlgorithmConfig.model_validate(algorithm or {}),
+        **(ranks or {}),
+    )
+
+
+def batch(seed: int, *, rows: int = 24, logprob: float = -3.5) -> TrainBatch:
+    """Rows of unequal length with several loss tokens each; some share their contexts."""
+    random = np.random.default_rng(seed)
+    samples: list[TrainSample] = []
+    for number in range(rows):
+        length = int(random.integers(4, 9))
+        tokens = [int(token) for token in random.integers(3, 30, size=length)]
+        if number % 3 == 0 and samples:
+            tokens = [*samples[-1].tokens[:-1], tokens[-1]]
+        mask = [False, False, *([True] * (len(tokens) - 2))]
+        samples.append(
+            TrainSample(
+                tokens=tokens,
+                loss_mask=mask,
+                logprobs=[logprob if one else 0.0 for one in mask],
+                advantage=float(random.normal()),
+                trajectory=number,
+                versions=[0 if one else NO_VERSION for one in mask],
+            )
+        )
+    return TrainBatch.from_samples(samples)
+
+
+class RankDied(Exception):  # noqa: N818 - it says what happened
+    """The process of a rank ended before it answered."""
+
+
+class Ranks:
+    """The ranks of one trainer.
+
+    Args:
+        options: What each is started with.
+        count: How many.
+        meeting: Their meeting's file.
+    """
+
+    def __init__(self, options: TrainerSettings, count: int, meeting: Path) -> None:
+        context = get_context("spawn")
+        self._ends: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for index in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(options, index, count, meeting, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self.processes.append(process)
+
+    def ask(self, method: str, *arguments: Any, **options: Any) -> None:
+        """Call a method of every rank's trainer."""
+        for end in self._ends:
+            end.send((method, arguments, options))
+
+    def answers(self, *indices: int) -> list[Any]:
+        """What the ranks answered; an exception is an answer."""
+        return [self._answer(index) for index in indices or range(len(self._ends))]
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        """Both; the first exception is raised."""
+        self.ask(method, *arguments, **options)
+        answers = self.answers()
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def kill(self, index: int) -> None:
+        pid = self.processes[index].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        self.processes[index].join(WAIT_S)
+
+    def end(self) -> None:
+        for index, process in enumerate(self.processes):
+            if process.is_alive():
+                self.kill(index)
+
+    def _answer(self, index: int) -> Any:
+        if not self._ends[index].poll(WAIT_S):
+            raise TimeoutError(f"rank {index} did not answer")
+        try:
+            return self._ends[index].recv()
+        except EOFError:
+            raise RankDied(f"rank {index} ended with {self.processes[index].exitcode}") from None
+
+
+@contextlib.contextmanager
+def ranks(options: TrainerSettings, count: int) -> Iterator[Ranks]:
+    """Ranks that have loaded the model, and that are gone afterwards."""
+    folder = Path(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    meeting = folder / f".meeting-{os.urandom(4).hex()}"
+    made = Ranks(options, count, meeting)
+    try:
+        for answer in made.answers():
+            if isinstance(answer, Exception):
+                raise answer
+        yield made
+    finally:
+        made.end()
+
+
+def _serve(options: TrainerSettings, index: int, count: int, meeting: Path, end: Connection) -> None:
+    from rl_bridge.titan.ranks import Rank
+    from rl_bridge.trainer.trainer import Trainer
+
+    try:
+        trainer = Trainer(
+            options,
+            Rank(index=index, count=count, meeting=meeting, timeout_s=options.collective_timeout_s),
+        )
+    except Exception as error:
+        end.send(error)
+        return
+    end.send(None)
+    while True:
+        method, arguments, named = end.recv()
+        try:
+            end.send(getattr(trainer, method)(*arguments, **named))
+        except Exception as error:
+            end.send(error)
+
+
+def divisible_policy(folder: Path) -> Path:
+    """A tiny checkpoint whose attention heads can be shared by two ranks."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(4)
+    Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=50,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=64,
+            tie_word_embeddings=False,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).to(torch.float32).save_pretrained(str(folder))
+    return folder
