@@ -11,10 +11,10 @@ steps first, and it waits for groups under way as long as more would be left ove
 
     for every d >= v: the groups whose last step is d or earlier, without those now taken, are at most (d - v) * B   (2)
 
-By (1), and since v steps have taken v * B groups, what is left over is never more than (served + k - v + 1) * B: a group
-that starts cannot break (2) for the next step. And where (2) held for one step, it is within reach of the next. So
-waiting always ends, no bound is ever broken, and nothing is thrown away for being old. With k = 0 a step's groups start
-when the step's weights are served, and nothing else does: the loop is synchronous.
+By (1), and since v steps have taken v * B groups, what is left over is never more than (served + k - v + 1) * B: a
+group that starts cannot break (2) for the next step. And where (2) held for one step, it is within reach of the next.
+So waiting always ends, no bound is ever broken, and nothing is thrown away for being old. With k = 0 a step's groups
+start when the step's weights are served, and nothing else does: the loop is synchronous.
 """
 
 from bisect import bisect_right

@@ -5,7 +5,8 @@ run may learn from is decided by `Admission`; who owns which group, by `Ledger`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
@@ -47,7 +48,8 @@ class ReplayBuffer:
         self._groups: dict[int, Group] = {}
         self._was_cut: set[int] = set()
         self._failure: BaseException | None = None
-        self._changed = asyncio.Event()
+        self._may_start = asyncio.Event()
+        self._may_be_enough = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -71,8 +73,9 @@ class ReplayBuffer:
                 admit=self.admission.room(self.ledger.live) > 0,
             )
             if lease is not None:
+                self._tell_sampler()  # it may have to wait for this one, and not for ever
                 return lease
-            await self._changed.wait()
+            await self._may_start.wait()
 
     async def add(self, group: Group, lease: Lease | None = None) -> bool:
         """A finished group.
@@ -93,7 +96,8 @@ class ReplayBuffer:
         if not self.ledger.complete(lease.id):
             return False
         self._groups[group.id] = group
-        self._ended(lease)
+        self._was_cut.discard(lease.id)
+        self._tell_sampler()
         return True
 
     def lose(self, lease: Lease) -> bool:
@@ -212,7 +216,7 @@ class ReplayBuffer:
             self.ledger.train(group.id, version)
         return taken
 
-    def _ended(self, lease: Lease, current: bool = True) -> bool:
+    def _ended(self, lease: Lease, current: bool) -> bool:
         self._was_cut.discard(lease.id)
         if current:
             self._notify()
@@ -223,13 +227,16 @@ class ReplayBuffer:
             raise self._failure
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._may_start.set()
+        self._may_start = asyncio.Event()
+        self._tell_sampler()
+
+    def _tell_sampler(self) -> None:
+        self._may_be_enough.set()
+        self._may_be_enough = asyncio.Event()
 
     async def _change(self, timeout_s: float) -> None:
-        changed: Awaitable[bool] = self._changed.wait()
-        try:
+        changed = self._may_be_enough.wait()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(timeout_s, 0.0)):
                 await changed
-        except TimeoutError:
-            return

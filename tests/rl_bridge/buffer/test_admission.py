@@ -239,6 +239,21 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
     simulate(scenario())
 
 
+def test_a_straggler_that_starts_while_it_is_waited_for_is_cut_too() -> None:
+    async def scenario() -> None:
+        buffer = plain_buffer()
+        cut: list[float] = []
+        buffer.cut = lambda leases: cut.append(asyncio.get_running_loop().time())
+        taking = asyncio.create_task(buffer.sample(0, 2))
+        await asyncio.sleep(10.0)
+        await buffer.lease()
+        await asyncio.sleep(65.0)
+        assert cut == [70.0]
+        taking.cancel()
+
+    simulate(scenario())
+
+
 def test_groups_that_do_not_come_are_an_error_that_says_what_to_do() -> None:
     async def scenario() -> None:
         buffer = plain_buffer(max_staleness=1, timeout_s=30.0)

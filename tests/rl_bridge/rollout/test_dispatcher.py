@@ -1,0 +1,485 @@
+"""The dispatcher over workers that are simulated: what is lost, late, cut, preempted, dropped, rewound."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from simulated_time import simulate
+
+from rl_bridge.buffer.admission import Admission
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
+from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.seeds import group_seed
+from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
+
+EPISODE = EpisodeSettings(temperature=1.0, num_turns=4, illegal_reward=-1.0)
+SIBLINGS = 4
+LOST = NoTrajectory(absence=Absence.DROPPED, reason="ConnectionLost: the server is gone")
+UNFINISHED = NoTrajectory(absence=Absence.UNFINISHED, reason="stopped")
+
+Play = Callable[["Workers", Assignment], Awaitable[AssignmentResult]]
+
+
+def episode(seed: int, sibling: int, version: int = 0) -> Trajectory:
+    completion = Completion(tokens=[sibling], logprobs=[-0.5], versions=[version], stopped=True)
+    return Trajectory(
+        seed=seed,
+        turns=[Turn(prompt=[0], completion=completion)],
+        ending=Ending.COMPLETED,
+        reward=float(sibling),
+    )
+
+
+def answer(assignment: Assignment, *, version: int = 0, **others: Any) -> AssignmentResult:
+    outcomes = tuple(
+        episode(seed, sibling, version)
+        for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
+    )
+    return AssignmentResult(lease=assignment.lease, **{"outcomes": outcomes, **others})
+
+
+class Workers:
+    """Stands for the service. `how` plays; it may look at `version`, what the generators serve."""
+
+    def __init__(self, how: Play) -> None:
+        self._how = how
+        self.version = 0
+        self.assignments: list[Assignment] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.told_to_stop: list[int] = []
+        self.stopped: dict[int, asyncio.Event] = {}
+        self.play = self
+        self.cut = self
+
+    async def route(self, assignment: Assignment) -> AssignmentResult:
+        self.assignments.append(assignment)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.stopped[assignment.lease] = asyncio.Event()
+        try:
+            return await self._how(self, assignment)
+        finally:
+            self.in_flight -= 1
+
+    async def fanout(self, leases: tuple[int, ...]) -> None:
+        self.told_to_stop.extend(leases)
+        for lease in leases:
+            self.stopped[lease].set()
+
+
+class Bridge:
+    """A dispatcher with what it works on."""
+
+    def __init__(
+        self,
+        how: Play,
+        *,
+        max_staleness: int = 0,
+        groups: int = 2,
+        slots: int = 4,
+        iterations: int = 1000,
+        max_losses: int | None = 2,
+        deterministic: bool = False,
+    ) -> None:
+        self.workers = Workers(how)
+        self.groups = groups
+        self.buffer = ReplayBuffer(
+            Ledger(max_losses=max_losses),
+            Admission(groups_per_batch=groups, max_staleness=max_staleness, iterations=iterations),
+            timeout_s=1000.0,
+            straggler_timeout_s=60.0,
+        )
+        self.dispatcher = Dispatcher(
+            self.workers,
+            self.buffer,
+            DispatchSettings(
+                run_seed=7,
+                group_size=SIBLINGS,
+                min_group_size=2,
+                slots=slots,
+                episode=EPISODE,
+                deterministic=deterministic,
+                timeout_s=300.0,
+            ),
+        )
+
+    async def sample(self, version: int = 0) -> list[Group]:
+        return await self.buffer.sample(version, self.groups)
+
+    def serve(self, version: int) -> None:
+        self.workers.version = version
+        self.dispatcher.served(version)
+
+
+async def at_once(workers: Workers, assignment: Assignment) -> AssignmentResult:
+    await asyncio.sleep(1.0)
+    return answer(assignment, version=workers.version)
+
+
+def sibling_numbers(group: Group) -> list[int]:
+    return [int(trajectory.reward) for trajectory in group.trajectories]
+
+
+def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> None:
+    async def scenario() -> None:
+        bridge = Bridge(at_once, slots=3, groups=4, deterministic=True)
+        async with bridge.dispatcher:
+            groups = await bridge.sample()
+            await asyncio.sleep(100.0)
+            assert len(bridge.workers.assignments) == 4
+            assert bridge.workers.most_in_flight == 3
+            bridge.serve(1)
+            assert {group.version for group in await bridge.sample(1)} == {1}
+        assert [group.id for group in groups] == [0, 1, 2, 3]
+        assert [group.seed for group in groups] == [group_seed(7, number) for number in range(4)]
+        assert all(sibling_numbers(group) == [0, 1, 2, 3] for group in groups)
+        assignment = bridge.workers.assignments[1]
+        assert assignment.seeds == (group_seed(7, 1),) * SIBLINGS
+        assert assignment.sampling_key == (7, 1)
+        assert assignment.settings == EPISODE
+        assert bridge.dispatcher.counts.played == 8 * SIBLINGS
+
+    simulate(scenario())
+
+
+def test_without_determinism_the_engine_draws_as_it_pleases() -> None:
+    async def scenario() -> None:
+        bridge = Bridge(at_once)
+        async with bridge.dispatcher:
+            await bridge.sample()
+        assert {assignment.sampling_key for assignment in bridge.workers.assignments} == {None}
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("loss", [ReplicaLost("killed"), NoReplica("none left")])
+def test_a_lost_workers_groups_are_played_by_another_ahead_of_new_ones(loss: Exception) -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) in (1, 2):
+                await asyncio.sleep(1.0)
+                raise loss
+            return await at_once(workers, assignment)
+
+        bridge = Bridge(how, max_staleness=4, slots=2)
+        async with bridge.dispatcher:
+            groups = await bridge.sample()
+        assert [group.id for group in groups] == [0, 1]
+        assert [one.sampling_key for one in bridge.workers.assignments[:4]] == [None] * 4
+        assert bridge.workers.assignments[2].seeds == bridge.workers.assignments[0].seeds
+        assert bridge.workers.assignments[2].lease != bridge.workers.assignments[0].lease
+        assert bridge.buffer.ledger.lost == 2
+        assert bridge.workers.told_to_stop == []
+
+    simulate(scenario())
+
+
+def test_a_worker_that_does_not_answer_is_told_to_stop_and_its_group_played_again() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            await asyncio.sleep(1e9 if len(workers.assignments) == 1 else 1.0)
+            return answer(assignment)
+
+        bridge = Bridge(how, max_staleness=1)  # not held up by stragglers before the time is out
+        async with bridge.dispatcher:
+            await bridge.sample()
+            await asyncio.sleep(310.0)
+            stuck, *_, again = bridge.workers.assignments
+            assert bridge.workers.told_to_stop == [stuck.lease]
+            assert again.seeds == stuck.seeds
+            assert len(bridge.buffer) == 2
+
+    simulate(scenario())
+
+
+def test_a_straggler_brings_the_siblings_that_it_has() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) > 2:
+                return await at_once(workers, assignment)
+            await workers.stopped[assignment.lease].wait()
+            finished = 3 if len(workers.assignments) == 1 or assignment.lease == 0 else 1
+            outcomes = answer(assignment).outcomes[:finished] + (UNFINISHED,) * (SIBLINGS - finished)
+            return AssignmentResult(lease=assignment.lease, outcomes=outcomes)
+
+        bridge = Bridge(how)
+        async with bridge.dispatcher:
+            groups = await bridge.sample()
+        assert [(group.id, sibling_numbers(group)) for group in groups] == [(0, [0, 1, 2]), (2, [0, 1, 2, 3])]
+        assert bridge.buffer.ledger.dropped == {"too few siblings: 1 played, 3 unfinished": 1}
+        assert bridge.dispatcher.counts.unfinished == 4
+
+    simulate(scenario())
+
+
+def test_a_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_twice() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) > 1:
+                return await at_once(workers, assignment)
+            await asyncio.sleep(1.0)
+            first, _, third, _ = answer(assignment).outcomes
+            return AssignmentResult(
+                lease=assignment.lease,
+                outcomes=(first, LOST, third, UNFINISHED),
+                retried=3,
+                last_failure=LOST.reason,
+                preempted=True,
+            )
+
+        bridge = Bridge(how, groups=1, max_losses=0)
+        async with bridge.dispatcher:
+            (group,) = await bridge.sample()
+        assert [one.siblings for one in bridge.workers.assignments] == [(0, 1, 2, 3), (3,)]
+        assert bridge.workers.assignments[1].seeds == (group.seed,)
+        assert sibling_numbers(group) == [0, 2, 3]
+        assert bridge.buffer.ledger.lost == 0
+        counts = bridge.dispatcher.counts
+        assert (counts.played, counts.dropped, counts.retried, counts.unfinished) == (3, 1, 3, 0)
+
+    simulate(scenario())
+
+
+def test_what_a_preempted_worker_finished_does_not_become_too_old_meanwhile() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) == 1:
+                done, *_ = answer(assignment).outcomes
+                return AssignmentResult(
+                    lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
+                )
+            if len(assignment.seeds) == 3:
+                await asyncio.sleep(30.0)  # the rest of that group takes its time
+            return await at_once(workers, assignment)
+
+        bridge = Bridge(how, max_staleness=1, groups=1)
+        ages: list[tuple[int, int]] = []
+        async with bridge.dispatcher:
+            for version in range(4):
+                (group,) = await bridge.sample(version)
+                ages.append((group.id, version - group.version))
+                bridge.serve(version + 1)
+        assert (0, 1) in ages  # trained while it still could be
+        assert not bridge.buffer.ledger.dropped
+
+    simulate(scenario())
+
+
+def test_work_lost_after_a_preemption_begins_anew() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) == 1:
+                done, *_ = answer(assignment).outcomes
+                return AssignmentResult(
+                    lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
+                )
+            if len(workers.assignments) == 2:
+                raise ReplicaLost("and another")
+            return await at_once(workers, assignment)
+
+        bridge = Bridge(how, groups=1)
+        async with bridge.dispatcher:
+            (group,) = await bridge.sample()
+        assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 3, 4]
+        assert sibling_numbers(group) == [0, 1, 2, 3]
+
+    simulate(scenario())
+
+
+def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) != 2:
+                return await at_once(workers, assignment)
+            unscored = NoTrajectory(absence=Absence.UNSCORED, reason="the judge slept")
+            done, *_ = answer(assignment).outcomes
+            return AssignmentResult(
+                lease=assignment.lease,
+                outcomes=(done, LOST, LOST, unscored),
+                retried=6,
+                last_failure=LOST.reason,
+            )
+
+        bridge = Bridge(how)
+        async with bridge.dispatcher:
+            groups = await bridge.sample()
+        assert [group.id for group in groups] == [0, 2]
+        assert bridge.buffer.ledger.dropped == {"too few siblings: 2 dropped, 1 played, 1 unscored": 1}
+        counts = bridge.dispatcher.counts
+        assert (counts.retried, counts.dropped, counts.unscored) == (6, 2, 1)
+        assert (counts.last_failure, counts.last_unscored) == (LOST.reason, "the judge slept")
+
+    simulate(scenario())
+
+
+def test_where_nothing_can_be_used_any_more_the_run_ends_and_says_why() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) <= 4:  # once is no reason to end: a success in between counts
+                return await at_once(workers, assignment)
+            await asyncio.sleep(1.0)
+            return AssignmentResult(lease=assignment.lease, outcomes=(LOST,) * SIBLINGS)
+
+        bridge = Bridge(how, slots=1)
+        async with bridge.dispatcher:
+            for version in range(2):
+                await bridge.sample(version)
+                bridge.serve(version + 1)
+            with pytest.raises(RolloutError, match=r"none of the last 2 .* 4 dropped; .*the server is gone"):
+                await bridge.sample(2)
+        assert len(bridge.workers.assignments) == 6
+
+    simulate(scenario())
+
+
+def test_an_error_that_is_no_loss_reaches_the_loop() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            raise ZeroDivisionError("the task is wrong")
+
+        bridge = Bridge(how)
+        async with bridge.dispatcher:
+            with pytest.raises(ZeroDivisionError, match="the task is wrong"):
+                await bridge.sample()
+
+    simulate(scenario())
+
+
+def test_a_rewind_recalls_what_is_under_way_and_repeats_what_came_after() -> None:
+    async def scenario() -> None:
+        bridge = Bridge(at_once, max_staleness=1)
+        async with bridge.dispatcher:
+            first = await bridge.sample(0)
+            bridge.serve(1)
+            await asyncio.sleep(10.0)
+            run_state, attachments = bridge.dispatcher.state()
+            run_state = json.loads(json.dumps(run_state))
+            second = await bridge.sample(1)
+            bridge.serve(2)
+            await asyncio.sleep(0.5)
+            under_way = [lease.id for lease in bridge.buffer.ledger.leases]
+            assert under_way
+
+            await bridge.dispatcher.rewind(1, run_state, attachments)
+            bridge.workers.version = 1
+            assert await bridge.sample(1) == second
+            await asyncio.sleep(0.1)
+            assert set(under_way) <= set(bridge.workers.told_to_stop)
+            bridge.serve(2)
+            third = await bridge.sample(2)
+            trained = [group.id for group in [*first, *second, *third]]
+            assert trained == sorted(set(trained)) == list(range(6))
+            assert bridge.dispatcher.counts.played == bridge.buffer.ledger.live * SIBLINGS
+
+            await bridge.dispatcher.rewind(0, None, {})
+            assert [group.id for group in await bridge.sample(0)] == [0, 1]
+
+    simulate(scenario())
+
+
+def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            await asyncio.sleep(1.0)
+            if len(workers.assignments) == 2:
+                raise ReplicaLost("killed")
+            if len(workers.assignments) == 3:
+                first, *_ = answer(assignment).outcomes
+                rest = (UNFINISHED,) * (len(assignment.seeds) - 1)
+                return AssignmentResult(lease=assignment.lease, outcomes=(first, *rest), preempted=True)
+            outcomes = answer(assignment).outcomes
+            return AssignmentResult(lease=assignment.lease, outcomes=(LOST, *outcomes[1:]))
+
+        bridge = Bridge(how, slots=1, iterations=0)
+        told: list[int] = []
+        greedy = EpisodeSettings(temperature=0.0, num_turns=4, illegal_reward=-1.0)
+        async with bridge.dispatcher as dispatcher:
+            outcomes = await dispatcher.play_held_out(
+                range(100, 110), greedy, timeout_s=60.0, progress=told.append
+            )
+        seeds = [outcome.seed if isinstance(outcome, Trajectory) else None for outcome in outcomes]
+        # The second part was lost and then handed on by a worker that had to go; each last player drops one.
+        assert seeds == [None, 101, 102, 103, 104, None, 106, 107, None, 109]
+        assert told == [4, 8, 10]
+        assert all(one.settings == greedy for one in bridge.workers.assignments)
+        assert len({one.lease for one in bridge.workers.assignments}) == len(bridge.workers.assignments)
+        assert max(one.lease for one in bridge.workers.assignments) < 0
+
+    simulate(scenario())
+
+
+def test_held_out_episodes_have_a_deadline_together() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            await asyncio.sleep(100.0 if assignment.seeds[0] else 1.0)
+            return answer(assignment)
+
+        bridge = Bridge(how, iterations=0)
+        async with bridge.dispatcher as dispatcher:
+            with pytest.raises(RolloutError, match="expected 8 episodes within 30 s, got 4"):
+                await dispatcher.play_held_out(range(8), EPISODE, timeout_s=30.0)
+
+    simulate(scenario())
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(max_staleness: int) -> None:
+    """Random losses, preemptions, drops, hangs and stragglers; then everything is accounted for."""
+    chance = random.Random(max_staleness)
+    steps = 60
+
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        luck = chance.random()
+        stopped = workers.stopped[assignment.lease]
+        outcomes: list[Outcome] = list(answer(assignment, version=workers.version).outcomes)
+        try:
+            async with asyncio.timeout(1e9 if luck < 0.03 else chance.lognormvariate(1.0, 1.0)):
+                await stopped.wait()
+        except TimeoutError:
+            pass
+        else:
+            if luck < 0.03 and chance.random() < 0.5:
+                await asyncio.sleep(1e9)  # it does not listen
+            outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
+        if luck < 0.15:
+            raise ReplicaLost("killed")
+        if luck < 0.3:
+            outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
+            return AssignmentResult(
+                lease=assignment.lease, outcomes=tuple(outcomes), preempted=UNFINISHED in outcomes
+            )
+        if luck < 0.5:
+            outcomes = [one if chance.random() < 0.5 else LOST for one in outcomes]
+        return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
+
+    async def scenario() -> None:
+        bridge = Bridge(how, max_staleness=max_staleness, groups=4, slots=6, iterations=steps)
+        trained: Counter[int] = Counter()
+        async with bridge.dispatcher:
+            for version in range(steps):
+                groups = await bridge.sample(version)
+                trained.update(group.id for group in groups)
+                assert all(0 <= version - group.version <= max_staleness for group in groups)
+                assert all(2 <= len(group.trajectories) <= SIBLINGS for group in groups)
+                for group in groups:
+                    assert sibling_numbers(group) == sorted(set(sibling_numbers(group)))
+                await asyncio.sleep(chance.uniform(0.1, 5.0))
+                bridge.serve(version + 1)
+            await asyncio.sleep(2000.0)
+            ledger = bridge.buffer.ledger
+            assert max(trained.values()) == 1
+            assert trained.total() == ledger.trained == ledger.live == steps * 4
+            assert (ledger.leases, ledger.waiting) == ([], 0)
+            # Every slot is free again: that many groups, and no more, can be under way.
+            assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
+
+    simulate(scenario())
