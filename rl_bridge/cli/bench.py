@@ -1,9 +1,11 @@
 """`ropewalk bench`: how much a run gets done, and what its processes do meanwhile."""
 
 import argparse
+import asyncio
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 FAILED = 1
 MISUSED = 2
 DEFAULT_SECONDS = 10.0
+MIN_ITERATIONS = 3
+"""Of a synthetic job: with fewer it has not got going."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEFAULT_SECONDS,
         metavar="S",
-        help="how long a live run is watched (%(default)g)",
+        help="how long a live run is watched, and about how long a synthetic one lasts (%(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -61,7 +65,7 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
     from rl_bridge.metrics.throughput import Throughput
 
     if arguments.synthetic:
-        raise NotImplementedError
+        return _synthetic(arguments.seconds)
     if arguments.run is not None:
         folder = Path(arguments.run)
         address = served_address(folder)
@@ -71,6 +75,19 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
     earlier = ask(address)
     time.sleep(arguments.seconds)
     return Throughput.between(earlier, ask(address))
+
+
+def _synthetic(seconds: float) -> "Throughput":
+    try:
+        from rl_bridge.synthetic.run import run_synthetic
+        from rl_bridge.synthetic.settings import SyntheticSettings
+    except ModuleNotFoundError as error:
+        from rl_bridge.errors import MissingStack
+
+        raise MissingStack(str(error.name)) from error
+    settings = SyntheticSettings()
+    iterations = max(MIN_ITERATIONS, round(seconds / settings.train_s))
+    return asyncio.run(run_synthetic(replace(settings, iterations=iterations))).throughput
 
 
 def _print(found: "Throughput", *, as_json: bool) -> None:
