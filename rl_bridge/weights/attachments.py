@@ -31,7 +31,8 @@ class _Attachment:
         return int.from_bytes(self.map[: ctypes.sizeof(ctypes.c_uint64)], "little")
 
     def close(self) -> None:
-        # The mapping goes when the last tensor over it does: views may still be about.
+        # The mapping goes when the last tensor over it does: views may still be about. Until then it keeps
+        # the open file alive, so that locks have to be let go of expressly.
         os.close(self.fd)
 
 
@@ -76,9 +77,8 @@ class Attachments:
             with self._lock:
                 attachment.holds -= 1
                 if not attachment.holds:
-                    if self._kept.get(name) is attachment:
-                        fcntl.flock(attachment.fd, fcntl.LOCK_UN)
-                    else:
+                    fcntl.flock(attachment.fd, fcntl.LOCK_UN)
+                    if self._kept.get(name) is not attachment:
                         attachment.close()
 
     def _attach(self, key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:

@@ -74,8 +74,8 @@ class SegmentPublisher:
         while (segment := ring.reserve(nbytes)) is None:
             if time.monotonic() > deadline:
                 raise WeightsError(
-                    f"expected a segment for {told(key)} to be let go of within {self._timeout_s:g} s, but all "
-                    f"{len(ring.segments)} are being read, by process {_readers(ring)}; "
+                    f"expected one of {len(ring.segments)} segments to be free for {told(key)} within "
+                    f"{self._timeout_s:g} s, but the older ones are being read, by process {_readers(ring)}; "
                     "a reader that hangs while it holds a snapshot is the usual cause"
                 )
             await asyncio.sleep(POLL_S)

@@ -54,17 +54,18 @@ class Segment:
     """One anonymous file in memory, mapped for writing.
 
     Attributes:
-        holds: The key of what is in it; None where that is not whole.
+        holds: The key of what is in it, or was in the smaller one that it stands for; None where that is
+            not whole.
         written: Grows with every writing; tells older segments from newer ones. 0: nothing yet.
         reserved: A writer of this process has it.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, holds: Key | None = None) -> None:
         if not hasattr(os, "memfd_create"):
             raise WeightsError("the shared-memory transport needs Linux (memfd_create)")
         _require_memory(nbytes)
         self.nbytes = nbytes
-        self.holds: Key | None = None
+        self.holds = holds
         self.written = 0
         self.reserved = False
         self.fd = os.memfd_create(_NAME)
@@ -148,18 +149,20 @@ class SegmentRing:
         with self._lock:
             by_age = sorted(self.segments, key=lambda segment: segment.written)
             # The newest stay, for those who have not come yet.
+            held: Key | None = None
             for segment in by_age[: max(0, len(by_age) - (self.depth - 1))]:
                 if segment.reserved or not segment.lock():
                     continue
-                if segment.nbytes < nbytes:
-                    self.segments.remove(segment)
-                    segment.close()
-                    break
-                segment.reserved = True
-                return segment
+                if segment.nbytes >= nbytes:
+                    segment.reserved = True
+                    return segment
+                self.segments.remove(segment)
+                held = segment.holds
+                segment.close()
+                break
             if len(self.segments) >= self.depth + EXTRA_SEGMENTS:
                 return None
-            segment = Segment(nbytes)
+            segment = Segment(nbytes, holds=held)
             segment.lock()
             segment.reserved = True
             self.segments.append(segment)

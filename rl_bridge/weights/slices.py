@@ -132,10 +132,26 @@ def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
             )
         if placement.is_replicate() and place:
             return None
+    _require_contiguous(name, tensor)
     box = dtensor_box(tensor)
     if not box.numel and any(coordinate):
         return None  # of a tensor without elements the first rank tells that it exists
     return Shard(whole=tuple(tensor.shape), box=box, local=tensor.to_local().detach())
+
+
+def _require_contiguous(name: str, tensor: "DTensor") -> None:
+    """FSDP over TP shards a shard: that is a box only while the tensor is sharded over both."""
+    for at, placement in enumerate(tensor.placements):
+        split, dim = getattr(placement, "split_factor", None), getattr(placement, "dim", None)
+        if split is None:
+            continue
+        later = range(at + 1, len(tensor.placements))
+        inner = [tensor.device_mesh.size(n) for n in later if tensor.placements[n].is_shard(dim)]
+        if split != math.prod(inner):
+            raise WeightsError(
+                f"expected every rank to have one box of {name!r}, got {tensor.placements}, by which a rank has "
+                "several; publish it in the sharding that it is trained in"
+            )
 
 
 def dtensor_box(tensor: "DTensor") -> Box:

@@ -79,6 +79,7 @@ class WeightStore:
         return cls(spawn_directory(), transport=transport, depth=depth, timeout_s=timeout_s)
 
     def _reset(self) -> None:
+        self._closed = False
         self._publisher: Publisher = SegmentPublisher(depth=self._depth, timeout_s=self._timeout_s)
         self._reader: Reader = SegmentReader()
         self._puts: dict[str | None, int] = {}  # versions are one series
@@ -118,10 +119,11 @@ class WeightStore:
         """
         if not state:
             raise WeightsError("expected a state dict with at least one tensor, got an empty one")
+        self._require_open()
         series = key if isinstance(key, str) else None
         self._puts[series] = self._puts.get(series, 0) + 1
         publication = Publication(group=self._directory.group(), number=self._puts[series])
-        origin = Origin(pid=os.getpid(), started=_started(os.getpid()) or 0, rank=rank)
+        origin = Origin(pid=os.getpid(), started=started(os.getpid()) or 0, rank=rank)
         shards = own_shards(state, rank=rank)
         parts, nbytes = layout(shards, header=self._publisher.header)
         slot = await self._publisher.reserve(key, publication, nbytes)
@@ -194,11 +196,16 @@ class WeightStore:
 
     async def close(self) -> None:
         """Give back what this process has of the store; in the process that made it, end it for all."""
-        if self._owner:
+        if self._owner and not self._closed:
             await self._directory.close()
+        self._closed = True
         await self._publisher.close()
         await self._reader.close()
         self._staging.clear()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise WeightsError("the weight store is closed")
 
     @asynccontextmanager
     async def _held(
@@ -219,13 +226,14 @@ class WeightStore:
             yield wants, held
 
     async def _find(self, key: Key) -> Snapshot:
+        self._require_open()
         deadline = time.monotonic() + self._timeout_s
         while True:
             found = await self._directory.find(key, LOOK_S)
             if isinstance(found, Snapshot):
                 return found
             for origin in found.origins:
-                if _started(origin.pid) != origin.started:
+                if started(origin.pid) != origin.started:
                     raise WeightsError(
                         f"{told(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
                         "it published it; a trainer that is started again publishes it anew"
@@ -297,7 +305,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def _started(pid: int) -> int | None:
+def started(pid: int) -> int | None:
     """When a process was started, in ticks; None where there is none, or only what is left of it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -1,0 +1,435 @@
+"""The store's promises: snapshots are whole, immutable while they are held, and replaced in order."""
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_bridge.errors import WeightsError
+from rl_bridge.weights import Box, ShardSpec, WeightStore
+from rl_bridge.weights.attachments import Attachments
+from rl_bridge.weights.directory import LocalDirectory
+from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
+from rl_bridge.weights.snapshot import Key, Origin, Publication, Snapshot
+from rl_bridge.weights.store import started
+
+VARIETY = {
+    "float32": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "bfloat16": torch.tensor([1.5, -2.0, 1e-8], dtype=torch.bfloat16),
+    "int64": torch.tensor([-(2**62), 7]),
+    "bool": torch.tensor([True, False, True]),
+    "scalar": torch.tensor(2.5),
+    "zero rows": torch.zeros(0, 7),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 4),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+}
+
+
+class Directory(LocalDirectory):
+    """A directory whose callers can be of any group."""
+
+    caller = "first trainer"
+
+    def group(self) -> str:
+        return self.caller
+
+
+@pytest.fixture
+def directory() -> Directory:
+    return Directory()
+
+
+@pytest.fixture
+async def store(directory: Directory) -> AsyncIterator[WeightStore]:
+    store = WeightStore(directory, transport="shared_memory", timeout_s=0.3)
+    yield store
+    await store.close()
+
+
+def sibling(store: WeightStore, directory: Directory) -> WeightStore:
+    """The store as another process of the run has it."""
+    other = WeightStore.__new__(WeightStore)
+    other.__setstate__({**store.__getstate__(), "_directory": directory})
+    return other
+
+
+def state_of(value: float, *, size: int = 8) -> dict[str, torch.Tensor]:
+    return {"weight": torch.full((size, 2), value), "bias": torch.full((3,), -value)}
+
+
+def assert_same(read: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(read) == list(expected)
+    for name, tensor in expected.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor)
+
+
+async def test_everything_comes_back_as_it_was(store: WeightStore) -> None:
+    await store.put("variety", VARIETY)
+    copy = await store.get("variety")
+    assert_same(copy, VARIETY)
+    async with store.open("variety") as state:
+        assert_same(state, VARIETY)
+    copy["float32"].zero_()  # it belongs to the caller
+    assert_same(await store.get("variety"), VARIETY)
+
+
+async def test_a_snapshot_does_not_follow_the_weights(store: WeightStore) -> None:
+    weights = state_of(1.0)
+    await store.put(1, weights)
+    weights["weight"].mul_(100)
+    assert_same(await store.get(1), state_of(1.0))
+
+
+async def test_as_many_versions_stay_as_the_store_is_deep_and_names_stay_beside_them(
+    store: WeightStore,
+) -> None:
+    assert await store.latest() is None
+    await store.put("reference", state_of(100.0))
+    for version in range(1, 5):
+        await store.put(version, state_of(float(version)))
+        assert await store.latest() == version
+    for version in (3, 4):
+        assert_same(await store.get(version), state_of(float(version)))
+    assert_same(await store.get("reference"), state_of(100.0))
+    for gone in (1, 2, 5, "refrence"):
+        with pytest.raises(WeightsError, match="kept; there is: 'reference', version 3, version 4"):
+            await store.get(gone)
+
+
+async def test_a_version_published_once_more_replaces_it_and_all_later_ones(store: WeightStore) -> None:
+    for version in (1, 2, 3):
+        await store.put(version, state_of(float(version)))
+    async with store.open(3) as held:
+        await store.put(2, state_of(20.0))  # the run went back
+        assert_same(held, state_of(3.0))
+    assert await store.latest() == 2
+    assert_same(await store.get(2), state_of(20.0))
+    with pytest.raises(WeightsError, match=r"there is: version 2$"):
+        await store.get(3)
+
+
+async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_bound(
+    store: WeightStore,
+) -> None:
+    await store.put(1, state_of(1.0))
+    async with store.open(1) as first:
+        for version in range(2, 50):
+            await store.put(version, state_of(float(version)))
+        assert_same(first, state_of(1.0))
+        assert len(store._publisher._rings[None].segments) == 3
+        async with store.open(49) as second:
+            await store.put(50, state_of(50.0))
+            async with store.open(50) as third:
+                await store.put(51, state_of(51.0))
+                async with store.open(51):
+                    with pytest.raises(WeightsError, match=f"being read, by process {os.getpid()};"):
+                        await store.put(52, state_of(52.0))
+                    waiting = asyncio.ensure_future(store.put(53, state_of(53.0)))
+                    await asyncio.sleep(0.05)
+                    assert not waiting.done()
+                    for held, value in ((first, 1.0), (second, 49.0), (third, 50.0)):
+                        assert_same(held, state_of(value))
+            await waiting
+    assert_same(await store.get(53), state_of(53.0))
+    assert len(store._publisher._rings[None].segments) == 2 + EXTRA_SEGMENTS
+
+
+async def test_the_mappings_and_segments_are_the_same_ones_every_time(store: WeightStore) -> None:
+    seen: list[dict[str, int]] = []
+    for version in range(8):
+        await store.put(version, state_of(float(version), size=1000))
+        async with store.open(version) as state:
+            seen.append({name: tensor.data_ptr() for name, tensor in state.items()})
+    assert seen[2:] == seen[:2] * 3
+
+
+async def test_a_larger_state_gets_larger_segments_and_old_ones_are_let_go_of(store: WeightStore) -> None:
+    for version in range(1, 9):
+        await store.put(version, state_of(float(version), size=100 * version))
+        assert_same(await store.get(version), state_of(float(version), size=100 * version))
+    gc.collect()
+    assert len(segments()) == 2
+
+
+def segments() -> set[int]:
+    """The segments that this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return {link.stat().st_ino for link in links if "ropewalk-weights" in os.readlink(link)}
+
+
+async def test_memory_is_given_back(directory: Directory) -> None:
+    gc.collect()
+    before = segments(), len(os.listdir("/proc/self/fd"))
+    for version in range(3):
+        store = WeightStore(directory, transport="shared_memory", depth=3)
+        await store.put(version, state_of(1.0))
+        await store.get(version)
+        store._owner = False  # the directory stays
+        await store.close()
+        gc.collect()
+        assert (segments(), len(os.listdir("/proc/self/fd"))) == before
+
+
+async def test_a_store_closed_under_a_reader_takes_nothing_from_it(
+    store: WeightStore, directory: Directory
+) -> None:
+    reader = sibling(store, directory)
+    await store.put(1, state_of(1.0))
+    async with reader.open(1) as state:
+        await store.close()
+        await reader.close()
+        assert_same(state, state_of(1.0))
+    for refused in (store.put(2, state_of(2.0)), reader.get(1), reader.latest()):
+        with pytest.raises(WeightsError, match="closed"):
+            await refused
+    del state
+    await asyncio.sleep(0)  # the loop lets go of what it has woken us with
+    gc.collect()
+    assert segments() == set()
+
+
+async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(
+    store: WeightStore, directory: Directory
+) -> None:
+    other = sibling(store, directory)
+    await store.put(1, state_of(1.0), rank=0, ranks=2)
+    assert await store.latest() is None
+    with pytest.raises(WeightsError, match=r"within 0.3 s, still missing are ranks \[1\]"):
+        await store.get(1)
+    waiting = asyncio.ensure_future(store.get(1))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    await other.put(1, state_of(1.0), rank=1, ranks=2)
+    assert_same(await waiting, state_of(1.0))
+    assert await store.latest() == 1
+    await store.put(2, state_of(1.0), rank=0, ranks=2)
+    with pytest.raises(WeightsError, match="expected 2 ranks"):
+        await other.put(2, state_of(1.0), rank=1, ranks=3)
+    await other.close()
+
+
+async def test_ranks_of_two_lives_of_the_trainer_never_make_one_snapshot(
+    store: WeightStore, directory: Directory
+) -> None:
+    old, new = [store, sibling(store, directory)], [sibling(store, directory), sibling(store, directory)]
+    await old[0].put(7, state_of(1.0), rank=0, ranks=2)
+    # It died there, and was started anew; now rank 1 is the first.
+    directory.caller = "second trainer"
+    await new[1].put(7, state_of(2.0), rank=1, ranks=2)
+    with pytest.raises(WeightsError, match=r"missing are ranks \[0\]"):
+        await store.get(7)
+    # What the old one had still on its way is not heard any more.
+    directory.caller = "first trainer"
+    with pytest.raises(WeightsError, match="replaced by a newer one"):
+        await old[1].put(7, state_of(1.0), rank=1, ranks=2)
+    directory.caller = "second trainer"
+    await new[0].put(7, state_of(2.0), rank=0, ranks=2)
+    assert_same(await store.get(7), state_of(2.0))
+    for one in (old[1], *new):
+        await one.close()
+
+
+async def test_what_a_trainer_has_left_behind_goes_when_its_successor_has_published(
+    store: WeightStore, directory: Directory
+) -> None:
+    await store.put(4, state_of(4.0))
+    await store.put(5, state_of(5.0))
+    directory.caller = "second trainer"
+    successor = sibling(store, directory)
+    await successor.put(5, state_of(50.0))
+    assert_same(await store.get(5), state_of(50.0))
+    with pytest.raises(WeightsError, match=r"there is: version 5$"):
+        await store.get(4)
+    await successor.close()
+
+
+async def test_a_rank_that_cannot_publish_is_told_to_who_waits(
+    store: WeightStore, directory: Directory
+) -> None:
+    other = sibling(store, directory)
+    for version in (1, 2):
+        await store.put(version, state_of(float(version)))
+    await other.put(3, state_of(3.0), rank=1, ranks=2)
+    waiting = asyncio.ensure_future(store.get(3))
+    await asyncio.sleep(0.02)
+    store._puts[None] = 0  # as on the other's first time
+    broken = {**state_of(3.0), "further": torch.empty(8, device="meta")}
+    with pytest.raises(Exception, match="meta"):
+        await store.put(3, broken, rank=0, ranks=2)
+    with pytest.raises(WeightsError, match=r"rank 0 could not publish it: .*meta"):
+        await waiting
+    # What was there is there still, and the next one works.
+    assert_same(await store.get(2), state_of(2.0))
+    await store.put(4, state_of(4.0))
+    assert_same(await store.get(4), state_of(4.0))
+    await other.close()
+
+
+async def test_parts_and_other_types_are_cut_out(store: WeightStore) -> None:
+    whole = {"weight": torch.arange(20.0).view(5, 4), "bias": torch.arange(3.0)}
+    await store.put(1, whole)
+    box = Box(start=(1, 2), shape=(3, 2))
+    like = {"weight": ShardSpec(box=box, dtype=torch.bfloat16), "bias": torch.empty(3, dtype=torch.float64)}
+    expected = {"weight": whole["weight"][1:4, 2:].bfloat16(), "bias": whole["bias"].double()}
+    assert_same(await store.get(1, like), expected)
+    for _ in range(2):  # the second time into kept memory
+        async with store.open(1, like) as state:
+            assert_same(state, expected)
+    async with store.open(1, {"weight": ShardSpec(box=box)}) as state:
+        assert_same(state, {"weight": whole["weight"][1:4, 2:]})
+    for like, told in (
+        ({"weights": torch.empty(5, 4)}, "expected 'weights' in version 1"),
+        ({"weight": torch.empty(4, 5)}, r"within \(5, 4\), as version 1 has it, got \(4, 5\)"),
+        ({"weight": ShardSpec(box=Box(start=(3, 0), shape=(3, 4)))}, r"got \(3, 4\) from \(3, 0\)"),
+    ):
+        with pytest.raises(WeightsError, match=told):
+            await store.get(1, like)
+
+
+async def test_what_is_put_together_is_not_shared_by_two_who_hold_it(
+    store: WeightStore, directory: Directory
+) -> None:
+    like = {"bias": torch.empty(3, dtype=torch.float64)}
+    await store.put(1, state_of(1.0))
+    await store.put(2, state_of(2.0))
+    async with store.open(1, like) as one, store.open(2, like) as other:
+        assert one["bias"].tolist() == [-1.0] * 3
+        assert other["bias"].tolist() == [-2.0] * 3
+
+
+async def test_a_put_that_is_cancelled_leaves_the_store_in_order(
+    store: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put(1, state_of(1.0))
+    putting = asyncio.ensure_future(store.put(2, {"weight": torch.ones(1 << 22)}))
+    await asyncio.sleep(0)
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    assert await store.latest() == 1
+    for version in (2, 3, 4):
+        await store.put(version, state_of(float(version)))
+        assert_same(await store.get(version), state_of(float(version)))
+
+
+async def test_nothing_to_publish_and_a_shallow_store_are_refused(store: WeightStore) -> None:
+    with pytest.raises(WeightsError, match="at least one tensor"):
+        await store.put(1, {})
+    with pytest.raises(ValueError, match="at least 2"):
+        WeightStore(LocalDirectory(), transport="shared_memory", depth=1)
+
+
+# Processes that are killed: children forked for the purpose, which run what a role runs.
+
+
+@contextmanager
+def child(work: Callable[[], object]) -> Iterator[int]:
+    """Run `work` in a process of its own, which then waits to be killed; goes on when that has come."""
+    ready, told = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            kept = work()
+            os.write(told, b"!" if kept is not None else b"?")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(told)
+    try:
+        assert os.read(ready, 1) == b"!", "the child failed"
+        yield pid
+    finally:
+        os.close(ready)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+async def snapshot_of(directory: Directory, key: Key) -> Snapshot:
+    found = await directory.find(key, 0)
+    assert isinstance(found, Snapshot)
+    return found
+
+
+async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directory: Directory) -> None:
+    await store.put(1, state_of(1.0))
+    snapshot = await snapshot_of(directory, 1)
+    address = snapshot.contributions[0].location
+    assert isinstance(address, SegmentAddress)
+
+    def hold() -> object:
+        lease = Attachments().hold(1, snapshot.contributions[0].origin, address)
+        lease.__enter__()
+        return lease
+
+    segment = store._publisher._rings[None].segments[0]
+    with child(hold) as pid:
+        assert segment.readers() == [pid]
+        assert not segment.lock()
+        for version in range(2, 10):
+            await store.put(version, state_of(float(version)))
+        assert segment.generation == address.generation
+    assert segment.readers() == []
+    for version in range(10, 13):
+        await store.put(version, state_of(float(version)))
+    assert segment.generation != address.generation, "it is used again"
+
+
+async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
+    store: WeightStore, directory: Directory
+) -> None:
+    await store.put(1, state_of(1.0))
+    with child(lambda: True) as pid:
+        ticks = started(pid)
+        assert ticks is not None
+        origin = Origin(pid=pid, started=ticks, rank=0)
+        await directory.announce(2, Publication(group="first trainer", number=2), origin, 1, None)
+        patient = sibling(store, directory)
+        patient._timeout_s = 30.0
+        waiting = asyncio.ensure_future(patient.get(2))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    with pytest.raises(WeightsError, match=rf"rank 0 \(process {pid}\) died while it published"):
+        await waiting
+    assert await store.latest() == 1
+    await store.put(2, state_of(2.0))
+    assert_same(await store.get(2), state_of(2.0))
+
+
+async def test_memory_that_is_not_there_is_an_error_and_older_snapshots_stay(store: WeightStore) -> None:
+    await store.put(1, state_of(1.0))
+    huge = {"weight": torch.empty(1).expand(1 << 50)}
+    with pytest.raises(WeightsError, match=r"cannot reserve 45.* bytes of shared memory: .* are available"):
+        await store.put(2, huge)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(WeightsError, match=r"cannot reserve .* File too large"):
+            await store.put(3, state_of(3.0, size=1 << 16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert_same(await store.get(1), state_of(1.0))
+    await store.put(4, state_of(4.0))
+    assert_same(await store.get(4), state_of(4.0))
+
+
+async def test_writing_to_a_snapshot_ends_the_process_that_tries(
+    store: WeightStore, directory: Directory
+) -> None:
+    await store.put(1, state_of(1.0))
+    async with store.open(1) as state:
+        if (pid := os.fork()) == 0:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            state["weight"][0, 0] = 2.0
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 - it ends at once
+    assert os.WTERMSIG(status) == signal.SIGSEGV
+    assert_same(await store.get(1), state_of(1.0))
