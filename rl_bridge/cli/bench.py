@@ -78,13 +78,9 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
 
 
 def _synthetic(seconds: float) -> "Throughput":
-    try:
-        from rl_bridge.synthetic.run import run_synthetic
-        from rl_bridge.synthetic.settings import SyntheticSettings
-    except ModuleNotFoundError as error:
-        from rl_bridge.errors import MissingStack
+    from rl_bridge.synthetic.run import run_synthetic
+    from rl_bridge.synthetic.settings import SyntheticSettings
 
-        raise MissingStack(str(error.name)) from error
     settings = SyntheticSettings()
     iterations = max(MIN_ITERATIONS, round(seconds / settings.train_s))
     return asyncio.run(run_synthetic(replace(settings, iterations=iterations))).throughput

@@ -9,6 +9,7 @@ from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.environments.pool import Connect, SessionPool, shut
 from rl_bridge.environments.session import LeasedSession
 from rl_bridge.errors import SessionUnavailable
+from rl_bridge.metrics.spans import span
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -109,17 +110,18 @@ class SessionLeases:
             openenv_core.ClientError: The server refuses sessions for a reason that will not pass.
             RolloutError: The leases were closed.
         """
-        await self._take_place()
-        try:
-            session = LeasedSession(
-                *await self._pool.obtain(),
-                deadlines=self._deadlines,
-                learn=self._pool.learn,
-                exchange=self._exchange,
-            )
-        except BaseException:
-            self._give_place_back()
-            raise
+        with span("lease", waits_for="session"):
+            await self._take_place()
+            try:
+                session = LeasedSession(
+                    *await self._pool.obtain(),
+                    deadlines=self._deadlines,
+                    learn=self._pool.learn,
+                    exchange=self._exchange,
+                )
+            except BaseException:
+                self._give_place_back()
+                raise
         self._leased.add(session)
         sound = False
         try:

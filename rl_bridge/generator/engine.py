@@ -18,6 +18,8 @@ from rl_bridge.errors import GeneratorError
 from rl_bridge.generator.batches import Batch, Batches, answer, fail
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.generator.vllm_api import build_engine
+from rl_bridge.metrics.spans import span
+from rl_bridge.metrics.totals import REST
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 MAX_WAITING_BATCHES = 4096
@@ -166,7 +168,8 @@ class VllmEngine:
 
     def _run(self) -> None:
         try:
-            self._engine = build_engine(self._settings)
+            with span("start"):
+                self._engine = build_engine(self._settings)
             self._engine.set_weight_version(str(self.version))
             self._batches = Batches(self._engine)
         except BaseException as error:
@@ -188,19 +191,23 @@ class VllmEngine:
         with self._changed:
             self._idle = True
             while not (self._commands or self._batches or self._closed):
-                self._changed.wait()
+                with span(REST, waits_for="prompts"):
+                    self._changed.wait()
             if self._closed:
                 return False
             self._idle, self._beat = False, time.monotonic()
             command = self._commands.popleft() if self._commands else None
         if command is None:
-            self._batches.step()
+            with span("generate"):
+                self._batches.step()
             return True
         try:
             if isinstance(command, Batch):
-                self._batches.add(command)
+                with span("take prompts"):
+                    self._batches.add(command)
             else:
-                self._load(command)
+                with span("load weights"):
+                    self._load(command)
         except BaseException as error:
             fail(command.future, _ending(error))  # it is in no queue any more
             raise
@@ -216,7 +223,8 @@ class VllmEngine:
                     fail(command.future, GeneratorError(CLOSED))
                     return
                 self._beat = time.monotonic()
-                self._batches.step()
+                with span("generate"):
+                    self._batches.step()
         began = time.monotonic()
         try:
             self._engine.collective_rpc("load_policy", args=(command.state,))

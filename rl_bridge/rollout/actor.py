@@ -15,6 +15,7 @@ from rl_bridge.config import resolve
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.preemption import on_termination
@@ -74,6 +75,7 @@ class RolloutActor(ServiceActor):
         self._worker = RolloutWorker(
             self._sessions, task=task, policy=policy, max_attempts=config.rollout.max_attempts
         )
+        PROCESS_SPANS.rest("assignments")
         if settings.checkpoint_on_preemption:
             await on_termination(self._preempt)
 
@@ -98,7 +100,8 @@ class RolloutActor(ServiceActor):
     @concurrent_endpoint
     async def play(self, assignment: Assignment) -> AssignmentResult:
         """See `RolloutWorker.play`."""
-        return await self._worker.play(assignment)
+        with PROCESS_SPANS.call():
+            return await self._worker.play(assignment)
 
     @concurrent_endpoint
     async def cut(self, leases: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openenv_core import StepResult
+from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.outcomes import require_play
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
@@ -69,7 +70,8 @@ async def play_episode(
         rl_bridge.errors.GeneratorError: The engine failed.
     """
     turns: list[Turn] = []
-    result = await client.reset(seed=seed, **settings.reset_options)
+    with span("reset", waits_for="environment"):
+        result = await client.reset(seed=seed, **settings.reset_options)
     require_play(result)
     total = float(result.reward or 0.0)
     ending = Ending.COMPLETED
@@ -77,22 +79,25 @@ async def play_episode(
         if len(turns) == settings.num_turns:
             ending = Ending.TRUNCATED_TURNS
             break
-        prompt = policy.prompt(task.messages(result.observation))
+        with span("prompt"):
+            prompt = policy.prompt(task.messages(result.observation))
         if prompt is None:
             ending = Ending.TRUNCATED_LENGTH
             break
-        turn, text = await policy.answer(
-            prompt,
-            temperature=settings.temperature,
-            seed=None if sampling_key is None else sampling_seed(*sampling_key, len(turns)),
-        )
+        with span("answer", waits_for="policy"):
+            turn, text = await policy.answer(
+                prompt,
+                temperature=settings.temperature,
+                seed=None if sampling_key is None else sampling_seed(*sampling_key, len(turns)),
+            )
         turns.append(turn)
         action = task.parse(text)
         if action is None:
             ending = Ending.ILLEGAL
             total += settings.illegal_reward
             break
-        result = await client.step(action)
+        with span("step", waits_for="environment"):
+            result = await client.step(action)
         require_play(result)
         total += float(result.reward or 0.0)
     return Trajectory(seed=seed, turns=turns, ending=ending, reward=total) if turns else None

@@ -23,6 +23,7 @@ from rl_bridge.errors import (
     ReplicaLost,
     RolloutError,
 )
+from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.episode import play_episode
 from rl_bridge.rollout.policy import ChatPolicy
@@ -98,7 +99,8 @@ class RolloutWorker:
         failure = ""
         for number in range(self._max_attempts):
             if number:
-                await asyncio.sleep(BACKOFF_S * 2 ** (number - 1))
+                with span("back off", waits_for="environment"):
+                    await asyncio.sleep(BACKOFF_S * 2 ** (number - 1))
             try:
                 async with self._sessions.lease() as session:
                     trajectory = await play_episode(

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,6 +15,7 @@ from monarch.actor import concurrent_endpoint, context, endpoint
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, RankLost, TrainingError
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.titan.ranks import ALONE, Rank
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
@@ -62,7 +62,8 @@ class TrainerActor(ServiceActor):
             meeting=Path(self._settings.folder) / f"{_MEETING}{own.name}",
             timeout_s=self._settings.collective_timeout_s,
         )
-        await self._work(self._start)
+        await self._work("start", self._start)
+        PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
     async def resumed(self) -> ResumeState:
@@ -72,7 +73,7 @@ class TrainerActor(ServiceActor):
     @concurrent_endpoint
     async def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """Train one iteration; returns its figures. See `Trainer.step`."""
-        return await self._work(self._trainer.step, batch)
+        return await self._work("train", self._trainer.step, batch)
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
@@ -95,8 +96,9 @@ class TrainerActor(ServiceActor):
             raise TrainingError("expected a trainer with a store of weights, got one without")
         started = time.perf_counter()
         with ExitStack() as held:
-            state = await self._work(held.enter_context, self._trainer.weights(version))
-            await self._store.put(version, state, rank=self._rank.index, ranks=self._rank.count)
+            state = await self._work("hold weights", held.enter_context, self._trainer.weights(version))
+            with span("push"):
+                await self._store.put(version, state, rank=self._rank.index, ranks=self._rank.count)
         return time.perf_counter() - started
 
     @concurrent_endpoint
@@ -113,24 +115,29 @@ class TrainerActor(ServiceActor):
             run_state: Comes back from `resumed`.
             attachments: Likewise.
         """
-        await self._work(self._trainer.save, version, run_state, attachments)
+        await self._work("save", self._trainer.save, version, run_state, attachments)
 
     @concurrent_endpoint
     async def export(self, folder: str) -> None:
         """Write the weights as safetensors into a folder."""
-        await self._work(self._trainer.export, folder)
+        await self._work("export", self._trainer.export, folder)
 
     @concurrent_endpoint
     async def close(self) -> None:
         """Finish what is being written, and give the shared memory back."""
-        await self._work(self._trainer.close)
+        await self._work("close", self._trainer.close)
         self._publisher.close()
         if self._store is not None:
             await self._store.close()
 
-    async def _work(self, call: Callable[..., T], *args: Any) -> T:
+    async def _work(self, what: str, call: Callable[..., T], *args: Any) -> T:
+        def accounted() -> T:
+            with span(what):
+                return call(*args)
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args))
+            with PROCESS_SPANS.call():
+                return await asyncio.get_running_loop().run_in_executor(self._thread, accounted)
         except RankLost as error:
             self._end(error)
         except BridgeError:
@@ -163,13 +170,13 @@ class TrainerActor(ServiceActor):
     @endpoint
     async def start(self, resume: bool) -> PolicyVersion:
         """Load the model, and the newest checkpoint where asked; returns the version."""
-        self._trainer = await self._work(Trainer, self._settings)
-        return (await self._work(self._trainer.resume)).version if resume else 0
+        self._trainer = await self._work("start", Trainer, self._settings)
+        return (await self._work("start", self._trainer.resume)).version if resume else 0
 
     @endpoint
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Train one iteration; returns its figures."""
-        return await self._work(self._trainer.step, batch)
+        return await self._work("train", self._trainer.step, batch)
 
     @endpoint
     async def publish(self) -> SnapshotHandle:
@@ -181,4 +188,4 @@ class TrainerActor(ServiceActor):
         """Write a checkpoint if one is due."""
         interval, version = self._settings.trainer.checkpoint_interval, self._trainer.version
         if interval and (last or version % interval == 0):
-            await self._work(self._trainer.save, version)
+            await self._work("save", self._trainer.save, version)
