@@ -1,0 +1,1 @@
+"""What asynchrony gains: the same job, synchronous and with bounds on staleness."""

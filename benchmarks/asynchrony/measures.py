@@ -1,0 +1,72 @@
+"""One synthetic job for each bound on staleness, in turns."""
+
+import asyncio
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from benchmarks.wire.figures import Figures
+from rl_bridge.synthetic.run import SyntheticRun, run_synthetic
+from rl_bridge.synthetic.settings import SyntheticSettings
+
+SYNCHRONOUS: Final = 0
+BOUNDS: Final = (SYNCHRONOUS, 1, 4)
+ROLES: Final = ("controller", "rollout", "trainer")
+
+GROUPS: Final = "groups/s"
+ROLL, TRAIN, SYNC = "roll s", "train s", "sync s"
+STALEST: Final = "most stale"
+UNACCOUNTED: Final = "unaccounted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        rounds: How often every bound has its turn.
+        job: What the jobs have in common: batch, sessions, sleeps, the trainer's time.
+        bounds: `max_staleness` of each.
+    """
+
+    rounds: int = 3
+    job: SyntheticSettings = field(default_factory=lambda: SyntheticSettings(iterations=30, train_s=0.9))
+    bounds: tuple[int, ...] = BOUNDS
+
+    def quick(self) -> "Plan":
+        """Return the same with numbers that show whether it works, and nothing else."""
+        tiny = replace(self.job, iterations=3, groups_per_batch=2, group_size=2, episode_s=0.02, train_s=0.02)
+        return replace(self, rounds=1, job=tiny)
+
+
+def who(bound: int) -> str:
+    """What a job is called in tables."""
+    return "synchronous" if bound == SYNCHRONOUS else f"max_staleness {bound}"
+
+
+def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
+    """Run every job of a plan, and add its figures.
+
+    Raises:
+        rl_bridge.errors.BridgeError: A job failed.
+    """
+    for number in range(1, plan.rounds + 1):
+        for bound in plan.bounds:
+            progress(f"round {number} of {plan.rounds}: {who(bound)}")
+            # Every round has sleeps of its own, which its jobs share.
+            job = replace(plan.job, max_staleness=bound, seed=number)
+            _add(figures, who(bound), asyncio.run(run_synthetic(job)))
+
+
+def _add(figures: Figures, name: str, run: SyntheticRun) -> None:
+    # The first step, for which nothing was begun in time, counts in full.
+    figures.add(GROUPS, name, "", (run.throughput.groups or 0) / run.throughput.seconds)
+    figures.add(ROLL, name, "", statistics.mean(step.roll_s for step in run.steps))
+    figures.add(TRAIN, name, "", statistics.mean(step.train_s for step in run.steps))
+    figures.add(SYNC, name, "", statistics.mean(step.sync_s for step in run.steps))
+    figures.add(STALEST, name, "", max(step.staleness for step in run.steps))
+    for role in ROLES:
+        totals = run.throughput.roles[role]
+        figures.add(UNACCOUNTED, name, role, totals.unaccounted_s / totals.wall_s)
+        figures.add("busy", name, role, run.throughput.utilisation(role) or 0.0)
