@@ -158,6 +158,7 @@ class FakeEngine:
         self._tokenizer = tokenizer
         self.script = script
         self.asked: list[SamplingSettings] = []
+        self.seeds: list[int] = []
         self.before: Callable[[], Any] = lambda: None
 
     async def __call__(
@@ -167,6 +168,7 @@ class FakeEngine:
         seeds: Sequence[int] | None = None,
     ) -> list[Completion]:
         self.asked.append(sampling)
+        self.seeds.extend(seeds or ())
         outcome = self.before()
         if asyncio.iscoroutine(outcome):
             await outcome

@@ -30,7 +30,7 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rewards(episodes: list[Trajectory | None]) -> list[float | None]:
-    return [episode and episode.reward for episode in episodes]
+    return [None if episode is None else episode.reward for episode in episodes]
 
 
 @pytest.mark.parametrize("saying", SAYINGS)

@@ -1,0 +1,125 @@
+"""A rollout worker with everything it needs, in this process, and what servers tell of themselves."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import psutil
+from rollout_fixtures import FakeEngine, FakeTokenizer, Script
+
+from rl_bridge.config import Config
+from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.rollout import Task
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
+from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.worker import RolloutWorker
+from rl_bridge.types import Trajectory
+
+HERE = str(Path(__file__).parent)
+
+
+def active_sessions(url: str) -> int:
+    with urlopen(f"{url}/active_sessions", timeout=10) as reply:
+        return int(json.load(reply))
+
+
+async def until_no_session_is_left(url: str) -> None:
+    async with asyncio.timeout(20):
+        while await asyncio.to_thread(active_sessions, url):  # noqa: ASYNC110 - it is another process's
+            await asyncio.sleep(0.01)
+
+
+def kill_server(url: str) -> None:
+    """SIGKILL to the process that serves a URL, whatever stands between it and this one."""
+    port = url.rpartition(":")[2]
+    for process in psutil.Process().children(recursive=True):
+        listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        if any(str(connection.laddr.port) == port for connection in listening):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def trajectories(result: AssignmentResult) -> list[Trajectory]:
+    return [outcome for outcome in result.outcomes if isinstance(outcome, Trajectory)]
+
+
+def absences(result: AssignmentResult) -> list[Absence | None]:
+    """Why each episode has no trajectory; None where it has one."""
+    return [outcome.absence if isinstance(outcome, NoTrajectory) else None for outcome in result.outcomes]
+
+
+class Play:
+    """A worker, its sessions, and a scripted policy."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        task: type[Task],
+        script: Script,
+        *,
+        sessions: int = 8,
+        max_length: int = 64,
+        max_attempts: int = 3,
+        deadlines: SessionDeadlines | None = None,
+    ) -> None:
+        tokenizer = FakeTokenizer()
+        self.engine = FakeEngine(tokenizer, script)
+        self.generator = GeneratorClient(self.engine, max_batch=64)
+        config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}})
+        policy = ChatPolicy(
+            tokenizer,  # type: ignore[arg-type]  # the real one needs transformers
+            self.generator,
+            max_new_tokens=4,
+            max_length=max_length,
+        )
+        self.task = task(config, Path())
+        self.sessions = SessionLeases(
+            lambda url: task.client_type(url, message_timeout_s=10.0),
+            sessions=sessions,
+            deadlines=deadlines or SessionDeadlines(connect_s=10.0),
+            urls=urls,
+        )
+        self.worker = RolloutWorker(self.sessions, task=self.task, policy=policy, max_attempts=max_attempts)
+        self._lease = 0
+
+    async def __call__(
+        self,
+        seeds: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        num_turns: int = 32,
+        sampling_key: tuple[int, int] | None = None,
+        **reset_options: Any,
+    ) -> AssignmentResult:
+        settings = EpisodeSettings(
+            temperature=temperature, num_turns=num_turns, illegal_reward=-1.5, reset_options=reset_options
+        )
+        self._lease += 1
+        return await self.worker.play(
+            Assignment(
+                lease=self._lease,
+                seeds=tuple(seeds),
+                siblings=tuple(range(len(seeds))),
+                settings=settings,
+                sampling_key=sampling_key,
+            )
+        )
+
+
+@asynccontextmanager
+async def playing(*arguments: Any, **options: Any) -> AsyncIterator[Play]:
+    play = Play(*arguments, **options)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(play.generator.close)
+        stack.push_async_callback(play.sessions.close)
+        yield play
+        counts = play.sessions.counts
+        assert (counts.lent, counts.free + counts.closing) == (0, play.sessions._sessions)
