@@ -239,6 +239,7 @@ def _qwen3_config(path: Path) -> Any:
         head_dim=head_dim,
         hidden_dim=config["intermediate_size"],
         attn_backend="flex",
+        fuse_qkv=False,  # a fused one is gathered whole on every rank whenever the weights are asked for
         rope=CosSinRoPE.Config(
             dim=head_dim, max_seq_len=config["max_position_embeddings"], theta=rope["rope_theta"]
         ),

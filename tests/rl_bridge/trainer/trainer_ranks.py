@@ -17,7 +17,7 @@ from rl_bridge.config import AlgorithmConfig, TrainerConfig
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import NO_VERSION, TrainSample
 
-WAIT_S = 90.0
+WAIT_S = 120.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 
@@ -74,27 +74,31 @@ class RankDied(Exception):  # noqa: N818 - it says what happened
 
 
 class Ranks:
-    """The ranks of one trainer.
+    """Processes that make up a trainer. They can be given one trainer after another: `build(settings)`.
 
     Args:
-        options: What each is started with.
+        folder: For the meeting's file.
         count: How many.
-        meeting: Their meeting's file.
     """
 
-    def __init__(self, options: TrainerSettings, count: int, meeting: Path) -> None:
+    def __init__(self, folder: Path, count: int, *, timeout_s: float = WAIT_S) -> None:
         context = get_context("spawn")
+        meeting = folder / f".meeting-{os.urandom(4).hex()}"
         self._ends: list[Connection] = []
         self.processes: list[BaseProcess] = []
         for index in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(options, index, count, meeting, theirs), daemon=True
+                target=_serve, args=(index, count, meeting, timeout_s, theirs), daemon=True
             )
             process.start()
             theirs.close()
             self._ends.append(ours)
             self.processes.append(process)
+
+    def build(self, options: TrainerSettings) -> None:
+        """Give every rank a new trainer."""
+        self.call("build", options)
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> None:
         """Call a method of every rank's trainer."""
@@ -120,6 +124,12 @@ class Ranks:
         os.kill(pid, signal.SIGKILL)
         self.processes[index].join(WAIT_S)
 
+    def stop(self, index: int) -> None:
+        """Let a rank hang."""
+        pid = self.processes[index].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+
     def end(self) -> None:
         for index, process in enumerate(self.processes):
             if process.is_alive():
@@ -135,38 +145,38 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def ranks(options: TrainerSettings, count: int) -> Iterator[Ranks]:
-    """Ranks that have loaded the model, and that are gone afterwards."""
-    folder = Path(options.folder)
+def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ranks]:
+    """Ranks that are gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    meeting = folder / f".meeting-{os.urandom(4).hex()}"
-    made = Ranks(options, count, meeting)
+    made = Ranks(folder, count, timeout_s=timeout_s)
     try:
-        for answer in made.answers():
-            if isinstance(answer, Exception):
-                raise answer
         yield made
     finally:
         made.end()
 
 
-def _serve(options: TrainerSettings, index: int, count: int, meeting: Path, end: Connection) -> None:
+def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connection) -> None:
+    import torch
+
     from rl_bridge.titan.ranks import Rank
     from rl_bridge.trainer.trainer import Trainer
 
-    try:
-        trainer = Trainer(
-            options,
-            Rank(index=index, count=count, meeting=meeting, timeout_s=options.collective_timeout_s),
-        )
-    except Exception as error:
-        end.send(error)
-        return
-    end.send(None)
+    rank = Rank(index=index, count=count, meeting=meeting, timeout_s=timeout_s)
+    trainer: Trainer | None = None
     while True:
         method, arguments, named = end.recv()
         try:
-            end.send(getattr(trainer, method)(*arguments, **named))
+            if method == "build":
+                trainer = Trainer(*arguments, rank)
+                end.send(None)
+            elif method == "draw":
+                end.send(torch.rand(4).tolist())
+            elif method == "local_numbers":
+                assert trainer is not None
+                with trainer.weights(trainer.version) as state:
+                    end.send(sum(tensor.to_local().numel() for tensor in state.values()))  # type: ignore[attr-defined]
+            else:
+                end.send(getattr(trainer, method)(*arguments, **named))
         except Exception as error:
             end.send(error)
 

@@ -1,0 +1,177 @@
+"""A trainer of two real ranks does what one does, and never waits for a rank that is gone."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trainer_ranks import WAIT_S, Ranks, batch, divisible_policy, ranks, settings
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.errors import ConfigError, NonFiniteLoss, RankLost
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+
+OPTIONS: dict[str, Any] = {
+    "updates_per_iteration": 2,
+    "max_grad_norm": 0.05,
+    "algorithm": {"entropy_coef": 0.1, "aggregation": "sequence_mean"},
+}
+SPREADS = [{}, {"tensor_parallel": 2}]
+SPREAD_NAMES = ["fsdp", "tensor parallel"]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return divisible_policy(tmp_path_factory.mktemp("divisible"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with ranks(tmp_path_factory.mktemp("pair"), 2) as two:
+        yield two
+
+
+def alone(policy: Path, folder: Path, **options: Any) -> Any:
+    from rl_bridge.trainer.trainer import Trainer
+
+    return Trainer(settings(policy, folder=folder, **options))
+
+
+def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], *, atol: float) -> None:
+    assert set(one) == set(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=atol, rtol=0.0)
+
+
+@pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
+def test_two_ranks_learn_what_one_learns(
+    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
+) -> None:
+    one = alone(policy, tmp_path, **OPTIONS)
+    first = {name: tensor.clone() for name, tensor in one.hf_state_dict().items()}
+    pair.build(settings(policy, folder=tmp_path, ranks=spread, **OPTIONS))
+    for number in range(3):
+        expected = one.step(batch(number))
+        told = pair.call("step", batch(number))
+        assert told[0] == told[1]
+        # Rows are padded to what can be shared, and share out differently.
+        assert 0.5 < told[0].pop("train/valid_token_share") <= 1.0
+        expected.pop("train/valid_token_share")
+        assert told[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert expected["train/grad_norm"] > 0.05, "there was nothing to clip"
+    for state in pair.call("hf_state_dict"):
+        assert_close(state, one.hf_state_dict(), atol=2e-5)
+    assert (
+        max(float((first[name] - tensor).abs().max()) for name, tensor in one.hf_state_dict().items()) > 1e-3
+    )
+
+
+def test_each_rank_holds_half(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+    pair.build(settings(policy, folder=tmp_path))
+    whole = sum(tensor.numel() for tensor in alone(policy, tmp_path).hf_state_dict().values())
+    held = pair.call("local_numbers")
+    assert sum(held) == whole
+    assert max(held) < 0.55 * whole
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_batch_that_is_smaller_than_the_group(pair: Ranks, policy: Path, tmp_path: Path, rows: int) -> None:
+    """A rank without a share of the batch still takes part in what all do together."""
+    one = alone(policy, tmp_path, micro_batch_size=1)
+    pair.build(settings(policy, folder=tmp_path, micro_batch_size=1))
+    expected, told = one.step(batch(4, rows=rows)), pair.call("step", batch(4, rows=rows))
+    assert told[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert_close(pair.call("hf_state_dict")[0], one.hf_state_dict(), atol=2e-5)
+
+
+def test_what_is_not_finite_on_one_rank_stops_all(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+    pair.build(settings(policy, folder=tmp_path))
+    before = pair.call("hf_state_dict")[0]
+    bad = batch(4)
+    bad.advantages[0] = float("nan")  # of one trajectory, so one rank has it
+    pair.ask("step", bad)
+    assert all(isinstance(answer, NonFiniteLoss) for answer in pair.answers())
+    assert_close(pair.call("hf_state_dict")[0], before, atol=0.0)
+    pair.call("step", batch(5))
+
+
+@pytest.mark.parametrize(
+    ("spread", "expected"),
+    [
+        ({"pipeline_parallel": 2}, "expected no pipeline parallelism, got 2 stages"),
+        ({"tensor_parallel": 3}, "a tensor-parallel degree that divides the trainer's ranks, got 3 and 2"),
+    ],
+)
+def test_a_spread_that_cannot_be_is_refused(
+    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        pair.build(settings(policy, folder=tmp_path, ranks=spread))
+
+
+def test_heads_that_cannot_be_shared_are_refused(pair: Ranks, tiny_policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be spread as asked.*n_kv_heads"):
+        pair.build(settings(tiny_policy, folder=tmp_path, ranks={"tensor_parallel": 2}))
+
+
+def test_accumulation_takes_more_passes_to_the_same_gradient(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.trainer.trainer import Trainer
+
+    passes: list[int] = []
+    original = Trainer._pass
+
+    def counted(self: Trainer, micro: TrainBatch, *arguments: Any, **options: Any) -> float:
+        passes[-1] += 1
+        return original(self, micro, *arguments, **options)
+
+    monkeypatch.setattr(Trainer, "_pass", counted)
+    states = []
+    for steps in (1, 4):
+        trainer = alone(policy, tmp_path, ranks={"gradient_accumulation_steps": steps}, micro_batch_size=4096)
+        passes.append(0)
+        trainer.step(batch(6))
+        states.append({name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()})
+    assert passes[0] == 1
+    assert 4 <= passes[1] <= 5
+    assert_close(*states, atol=2e-5)
+
+
+def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) -> None:
+    with ranks(tmp_path, 2) as two:
+        two.build(settings(policy, folder=tmp_path))
+        two.call("step", batch(0))
+        two.ask("step", batch(1, rows=20_000))
+        time.sleep(0.3)
+        two.kill(1)
+        killed = time.monotonic()
+        [answer] = two.answers(0)
+        assert isinstance(answer, RankLost), answer
+        assert time.monotonic() - killed < 10.0
+        assert "in iteration 1, one is gone" in str(answer)
+
+
+def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path, tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, timeout_s=10.0) as two:
+        two.build(settings(policy, folder=tmp_path))
+        two.call("step", batch(0))
+        two.stop(1)
+        two.ask("step", batch(1))
+        stopped = time.monotonic()
+        [answer] = two.answers(0)
+        assert isinstance(answer, RankLost), answer
+        assert 9.0 < time.monotonic() - stopped < WAIT_S
+
+
+def test_a_rank_whose_siblings_never_come_gives_up(policy: Path, tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, timeout_s=5.0) as two:
+        two.kill(1)
+        two._ends[0].send(("build", (settings(policy, folder=tmp_path),), {}))
+        [answer] = two.answers(0)
+        assert isinstance(answer, RankLost), answer
+        assert "when the ranks met" in str(answer)
