@@ -1,0 +1,261 @@
+"""Reward functions in processes of their own: bounded in number, in time, and in what they leave behind."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from rl_bridge.errors import RewardFailed
+from rl_bridge.rewards.wire import Request
+from rl_bridge.rewards.worker import RewardWorker
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 65_536
+"""Evaluations that may wait for a worker."""
+MAX_LOST = 2
+"""Processes that may end under one evaluation: the one that it ran in, and the one where it was tried again."""
+MAX_ATTEMPTS = 16
+"""At one evaluation, those included that met with a process that had ended already."""
+START_ATTEMPTS = 3
+BACKOFF_S = 0.5
+"""After a worker could not be started; doubles."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RewardCounts:
+    """What became of evaluations, since the beginning. All but the last three add up to those that were asked for.
+
+    Attributes:
+        scored: They have a number.
+        unscored: The function said None.
+        timed_out: It took too long.
+        raised: It raised, twice, or returned no reward.
+        lost: The processes that evaluated it were killed, twice.
+        retried: Attempts made again, after the first was lost or raised.
+        workers_started: Processes.
+        workers_lost: Those that ended by themselves, or were killed by somebody else.
+    """
+
+    scored: int = 0
+    unscored: int = 0
+    timed_out: int = 0
+    raised: int = 0
+    lost: int = 0
+    retried: int = 0
+    workers_started: int = 0
+    workers_lost: int = 0
+
+
+class RewardPool:
+    """Evaluates responses in a fixed number of processes.
+
+    A function that takes too long is killed with every process that it started, and so is one whose caller is
+    cancelled. Where a process is killed by somebody else, what it evaluated is tried once more in another. What
+    raises is tried once more too; when it raises again, it is the function's doing.
+
+    None of these is a reward: the evaluation is None, and counted by its reason. A function that raises ends the run
+    instead, unless `drop_failures` is set, since as a rule all of its rewards are wrong then.
+
+    Args:
+        functions: Dotted paths of reward functions.
+        workers: Processes.
+        timeout_s: Seconds an evaluation may take, the wait for a process apart.
+        start_timeout_s: Seconds the import of the functions may take.
+        drop_failures: Whether what raises is None.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[str],
+        *,
+        workers: int,
+        timeout_s: float,
+        start_timeout_s: float = 60.0,
+        drop_failures: bool = False,
+    ) -> None:
+        if workers < 1 or not functions:
+            raise ValueError(f"expected functions and at least one worker, got {functions!r} and {workers}")
+        self._functions = tuple(functions)
+        self._size = workers
+        self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._drop_failures = drop_failures
+        self._workers: set[RewardWorker] = set()
+        self._idle: deque[RewardWorker] = deque()
+        self._waiting: deque[asyncio.Future[RewardWorker]] = deque()
+        self._renewals: set[asyncio.Task[None]] = set()
+        self._broken = ""
+        self._counts = RewardCounts()
+
+    @property
+    def counts(self) -> RewardCounts:
+        """What became of evaluations."""
+        return replace(self._counts)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that call the functions."""
+        return [worker.pid for worker in self._workers]
+
+    async def __aenter__(self) -> Self:
+        """Start the processes.
+
+        Raises:
+            RewardFailed: The functions cannot be imported, or are none.
+        """
+        try:
+            adding = (self._add() for _ in range(self._size))
+            for outcome in await asyncio.gather(*adding, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def evaluate(self, *, prompt: Any, response: Any, target: Any, function: int = 0) -> float | None:
+        """Evaluate one response.
+
+        Args:
+            prompt: What the policy was shown; like the others, anything that can be pickled.
+            response: What it answered.
+            target: What the function compares with.
+            function: Which of the functions.
+
+        Returns:
+            The reward; None where there is none, for a reason that is counted.
+
+        Raises:
+            RewardFailed: The function raised, or returned something else; or the pool can have no processes any more,
+                or was closed.
+        """
+        content = Request(function=function, prompt=prompt, response=response, target=target).encode()
+        lost = raised = 0
+        for _ in range(MAX_ATTEMPTS):
+            worker = await self._take()
+            try:
+                reply = await worker.ask(content, self._timeout_s)
+            except ConnectionError as error:
+                self._renew(worker)
+                self._counts.workers_lost += 1
+                lost += not isinstance(error, BrokenPipeError)  # who had not begun has nothing to do with it
+                if lost == MAX_LOST:
+                    break
+            except TimeoutError:
+                self._renew(worker)
+                self._counts.timed_out += 1
+                return None
+            except BaseException:  # nobody waits for the outcome, which may take long
+                self._renew(worker)
+                raise
+            else:
+                self._give(worker)
+                if not reply.error:
+                    if reply.reward is None:
+                        self._counts.unscored += 1
+                    else:
+                        self._counts.scored += 1
+                    return reply.reward
+                raised += 1
+                if raised > 1:
+                    self._drop_or_raise(reply.error)
+                    return None
+            self._counts.retried += 1
+        self._counts.lost += 1
+        return None
+
+    async def close(self) -> None:
+        """End every process. Evaluations under way raise RewardFailed."""
+        self._break("expected an open pool of reward functions, got one that was closed")
+        for renewal in self._renewals:
+            renewal.cancel()
+        await asyncio.gather(*self._renewals, return_exceptions=True)
+        await asyncio.gather(*(worker.kill() for worker in self._workers))
+        self._workers.clear()
+        self._idle.clear()
+
+    def _drop_or_raise(self, error: str) -> None:
+        self._counts.raised += 1
+        message = (
+            f"expected a reward, but {error.rstrip()}\n"
+            "mend the function, let it return None where it cannot say, or set reward.drop_failures"
+        )
+        if not self._drop_failures:
+            raise RewardFailed(message)
+        logger.warning("a response is left out: %s", message)
+
+    async def _take(self) -> RewardWorker:
+        """Return a worker that nobody else has until it is given back."""
+        if self._broken:
+            raise RewardFailed(self._broken)
+        while self._idle:
+            worker = self._idle.popleft()
+            if not worker.lost:
+                return worker
+            self._counts.workers_lost += 1
+            self._renew(worker)
+        if len(self._waiting) >= MAX_WAITING:
+            raise RewardFailed(
+                f"expected at most {MAX_WAITING} evaluations to wait for {self._size} workers, got one more; "
+                "raise reward.workers"
+            )
+        turn: asyncio.Future[RewardWorker] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give(turn.result())
+            raise
+
+    def _give(self, worker: RewardWorker) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(worker)
+                return
+        self._idle.append(worker)
+
+    def _renew(self, worker: RewardWorker) -> None:
+        """Put another worker into the place of one, without waiting for it."""
+        renewal = asyncio.create_task(self._replace(worker))
+        self._renewals.add(renewal)
+        renewal.add_done_callback(self._renewed)
+
+    async def _replace(self, worker: RewardWorker) -> None:
+        await worker.kill()
+        self._workers.discard(worker)
+        for attempt in range(START_ATTEMPTS):
+            if self._broken:
+                return
+            try:
+                await self._add()
+                return
+            except (RewardFailed, OSError) as error:
+                last = error
+                await asyncio.sleep(BACKOFF_S * 2**attempt)
+        raise last
+
+    async def _add(self) -> None:
+        worker = await RewardWorker.start(self._functions, timeout_s=self._start_timeout_s)
+        self._counts.workers_started += 1
+        self._workers.add(worker)
+        self._give(worker)
+
+    def _renewed(self, renewal: "asyncio.Task[None]") -> None:
+        self._renewals.discard(renewal)
+        if not renewal.cancelled() and (error := renewal.exception()) is not None:
+            self._break(f"expected another process for reward functions, got: {error}")
+
+    def _break(self, reason: str) -> None:
+        self._broken = self._broken or reason
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(RewardFailed(self._broken))

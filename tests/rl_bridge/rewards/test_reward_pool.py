@@ -1,0 +1,277 @@
+"""Reward functions in real processes, really killed: nothing waits, nothing stays, nothing is scored by accident."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rl_bridge.errors import RewardFailed
+from rl_bridge.rewards import pool as pool_module
+from rl_bridge.rewards.pool import RewardPool
+
+HANG_S = 30.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _workers_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
+
+
+def open_pool(*functions: str, workers: int = 2, timeout_s: float = HANG_S, **options: Any) -> RewardPool:
+    names = [f"reward_functions.{name}" for name in functions or ["compute_reward"]]
+    return RewardPool(names, workers=workers, timeout_s=timeout_s, **options)
+
+
+async def ask(pool: RewardPool, response: str, target: Any = None) -> float | None:
+    async with asyncio.timeout(HANG_S):
+        return await pool.evaluate(prompt="what?", response=response, target=target)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not condition():  # noqa: ASYNC110 - it is about other processes
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def pids_in(file: Path) -> list[int]:
+    await until(file.exists)
+    return [int(word) for word in file.read_text().split()]  # noqa: ASYNC240
+
+
+async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
+    async with open_pool() as pool:
+        values = [1, 0.5, True, "fraction", None, -3]
+        got = await asyncio.gather(*(ask(pool, "return", value) for value in values))
+        assert got == [1.0, 0.5, 1.0, 0.25, None, -3.0]
+        assert (pool.counts.scored, pool.counts.unscored, pool.counts.retried) == (5, 1, 0)
+        # What is no number is the function's mistake.
+        for wrong in ("nan", "inf", "list", "text"):
+            with pytest.raises(RewardFailed, match=r"to return a finite number or None, got"):
+                await ask(pool, "return", wrong)
+        # Workers are kept: none of this has cost one.
+        assert (pool.counts.workers_started, pool.counts.workers_lost) == (2, 0)
+
+
+@pytest.mark.slow
+async def test_many_are_evaluated_by_few_processes() -> None:
+    async with open_pool(workers=2) as pool:
+        pids = set(await asyncio.gather(*(ask(pool, "pid") for _ in range(200))))
+        assert pids == set(map(float, pool.pids))
+        assert len(pids) == 2
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["start_daemons", *(pytest.param(way, marks=pytest.mark.slow) for way in ("say_and_sleep", "backtrack"))],
+)
+async def test_what_takes_too_long_is_killed_with_all_that_it_started(way: str, tmp_path: Path) -> None:
+    async with open_pool(workers=1, timeout_s=1.5) as pool:
+        assert await ask(pool, way, str(tmp_path / "pids")) is None
+        pids = await pids_in(tmp_path / "pids")
+        assert len(pids) == (4 if way == "start_daemons" else 1)
+        await until(lambda: not any(map(alive, pids)))
+        assert pool.counts.timed_out == 1
+        # The next one finds another process.
+        assert await ask(pool, "return", 1) == 1.0
+        assert (pool.counts.workers_started, pool.counts.workers_lost, pool.counts.lost) == (2, 0, 0)
+
+
+async def test_a_killed_process_costs_nobody_a_reward(tmp_path: Path) -> None:
+    async with open_pool() as pool:
+        # While it evaluates: it is tried again in another.
+        assert await ask(pool, "die_once", str(tmp_path / "died")) == 1.0
+        # While nobody uses it.
+        await until(lambda: pool.counts.workers_started == 3)
+        assert len(pool.pids) == 2
+        for pid in pool.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert await asyncio.gather(*(ask(pool, "return", 1) for _ in range(4))) == [1.0] * 4
+        assert pool.counts.lost == 0
+        assert pool.counts.workers_lost == 3
+        # One that kills whatever evaluates it is left out, and counted as infrastructure's failure.
+        assert await ask(pool, "die") is None
+        assert (pool.counts.lost, pool.counts.scored) == (1, 5)
+        assert await ask(pool, "return", 1) == 1.0
+
+
+@pytest.mark.slow
+async def test_a_guard_that_is_killed_takes_its_worker_along(tmp_path: Path) -> None:
+    async with open_pool(workers=1) as pool:
+        asking = asyncio.ensure_future(ask(pool, "start_daemons", str(tmp_path / "pids")))
+        worker, child, *_ = await pids_in(tmp_path / "pids")
+        (tmp_path / "pids").unlink()
+        os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
+        await until(lambda: not alive(worker) and not alive(child))
+        pids = await pids_in(tmp_path / "pids")  # it is tried again in another
+        assert worker not in pids
+        # Nobody waits for it any more: it is killed too.
+        asking.cancel()
+        await until(lambda: not any(map(alive, pids)))
+        assert await ask(pool, "return", 1) == 1.0
+
+
+async def test_a_function_that_raises_ends_the_run_once_it_is_clear_that_it_is_the_function(
+    tmp_path: Path,
+) -> None:
+    async with open_pool() as pool:
+        assert await ask(pool, "raise_once", str(tmp_path / "raised")) == 1.0
+        assert (pool.counts.retried, pool.counts.raised) == (1, 0)
+        with pytest.raises(
+            RewardFailed, match=r"(?s)compute_reward' raised:.*do_raise.*'7' is not one.*reward\.drop"
+        ):
+            await ask(pool, "raise", "7")
+        with pytest.raises(RewardFailed, match="SystemExit"):
+            await ask(pool, "exit", 3)
+        assert (pool.counts.raised, pool.counts.workers_started) == (2, 2)
+
+
+async def test_where_failures_are_dropped_they_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_pool(drop_failures=True) as pool:
+        assert await ask(pool, "raise", "7") is None
+        assert await ask(pool, "return", "nan") is None
+        assert pool.counts.raised == 2
+    assert "'7' is not one" in caplog.text
+
+
+@pytest.mark.slow
+async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_along(tmp_path: Path) -> None:
+    async with open_pool(workers=1) as pool:
+        held = asyncio.ensure_future(ask(pool, "say_and_sleep", str(tmp_path / "pid")))
+        (pid,) = await pids_in(tmp_path / "pid")
+        waiting = asyncio.ensure_future(ask(pool, "return", 1))
+        given_up = asyncio.ensure_future(ask(pool, "return", 2))
+        await asyncio.sleep(0.01)
+        given_up.cancel()
+        held.cancel()
+        assert await waiting == 1.0
+        await until(lambda: not alive(pid))
+        assert pool.counts.scored == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("absent", "expected 'reward_functions.absent' to be a plain function, got NoneType"),
+        ("NUMBER", "to be a plain function, got float"),
+        ("awaited", "got a coroutine function"),
+        ("one_argument", "to take prompt, response and target, got: too many positional arguments"),
+    ],
+)
+async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str, words: str) -> None:
+    with pytest.raises(RewardFailed, match=words):
+        async with open_pool(function, workers=1):
+            pytest.fail("it was started")
+    assert [child for child in psutil.Process().children() if "_guard.py" in " ".join(child.cmdline())] == []
+
+
+async def test_a_module_that_cannot_be_imported_is_told_at_the_start() -> None:
+    with pytest.raises(RewardFailed, match=r"expected to import 'no\.such' .* got ModuleNotFoundError"):
+        async with RewardPool(["no.such.function"], workers=2, timeout_s=1):
+            pytest.fail("it was started")
+
+
+@pytest.mark.slow
+async def test_a_pool_that_can_have_no_processes_any_more_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "BACKOFF_S", 0.01)
+    module = tmp_path / "vanishing.py"
+    module.write_text("def f(prompt, response, target):\n    return 1.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    async with RewardPool(["vanishing.f"], workers=1, timeout_s=HANG_S) as pool:
+        assert await ask(pool, "x") == 1.0
+        module.unlink()
+        os.kill(pool.pids[0], signal.SIGKILL)
+        with pytest.raises(
+            RewardFailed, match=r"expected another process for reward functions, got: .*vanishing"
+        ):
+            await ask(pool, "x")
+
+
+async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
+    pool = open_pool(workers=1)
+    async with pool:
+        held = asyncio.ensure_future(ask(pool, "say_and_sleep", str(tmp_path / "pid")))
+        (pid,) = await pids_in(tmp_path / "pid")
+        waiting = asyncio.ensure_future(ask(pool, "return", 1))
+        await asyncio.sleep(0.01)
+    for task in (held, waiting):
+        with pytest.raises(RewardFailed, match="got one that was closed"):
+            await task
+    assert not alive(pid)
+    assert pool.pids == []
+
+
+OWNER = """
+import asyncio, sys
+from rl_bridge.rewards.pool import RewardPool
+
+async def main():
+    async with RewardPool(["reward_functions.compute_reward"], workers=1, timeout_s=600) as pool:
+        await pool.evaluate(prompt="", response="start_daemons", target=sys.argv[1])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "pids")]) as owner:  # noqa: ASYNC220
+        pids = await pids_in(tmp_path / "pids")
+        guard = psutil.Process(pids[0]).ppid()
+        owner.kill()
+    await until(lambda: not any(map(alive, [*pids, guard])))
+
+
+@pytest.mark.slow
+async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
+    """Everything at once, drawn from a seed: as many processes as ever evaluate when it is over."""
+    draw = random.Random(7)
+    async with open_pool(workers=3, timeout_s=0.3) as pool:
+
+        async def one(number: int) -> str:
+            kind = draw.choice(
+                ["return", "return", "return", "raise", "die", "say_and_sleep", "cancel", "shot"]
+            )
+            task = asyncio.ensure_future(
+                ask(
+                    pool,
+                    {"cancel": "say_and_sleep", "shot": "return"}.get(kind, kind),
+                    str(tmp_path / str(number)),
+                )
+            )
+            await asyncio.sleep(draw.random() * 0.1)
+            if kind == "cancel":
+                task.cancel()
+            if kind == "shot" and pool.pids:
+                with suppress(ProcessLookupError):  # it was shot before
+                    os.kill(draw.choice(pool.pids), signal.SIGKILL)
+            outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+            return outcome if isinstance(outcome, str) else type(outcome).__name__
+
+        async with asyncio.timeout(2 * HANG_S):
+            await asyncio.gather(*(one(number) for number in range(60)))
+            await until(lambda: len(pool.pids) == 3 and not pool._renewals)
+        assert len(pool._idle) == 3
+        assert not pool._waiting
+        assert len(set(await asyncio.gather(*(ask(pool, "pid") for _ in range(30))))) == 3
+    assert [child for child in psutil.Process().children() if "_guard.py" in " ".join(child.cmdline())] == []
