@@ -243,5 +243,10 @@ def test_shares_in_the_log_are_read_back() -> None:
         "span/trainer/rest/batches": 0.2,
     }
     read = SpanTotals.from_figures({"iteration": 3, "train/loss": 1.0, **figures}, 20.0)["trainer"]
-    assert (read.wall_s, read.cpu_s, read.work, read.idle) == (20, 8, {"train": 10}, {"disk": 4, "batches": 4})
+    assert (read.wall_s, read.cpu_s, read.work, read.idle) == (
+        20,
+        8,
+        {"train": 10},
+        {"disk": 4, "batches": 4},
+    )
     assert (read.rest_s, read.unaccounted_s) == (4, pytest.approx(2))

@@ -1,0 +1,110 @@
+"""What a snapshot says of a run's parts."""
+
+from collections import Counter, deque
+from types import SimpleNamespace
+from typing import Any
+
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.loops.observation import (
+    SpanCollector,
+    event_rows,
+    group_counts,
+    lease_rows,
+    service_rows,
+)
+from rl_bridge.metrics import Spans, SpanTotals
+
+
+class Endpoint:
+    def __init__(self, service: "Service") -> None:
+        self.service = service
+
+    async def fanout(self) -> SimpleNamespace:
+        if self.service.failure is not None:
+            raise self.service.failure
+        return SimpleNamespace(values=dict(self.service.totals))
+
+
+class Service:
+    def __init__(self, **totals: SpanTotals) -> None:
+        self.totals = {int(replica.removeprefix("r")): spent for replica, spent in totals.items()}
+        self.failure: Exception | None = None
+        self.spans = Endpoint(self)
+        self.replicas = [
+            SimpleNamespace(id=0, state="serving", host="one", pids=(7, 8), in_flight=3, restarts=1),
+            SimpleNamespace(id=1, state="starting", host="", pids=(), in_flight=0, restarts=0),
+        ]
+
+
+def spent(wall_s: float, train_s: float, began: float = 1.0) -> SpanTotals:
+    return SpanTotals(began=began, wall_s=wall_s, cpu_s=0.0, seconds={("train", None): train_s})
+
+
+def fleet(**services: Service) -> Any:
+    return SimpleNamespace(services=services, events=deque())
+
+
+async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
+    trainer = Service(r0=spent(10, 5))
+    run = fleet(trainer=trainer)
+    collector = SpanCollector(run, own=Spans())
+    assert (await collector.figures())["span/trainer/work/train"] == 0.5
+    trainer.totals = {0: spent(20, 14), 1: spent(10, 10)}
+    figures = await collector.figures()
+    assert figures["span/trainer/work/train"] == 19 / 20
+    assert figures["span/controller/unaccounted"] == 1.0
+    assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
+
+
+async def test_process_that_does_not_answer_is_as_it_was_last_known() -> None:
+    trainer = Service(r0=spent(10, 5))
+    run = fleet(trainer=trainer)
+    collector = SpanCollector(run, own=Spans())
+    await collector.collect()
+    trainer.failure = RuntimeError("it is gone")
+    await collector.collect()
+    assert collector.known["trainer-0"] == spent(10, 5)
+    del run.services["trainer"]
+    await collector.collect()
+    assert collector.known.keys() == {"controller"}
+
+
+def test_mesh_and_versions() -> None:
+    run = fleet(policy=Service())
+    (row,) = service_rows(run, {"policy": {0: 12}})
+    first, second = row.replicas
+    assert (first.id, first.state, first.host, first.pids) == (0, "serving", "one", (7, 8))
+    assert (first.in_flight, first.restarts, first.version) == (3, 1, 12)
+    assert (second.host, second.version) == (None, None)
+
+
+def test_last_events_with_their_reasons() -> None:
+    run = fleet()
+    for number in range(60):
+        run.events.append(
+            SimpleNamespace(
+                at=number, service="policy", replica=0, what="lost", detail="" if number < 59 else "9"
+            )
+        )
+    rows = event_rows(run)
+    assert [row.at for row in rows] == list(range(10, 60))
+    assert (rows[-2].what, rows[-1].what) == ("lost", "lost: 9")
+
+
+def test_groups_and_leases() -> None:
+    ledger = Ledger(max_losses=1)
+    leases = [ledger.lease(served=0, now=float(number), admit=True) for number in range(6)]
+    assert all(lease is not None for lease in leases)
+    first, second, third, fourth, fifth, _ = (lease for lease in leases if lease is not None)
+    ledger.complete(first.id)
+    ledger.train(first.group, 0)
+    ledger.complete(second.id)
+    ledger.lose(third.id)
+    ledger.drop(fourth.id, "straggler")
+    assert group_counts(ledger) == {"waiting": 1, "leased": 2, "finished": 1, "trained": 1, "dropped": 1}
+    assert ledger.dropped == Counter({"straggler": 1})
+    again = ledger.lease(served=0, now=8.0, admit=False)
+    assert again is not None
+    rows = {row.group: row for row in lease_rows(ledger, {fifth.group: "rollout-1"}, now=10.0)}
+    assert (rows[4].worker, rows[4].attempt, rows[4].age_s) == ("rollout-1", 1, 6.0)
+    assert (rows[2].worker, rows[2].attempt, rows[2].age_s) == ("-", 2, 2.0)

@@ -1,0 +1,78 @@
+"""What a run got done: between two snapshots, or by what it has logged."""
+
+from pathlib import Path
+
+import pytest
+
+from rl_bridge.errors import StatusError
+from rl_bridge.metrics import JsonlSink, SpanTotals
+from rl_bridge.metrics.status import StatusSnapshot
+from rl_bridge.metrics.throughput import ELAPSED, GROUPS, Throughput
+from tests.rl_bridge.metrics.status_fixtures import snapshot
+
+
+def later(first: StatusSnapshot, **changes: object) -> StatusSnapshot:
+    return first.model_copy(update={"taken": first.taken + 20.0, "version": first.version + 4, **changes})
+
+
+def trainer(wall_s: float, train_s: float, rest_s: float, began: float = 1.0) -> SpanTotals:
+    seconds: dict[tuple[str, str | None], float] = {("train", None): train_s, ("rest", "batches"): rest_s}
+    return SpanTotals(began=began, wall_s=wall_s, cpu_s=0.0, seconds=seconds)
+
+
+def test_stretch_between_two_snapshots() -> None:
+    first = snapshot().model_copy(update={"spans": {"trainer-0": trainer(100, 10, 80)}})
+    second = later(first, groups={"trained": 128}, spans={"trainer-0": trainer(120, 22, 86)})
+    found = Throughput.between(first, second)
+    assert (found.seconds, found.steps, found.groups) == (20, 4, 32)
+    assert found.utilisation("trainer") == pytest.approx(12 / 20)
+    assert found.unaccounted == pytest.approx(2 / 20)
+    assert found.utilisation("coder") is None
+
+
+def test_process_that_was_replaced_in_between_counts_from_its_own_beginning() -> None:
+    first = snapshot().model_copy(update={"spans": {"trainer-0": trainer(100, 10, 80)}})
+    second = later(first, spans={"trainer-0": trainer(5, 5, 0, began=9.0), "trainer-1": trainer(15, 5, 10)})
+    totals = Throughput.between(first, second).roles["trainer"]
+    assert (totals.wall_s, totals.work) == (20, {"train": 10})
+
+
+def test_two_runs_are_not_one() -> None:
+    first = snapshot()
+    for other in (later(first, began=2000.0), later(first, version=3)):
+        with pytest.raises(StatusError, match="measure again"):
+            Throughput.between(first, other)
+
+
+def logged(folder: Path, rows: int, *, groups: bool = True) -> Path:
+    file = folder / "metrics.jsonl"
+    sink = JsonlSink(file)
+    for iteration in range(1, rows + 1):
+        figures = trainer(10, 6, 3.5).figures("trainer") | {
+            ELAPSED: 100.0 if iteration == 1 else 100.0 + 10 * iteration
+        }
+        sink.write(iteration, figures | ({GROUPS: 8.0} if groups else {}))
+    sink.close()
+    return file
+
+
+def test_run_that_is_over_has_logged_it(tmp_path: Path) -> None:
+    file = logged(tmp_path, 4)
+    with file.open("a") as log:
+        log.write('{"iteration": 5, "time/el')  # killed
+    found = Throughput.from_log(file)
+    assert (found.seconds, found.steps, found.groups) == (40, 3, 24)
+    assert found.roles["trainer"].wall_s == pytest.approx(40)
+    assert found.utilisation("trainer") == pytest.approx(0.6)
+    assert found.unaccounted == pytest.approx(0.05)
+
+
+def test_groups_that_nobody_counted_are_unknown(tmp_path: Path) -> None:
+    assert Throughput.from_log(logged(tmp_path, 3, groups=False)).groups is None
+
+
+def test_log_without_spans_says_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StatusError, match="name the folder of a run"):
+        Throughput.from_log(tmp_path / "metrics.jsonl")
+    with pytest.raises(StatusError, match="at least two iterations with spans"):
+        Throughput.from_log(logged(tmp_path, 1))
