@@ -1,6 +1,7 @@
 """The processes of a run: services of replicas, all gone when the run is."""
 
 import asyncio
+import logging
 import re
 import shutil
 import tempfile
@@ -27,6 +28,8 @@ except ModuleNotFoundError as missing:
     raise MissingStack("torchmonarch") from missing
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 REPORT_TIMEOUT_S = 5.0
 EVENTS_KEPT = 2000
@@ -193,7 +196,9 @@ class Fleet:
         )
 
     def _on_unknown_report(self, report: str) -> None:
-        self._fail(RoleFailed(f"a process of the run died: {report}"))
+        # Every process of ours is watched by its own mark; this is about one that Monarch keeps for itself, such as
+        # the one that forwards a dead process's log.
+        logger.info("Monarch reports what is about none of our processes: %s", report)
 
     def _fail(self, failure: BridgeError) -> None:
         if not self._fault.done():
