@@ -54,6 +54,21 @@ class DirectoryActor(Actor):
         return await self._directory.latest()
 
     @concurrent_endpoint
+    async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
+        """See `Directory`."""
+        await self._directory.lease(key, publication, holder, seconds)
+
+    @concurrent_endpoint
+    async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:
+        """See `Directory`."""
+        await self._directory.end_lease(key, publication, holder)
+
+    @concurrent_endpoint
+    async def retire(self, key: Key, publication: Publication) -> list[str]:
+        """See `Directory`."""
+        return await self._directory.retire(key, publication)
+
+    @concurrent_endpoint
     async def close(self) -> None:
         """See `Directory`."""
         await self._directory.close()
@@ -92,6 +107,19 @@ class RemoteDirectory:
         """See `Directory`."""
         version: PolicyVersion | None = await _answer(self._actor.latest.call_one())
         return version
+
+    async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
+        """See `Directory`."""
+        await _answer(self._actor.lease.call_one(key, publication, holder, seconds))
+
+    async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:
+        """See `Directory`."""
+        await _answer(self._actor.end_lease.call_one(key, publication, holder))
+
+    async def retire(self, key: Key, publication: Publication) -> list[str]:
+        """See `Directory`."""
+        holders: list[str] = await _answer(self._actor.retire.call_one(key, publication))
+        return holders
 
     async def close(self) -> None:
         """See `Directory`."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.weights.processes import own_machine
 from rl_bridge.weights.segments import SegmentAddress
 from rl_bridge.weights.snapshot import Key, Origin, told
 
@@ -88,9 +89,12 @@ class Attachments:
                 raise _overwritten(key)
         except OSError as error:
             self._forget(origin.pid, frozenset())
+            if origin.machine != own_machine():
+                why = "it is on another machine, which the transport 'rdma' can reach"
+            else:
+                why = "did it die? A trainer that is started again publishes anew"
             raise WeightsError(
-                f"cannot open {told(key)} at {path} ({error.strerror}); "
-                f"is its publisher, rank {origin.rank}, alive, on this machine, and of the same user?"
+                f"cannot open {told(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {why}"
             ) from error
         self._forget(origin.pid, address.ring)
         name = origin.pid, address.inode

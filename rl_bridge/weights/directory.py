@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rl_bridge.errors import WeightsError
+from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.leases import Leases
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, told
 
 
@@ -41,6 +42,15 @@ class Directory(Protocol):
 
     async def latest(self) -> PolicyVersion | None:
         """The version that was finished last."""
+
+    async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
+        """Keep what lies with publishers from being overwritten, for so long at most."""
+
+    async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:
+        """Say that it may be overwritten again."""
+
+    async def retire(self, key: Key, publication: Publication) -> list[str]:
+        """Ask whether a snapshot may be overwritten; returns who holds it. Nobody: it is found no more."""
 
     async def close(self) -> None:
         """From now on nothing is published or found."""
@@ -88,6 +98,7 @@ class LocalDirectory:
         self._entries: dict[Key, _Entry] = {}
         self._series: dict[str | None, _Series] = {}
         self._latest: PolicyVersion | None = None
+        self._leases = Leases()
         self._closed = False
         self._changed = asyncio.Condition()
 
@@ -196,6 +207,38 @@ class LocalDirectory:
         """The version that was finished last; None where there is none."""
         self._require_open()
         return self._latest
+
+    async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
+        """Keep what lies with publishers from being overwritten, for `seconds` at most.
+
+        Raises:
+            SnapshotOverwritten: The snapshot is there no more.
+            WeightsError: The store is closed.
+        """
+        self._require_open()
+        entry = self._entries.get(key)
+        if entry is None or entry.publication != publication:
+            raise SnapshotOverwritten(f"{told(key)} has been overwritten by a newer one before it was read")
+        self._leases.grant(key, publication, holder, seconds)
+
+    async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:
+        """Say that it may be overwritten again."""
+        self._leases.end(key, publication, holder)
+
+    async def retire(self, key: Key, publication: Publication) -> list[str]:
+        """Ask whether a snapshot may be overwritten.
+
+        Returns:
+            Who holds it. Where that is nobody, it is found no more.
+        """
+        if holders := self._leases.holders(key, publication):
+            return holders
+        entry = self._entries.get(key)
+        if entry is not None and entry.publication == publication:
+            async with self._changed:
+                self._drop(key)
+                self._changed.notify_all()
+        return []
 
     async def close(self) -> None:
         """From now on nothing is published or found; whoever waits is told."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights.attachments import Attachments
 from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress, SegmentRing
-from rl_bridge.weights.snapshot import Key, Publication, Snapshot, told
+from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, told
+from rl_bridge.weights.transport import Needed
 
 POLL_S = 0.002
 """How often a publisher looks whether a reader has let go: the kernel tells nobody."""
@@ -30,7 +31,7 @@ class SegmentSlot:
         segment.begin()  # fits no handle while it is being written
         self.target = torch.frombuffer(segment.map, dtype=torch.uint8)
 
-    def publish(self) -> SegmentAddress:
+    def publish(self, parts: Mapping[str, StoredPart]) -> SegmentAddress:
         """See `Slot`."""
         segment = self._segment
         segment.end()
@@ -99,11 +100,11 @@ class SegmentReader:
         self._attachments = Attachments()
 
     @asynccontextmanager
-    async def hold(self, snapshot: Snapshot, ranks: frozenset[int]) -> AsyncIterator[dict[int, Tensor]]:
+    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
         """See `Reader`. The bytes are the publishers' own, mapped for reading only."""
         with ExitStack() as held:
             found: dict[int, Tensor] = {}
-            for rank in sorted(ranks):
+            for rank in sorted(needed):
                 contribution = snapshot.contributions[rank]
                 address = contribution.location
                 assert isinstance(address, SegmentAddress)

@@ -175,13 +175,16 @@ class SegmentRing:
             segment.written = self._count if whole else 0
             segment.reserved = False
             segment.unlock()
+            if segment not in self.segments:
+                segment.close()  # the ring was closed meanwhile
 
     def close(self) -> None:
         """Give the memory back. Readers that hold a segment keep what they hold."""
         with self._lock:
             segments, self.segments = self.segments, []
-        for segment in segments:
-            segment.close()
+            for segment in segments:
+                if not segment.reserved:
+                    segment.close()
 
 
 def _require_memory(nbytes: int) -> None:

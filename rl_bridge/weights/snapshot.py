@@ -51,11 +51,13 @@ class Origin:
     """The process that publishes.
 
     Attributes:
+        machine: Where its number means something.
         pid: Its number.
         started: When it was started, as in /proc, so that a number that is used again is told apart.
         rank: Its rank among those that publish.
     """
 
+    machine: str
     pid: int
     started: int
     rank: int

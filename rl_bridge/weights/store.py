@@ -1,11 +1,9 @@
 """The store of weights: immutable, versioned snapshots from the trainer's sharding to the reader's."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -16,11 +14,11 @@ from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.assembly import Wanted, contained_view, fill, view, wanted
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.local import SegmentPublisher, SegmentReader
+from rl_bridge.weights.processes import has_died, own_origin
 from rl_bridge.weights.slices import Like, Shard, is_dtensor, own_shards
 from rl_bridge.weights.snapshot import (
     Contribution,
     Key,
-    Origin,
     Publication,
     Snapshot,
     StoredPart,
@@ -29,7 +27,7 @@ from rl_bridge.weights.snapshot import (
 )
 from rl_bridge.weights.transport import Publisher, Reader, Slot
 
-Transport: TypeAlias = Literal["shared_memory"]
+Transport: TypeAlias = Literal["shared_memory", "rdma"]
 T = TypeVar("T")
 
 LOOK_S = 0.5
@@ -80,10 +78,18 @@ class WeightStore:
 
     def _reset(self) -> None:
         self._closed = False
-        self._publisher: Publisher = SegmentPublisher(depth=self._depth, timeout_s=self._timeout_s)
-        self._reader: Reader = SegmentReader()
+        self._publisher, self._reader = self._sides()
         self._puts: dict[str | None, int] = {}  # versions are one series
         self._staging: list[dict[str, Tensor]] = []
+
+    def _sides(self) -> tuple[Publisher, Reader]:
+        depth, timeout_s = self._depth, self._timeout_s
+        if self._transport == "shared_memory":
+            return SegmentPublisher(depth=depth, timeout_s=timeout_s), SegmentReader()
+        from rl_bridge.weights.rdma import BufferPublisher, BufferReader
+
+        publisher = BufferPublisher(self._directory, depth=depth, timeout_s=timeout_s)
+        return publisher, BufferReader(self._directory, timeout_s=timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -123,7 +129,7 @@ class WeightStore:
         series = key if isinstance(key, str) else None
         self._puts[series] = self._puts.get(series, 0) + 1
         publication = Publication(group=self._directory.group(), number=self._puts[series])
-        origin = Origin(pid=os.getpid(), started=started(os.getpid()) or 0, rank=rank)
+        origin = own_origin(rank)
         shards = own_shards(state, rank=rank)
         parts, nbytes = layout(shards, header=self._publisher.header)
         slot = await self._publisher.reserve(key, publication, nbytes)
@@ -215,9 +221,12 @@ class WeightStore:
             for attempt in range(ATTEMPTS):
                 snapshot = await self._find(key)
                 wants = wanted(snapshot, like)
-                ranks = frozenset(rank for want in wants for rank, _ in want.sources)
+                needed: dict[int, set[str]] = {}
+                for want in wants:
+                    for rank, _ in want.sources:
+                        needed.setdefault(rank, set()).add(want.name)
                 try:
-                    held = await stack.enter_async_context(self._reader.hold(snapshot, ranks))
+                    held = await stack.enter_async_context(self._reader.hold(snapshot, needed))
                 except SnapshotOverwritten:
                     if attempt + 1 == ATTEMPTS:
                         raise
@@ -233,7 +242,7 @@ class WeightStore:
             if isinstance(found, Snapshot):
                 return found
             for origin in found.origins:
-                if started(origin.pid) != origin.started:
+                if has_died(origin):
                     raise WeightsError(
                         f"{told(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
                         "it published it; a trainer that is started again publishes it anew"
@@ -248,7 +257,7 @@ class WeightStore:
 def _pack(slot: Slot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> object:
     for name, shard in shards.items():
         view(slot.target, parts[name]).copy_(shard.local)
-    return slot.publish()
+    return slot.publish(parts)
 
 
 def _copied(wants: list[Wanted], held: dict[int, Tensor], like: Like | None) -> dict[str, Tensor]:
@@ -303,13 +312,3 @@ async def _in_thread(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise
-
-
-def started(pid: int) -> int | None:
-    """When a process was started, in ticks; None where there is none, or only what is left of it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before may hold blanks
-    return None if fields[0] in "ZX" else int(fields[19])

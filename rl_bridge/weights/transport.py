@@ -1,11 +1,15 @@
 """What a way of moving bytes has to offer; the store does the rest."""
 
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from rl_bridge.weights.snapshot import Key, Publication, Snapshot
+from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart
+
+Needed: TypeAlias = Mapping[int, Collection[str]]
+"""Which tensors a reader needs of which rank."""
 
 
 class Slot(Protocol):
@@ -19,7 +23,7 @@ class Slot(Protocol):
     target: Tensor
     replaces: Key | None
 
-    def publish(self) -> object:
+    def publish(self, parts: Mapping[str, StoredPart]) -> object:
         """The target is complete: return where readers find it."""
 
     def release(self) -> None:
@@ -49,10 +53,10 @@ class Publisher(Protocol):
 class Reader(Protocol):
     """The receiving side."""
 
-    def hold(
-        self, snapshot: Snapshot, ranks: frozenset[int]
-    ) -> AbstractAsyncContextManager[dict[int, Tensor]]:
-        """Have the bytes that some ranks have published, unchanged for the length of the block.
+    def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[dict[int, Tensor]]:
+        """Have the bytes of some ranks' segments, unchanged for the length of the block.
+
+        Where the bytes lie that are not needed, anything may be.
 
         Raises:
             SnapshotOverwritten: They have been overwritten already.

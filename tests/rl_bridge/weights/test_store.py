@@ -16,9 +16,9 @@ from rl_bridge.errors import WeightsError
 from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights.attachments import Attachments
 from rl_bridge.weights.directory import LocalDirectory
+from rl_bridge.weights.processes import _started, own_machine
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
 from rl_bridge.weights.snapshot import Key, Origin, Publication, Snapshot
-from rl_bridge.weights.store import started
 
 VARIETY = {
     "float32": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -387,9 +387,9 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
 ) -> None:
     await store.put(1, state_of(1.0))
     with child(lambda: True) as pid:
-        ticks = started(pid)
+        ticks = _started(pid)
         assert ticks is not None
-        origin = Origin(pid=pid, started=ticks, rank=0)
+        origin = Origin(machine=own_machine(), pid=pid, started=ticks, rank=0)
         await directory.announce(2, Publication(group="first trainer", number=2), origin, 1, None)
         patient = sibling(store, directory)
         patient._timeout_s = 30.0

@@ -1,44 +1,145 @@
-"""The store between real processes of a run."""
+"""The store between real processes of a run, of which some are killed."""
 
 import os
+import signal
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from rl_bridge.errors import WeightsError
 
+if TYPE_CHECKING:
+    from rl_bridge.services.fleet import Fleet
+
 pytestmark = pytest.mark.heavy
 
 HERE = Path(__file__).parent
+TRANSPORTS = pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
+SHORT_S = 3.0
 
 
-@pytest.fixture(autouse=True)
-def _roles_can_import_their_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator["Fleet"]:
+    from rl_bridge.services.fleet import Fleet
+
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    async with Fleet(tmp_path / "logs") as fleet:
+        yield fleet
 
 
-async def test_what_one_role_puts_another_gets(tmp_path: Path) -> None:
+@TRANSPORTS
+async def test_what_one_role_puts_another_gets(fleet: "Fleet", transport: str) -> None:
     from store_roles import Publisher, Reader, state_of
 
-    from rl_bridge.services.fleet import Fleet
     from rl_bridge.weights import WeightStore
 
-    store = WeightStore.create()
-    async with Fleet(tmp_path / "logs") as fleet:
-        publisher = fleet.spawn("publisher", Publisher, store)
-        reader = fleet.spawn("reader", Reader, store)
-        assert await reader.latest.call_one() is None
-        for version in range(1, 6):
-            await publisher.put.call_one(version, float(version))
-            assert await reader.latest.call_one() == version
-            read = await reader.get.call_one(version)
-            for name, tensor in state_of(float(version)).items():
-                assert torch.equal(read[name], tensor)
-        assert await store.latest() == 5
-        assert torch.equal((await store.get(4))["bias"], torch.full((3,), -4.0))
-        with pytest.raises(WeightsError, match="expected version 1 to have been published and kept"):
-            await store.get(1)
+    store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
+    publisher = fleet.spawn("publisher", Publisher, store)
+    reader = fleet.spawn("reader", Reader, store)
+    assert await reader.latest.call_one() is None
+    for version in range(1, 6):
+        size = 8 if version < 4 else 100  # the ring is made anew on the way
+        await publisher.put.call_one(version, float(version), size)
+        assert await reader.latest.call_one() == version
+        read = await reader.get.call_one(version)
+        for name, tensor in state_of(float(version), size=size).items():
+            assert torch.equal(read[name], tensor)
+    assert await store.latest() == 5
+    assert torch.equal((await store.get(4))["bias"], torch.full((3,), -4.0))
+    with pytest.raises(WeightsError, match="expected version 1 to have been published and kept"):
+        await store.get(1)
+    await publisher.close.call_one()
     await store.close()
     with pytest.raises(WeightsError, match="closed"):
         await store.latest()
+
+
+@TRANSPORTS
+async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
+    fleet: "Fleet", transport: str, tmp_path: Path
+) -> None:
+    from monarch.actor import this_host
+    from store_roles import Ranked
+
+    from rl_bridge.weights import WeightStore
+
+    store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
+    trainers, generators = (this_host().spawn_procs(per_host={"ranks": ranks}) for ranks in (2, 3))
+    try:
+        trainer = trainers.spawn("trainer", Ranked, store, 2, str(tmp_path / "trainer"))
+        generator = generators.spawn("generator", Ranked, store, 3, str(tmp_path / "generator"))
+        for version in (1, 2, 3):
+            assert [count for _, count in (await trainer.put.call(version)).items()] == [0, 0]
+            assert [count for _, count in (await generator.check.call(version)).items()] == [0, 0, 0]
+    finally:
+        await generators.stop()
+        await trainers.stop()
+
+
+@TRANSPORTS
+async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Fleet", transport: str) -> None:
+    from store_roles import Publisher, Reader, state_of
+
+    from rl_bridge.weights import WeightStore
+
+    store = WeightStore.create(transport=transport, timeout_s=SHORT_S)  # type: ignore[arg-type]
+    publisher = fleet.spawn("publisher", Publisher, store)
+    reader = fleet.spawn("reader", Reader, store)
+    await publisher.put.call_one(1, 1.0)
+    await reader.get.call_one(1)
+    with pytest.raises(Exception, match="die_while_putting"):
+        await publisher.die_while_putting.call_one(2)
+    began = time.monotonic()
+    with pytest.raises(WeightsError, match=r"version 2 will not be whole: rank 0 \(process \d+\) died"):
+        await store.get(2)
+    with pytest.raises(WeightsError, match="version 1"):  # what it had published has gone with it
+        await store.get(1)
+    assert time.monotonic() - began < SHORT_S + 20
+    successor = fleet.spawn("successor", Publisher, store)
+    await successor.put.call_one(1, 10.0)
+    assert await reader.latest.call_one() == 1
+    assert torch.equal((await reader.get.call_one(1))["weight"], state_of(10.0)["weight"])
+    with pytest.raises(WeightsError, match=r"there is: version 1$"):
+        await store.get(2)
+
+
+async def test_a_reader_killed_while_it_holds_does_not_hold_up_the_trainer(fleet: "Fleet") -> None:
+    from store_roles import Publisher, Reader
+
+    from rl_bridge.weights import WeightStore
+
+    store = WeightStore.create(timeout_s=SHORT_S)
+    publisher = fleet.spawn("publisher", Publisher, store)
+    readers = [fleet.spawn(f"reader{number}", Reader, store) for number in range(3)]
+    pids = [await reader.pid.call_one() for reader in readers]
+    for version, reader in enumerate(readers, start=1):
+        await publisher.put.call_one(version, float(version))
+        await reader.hold.call_one(version)
+    await publisher.put.call_one(4, 4.0)
+    with pytest.raises(Exception, match="the older ones are being read, by process") as caught:
+        await publisher.put.call_one(5, 5.0)
+    assert all(str(pid) in str(caught.value) for pid in pids)
+    os.kill(pids[0], signal.SIGKILL)
+    for version in range(5, 12):
+        await publisher.put.call_one(version, float(version))
+    assert float((await store.get(11))["weight"][0, 0]) == 11.0
+
+
+async def test_a_remote_reader_killed_while_it_fetches_does_not_hold_up_the_trainer(fleet: "Fleet") -> None:
+    from store_roles import Publisher, Reader
+
+    from rl_bridge.weights import WeightStore
+
+    store = WeightStore.create(transport="rdma", timeout_s=SHORT_S)
+    publisher = fleet.spawn("publisher", Publisher, store)
+    reader = fleet.spawn("reader", Reader, store)
+    await publisher.put.call_one(1, 1.0)
+    with pytest.raises(Exception, match="die_while_fetching"):
+        await reader.die_while_fetching.call_one(1)
+    for version in range(2, 12):
+        await publisher.put.call_one(version, float(version))
+        assert float((await store.get(version))["weight"][0, 0]) == version
