@@ -4,11 +4,13 @@ import asyncio
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.wire.figures import Figures
-from rl_bridge.synthetic.run import SyntheticRun, run_synthetic
 from rl_bridge.synthetic.settings import SyntheticSettings
+
+if TYPE_CHECKING:
+    from rl_bridge.synthetic.run import SyntheticRun
 
 SYNCHRONOUS: Final = 0
 BOUNDS: Final = (SYNCHRONOUS, 1, 4)
@@ -49,8 +51,10 @@ def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> No
     """Run every job of a plan, and add its figures.
 
     Raises:
-        rl_bridge.errors.BridgeError: A job failed.
+        rl_bridge.errors.BridgeError: A job failed, or Monarch is not installed.
     """
+    from rl_bridge.synthetic.run import run_synthetic
+
     for number in range(1, plan.rounds + 1):
         for bound in plan.bounds:
             progress(f"round {number} of {plan.rounds}: {who(bound)}")
@@ -59,7 +63,7 @@ def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> No
             _add(figures, who(bound), asyncio.run(run_synthetic(job)))
 
 
-def _add(figures: Figures, name: str, run: SyntheticRun) -> None:
+def _add(figures: Figures, name: str, run: "SyntheticRun") -> None:
     # The first step, for which nothing was begun in time, counts in full.
     figures.add(GROUPS, name, "", (run.throughput.groups or 0) / run.throughput.seconds)
     figures.add(ROLL, name, "", statistics.mean(step.roll_s for step in run.steps))

@@ -1,0 +1,58 @@
+"""The benchmark of asynchrony runs, and its figures add up. How large they are is nobody's business here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.asynchrony.report import bars, bound, report
+from benchmarks.wire.figures import Figures
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.heavy
+def test_a_quick_run_measures_every_bound(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.asynchrony", "--quick", "--json", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(out.read_text())
+    assert found["notes"] == []
+    rates = {row["of"] for row in found["figures"] if row["figure"] == "groups/s" and row["median"] > 0}
+    assert rates == {"synchronous", "max_staleness 1", "max_staleness 4"}
+    held = {bar["what"]: bar["met"] for bar in found["bars"]}
+    assert all(held[f"{who}: staleness"] for who in rates)
+
+
+def test_gain_and_bound_are_worked_out_from_the_synchronous_loop() -> None:
+    figures = Figures()
+    for name, rate, roll, stalest in (
+        ("synchronous", 4.0, 0.9, 0),
+        ("max_staleness 1", 7.0, 0.1, 1),
+        ("max_staleness 4", 6.0, 0.0, 5),
+    ):
+        for figure, value in (
+            ("groups/s", rate),
+            ("roll s", roll),
+            ("train s", 1.0),
+            ("sync s", 0.1),
+            ("most stale", stalest),
+        ):
+            figures.add(figure, name, "", value)
+    assert bound(figures) == pytest.approx(2.0)
+    held = {(bar.what, bar.kind): bar for bar in bars(figures)}
+    assert held["roll over a synchronous step", "at least"].value == pytest.approx(0.45)
+    assert held["max_staleness 1: groups/s over synchronous", "at least"].met
+    assert not held["max_staleness 4: groups/s over synchronous", "at least"].met
+    assert not held["max_staleness 4: staleness", "at most"].met
+    assert "| max_staleness 1 | 7.00     | 1.75" in report(figures)
