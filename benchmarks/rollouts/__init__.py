@@ -1,0 +1,1 @@
+"""How many episodes rollout workers keep in flight against one environment server, and how fast they play."""
