@@ -1,6 +1,7 @@
 """One typed schema for a training run, read from YAML with dotted overrides."""
 
 from rl_bridge.config.loading import CONFIG_FILE, load_config, resolve, save_config
+from rl_bridge.config.monarch import MonarchConfig, RoleConfig
 from rl_bridge.config.schema import (
     NAME_PATTERN,
     AlgorithmConfig,
@@ -21,7 +22,9 @@ __all__ = [
     "EnvConfig",
     "EvaluationConfig",
     "ModelConfig",
+    "MonarchConfig",
     "RewardConfig",
+    "RoleConfig",
     "RolloutConfig",
     "TrainerConfig",
     "load_config",

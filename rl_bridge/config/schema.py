@@ -2,21 +2,13 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from rl_bridge.config.monarch import MonarchConfig
+from rl_bridge.config.section import Count, Fraction, NonNegative, Positive, Section
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, no unknown keys, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class AlgorithmConfig(Section):
@@ -53,18 +45,26 @@ class ModelConfig(Section):
 
 
 class EnvConfig(Section):
-    """`env.*`: the environment server. Exactly one of `app` and `url` is given."""
+    """`env.*`: the environment's servers. Exactly one of `app`, `image` and `url` is given."""
 
     app: str | None = None
-    """An ASGI application to serve from a local process, as `package.module:name`."""
-    url: str | None = None
-    """The address of a server that already runs."""
+    """An ASGI application to serve from processes of this machine, as `package.module:name`."""
+    image: str | None = None
+    """A Docker image to serve from containers of this machine."""
+    url: str | tuple[str, ...] | None = None
+    """The address of a server that already runs, or several."""
     sessions: Count = 128
-    """Episodes in flight: one WebSocket session each."""
+    """Episodes in flight, over all rollout workers: one WebSocket session each."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, beside the seed."""
+    connect_timeout_s: Positive = 30.0
+    """How long the beginning of a session may take."""
+    reset_timeout_s: Positive = 30.0
+    """How long one reset may take."""
     message_timeout_s: Positive = 30.0
-    """How long one reset or step may take."""
+    """How long one step may take."""
+    restarts: Annotated[int, Field(ge=0)] = 10
+    """How often a server that we started is started again before the run ends."""
 
     @model_validator(mode="after")
     def _seeds_are_the_runs(self) -> Self:
@@ -73,10 +73,11 @@ class EnvConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_server(self) -> Self:
-        if (self.app is None) == (self.url is None):
+    def _one_kind_of_server(self) -> Self:
+        if sum(given is not None for given in (self.app, self.image, self.url)) != 1:
             raise ValueError(
-                "expected exactly one of env.app (serve it from a local process) and env.url (use a running server)"
+                "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
+                "and env.url (use running servers)"
             )
         return self
 
@@ -86,6 +87,8 @@ class RolloutConfig(Section):
 
     task: str
     """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task."""
+    num_workers: Count = 1
+    """Processes that play episodes; each has an equal share of `env.sessions`."""
     batch_size: Count = 512
     """Trajectories an iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -99,9 +102,24 @@ class RolloutConfig(Section):
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
     """Of the sampling; the trainer divides its logits by the same number. vLLM raises lower ones to 0.01."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """How many updates old the weights behind a training sample may be."""
+    """How many updates old the weights behind a training sample may be. 0 is the synchronous loop: collect, train,
+    synchronise. Above 0 episodes go on being played while the trainer works."""
+    weight_update: Literal["drain", "continue"] = "drain"
+    """How generators take new weights: finish what they have been asked first, or go on with it under the new ones."""
+    min_group_size: Annotated[int, Field(ge=2)] = 2
+    """Siblings with which a group is trained where others were lost or late. With fewer it is dropped."""
+    straggler_timeout_s: Positive = 600.0
+    """How long a batch waits for a group that would be too stale for the next one. After that the group goes with the
+    siblings that are there, or is dropped."""
     max_attempts: Count = 3
-    """How often an episode is tried again in a fresh session after a failure that is not the policy's."""
+    """How often an episode, or a group whose worker was lost, is tried again after a failure not the policy's."""
+    spot_eligible: bool = False
+    """Rollout workers may be taken away at any time: their loss is not charged to the restart budget."""
+    checkpoint_on_preemption: bool = False
+    """A worker that is told to go (SIGTERM) hands back the episodes that it has finished; and a run that is told to
+    go writes a checkpoint before it ends."""
+    generate_timeout_s: Positive = 300.0
+    """How long one answer of the policy may take, other replicas' attempts included."""
     timeout_s: Positive = 600.0
     """How long the collection of one batch may take, all told."""
     max_num_seqs: Count = 256
@@ -123,6 +141,11 @@ class RolloutConfig(Section):
                 f"expected rollout.max_new_tokens below rollout.max_length, "
                 f"got {self.max_new_tokens} and {self.max_length}"
             )
+        if self.min_group_size > self.group_size:
+            raise ValueError(
+                f"expected rollout.min_group_size of at most rollout.group_size, "
+                f"got {self.min_group_size} and {self.group_size}"
+            )
         return self
 
 
@@ -136,6 +159,14 @@ class TrainerConfig(Section):
     micro_batch_size: Count = 16
     """Distinct rows a forward pass; smaller takes less memory and gives the same gradient. Logits alone take
     rows x length x vocabulary x 4 bytes: 16 rows of 128 tokens and Qwen3's vocabulary are 1.2 GB."""
+    gradient_accumulation_steps: Count = 1
+    """Parts of equal numbers of rows whose gradients are summed before an optimizer step."""
+    tensor_parallel: Count = 1
+    """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
+    pipeline_parallel: Count = 1
+    """Not supported above 1."""
+    collective_timeout_s: Positive = 300.0
+    """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
     warmup_updates: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises linearly to its value."""
@@ -179,7 +210,10 @@ class Config(Section):
     output_dir: str = "runs"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Decides the initial weights where the task makes them, the deals, and the sampling's generator. Two runs
-    of one seed still differ: which prompts share a batch is a matter of timing."""
+    of one seed still differ, unless `deterministic` is set: which prompts share a batch is a matter of timing."""
+    deterministic: bool = False
+    """Every completion has a seed of its own, and batches an order: two runs of one seed are equal to the bit, killed
+    and resumed or not. Needs `rollout.max_staleness` of 0."""
     env: EnvConfig
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -187,6 +221,16 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    monarch: MonarchConfig = MonarchConfig()
+
+    @model_validator(mode="after")
+    def _repeatable(self) -> Self:
+        if self.deterministic and self.rollout.max_staleness:
+            raise ValueError(
+                f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "
+                "which weights an episode meets would be a matter of timing"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_trajectory_an_update(self) -> Self:

@@ -1,0 +1,116 @@
+"""`monarch.*`: which processes a run consists of, on which hosts, and what happens when one is lost."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rl_bridge.config.section import Count, NonNegative, Port, Positive, Section
+
+
+class RoleConfig(Section):
+    """One row of the role table."""
+
+    replicas: Count = 1
+    """How often the role is there; each replica serves by itself."""
+    procs: Count = 1
+    """Processes a replica on each of its hosts: the trainer's ranks, for example."""
+    hosts: Count = 1
+    """Hosts a replica."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs a replica; 0 computes on the CPU."""
+
+    @model_validator(mode="after")
+    def _a_process_a_gpu(self) -> Self:
+        if self.gpus and self.gpus != self.procs * self.hosts:
+            raise ValueError(
+                f"expected gpus to be 0 or one a process, {self.procs * self.hosts}, got {self.gpus}"
+            )
+        return self
+
+
+class CoderConfig(RoleConfig):
+    """`monarch.roles.coder`: servers that run code for reward functions and tasks."""
+
+    app: str = "envs.code_interpreter_env.server.app:app"
+    """What they serve. Reward functions and tasks find their addresses in ROPEWALK_CODER_URLS, comma-separated."""
+
+
+class RolesConfig(Section):
+    """`monarch.roles.*`: the role table."""
+
+    policy: RoleConfig = RoleConfig()
+    trainer: RoleConfig = RoleConfig()
+    reference: RoleConfig = RoleConfig()
+    reward: RoleConfig = RoleConfig()
+    environment: RoleConfig = RoleConfig()
+    """Servers of `env.app` or `env.image`; they run on the controller's host."""
+    coder: CoderConfig | None = None
+    """On the controller's host too; none where it is absent."""
+
+    @model_validator(mode="after")
+    def _what_a_role_can_be(self) -> Self:
+        if self.trainer.replicas != 1:
+            raise ValueError(
+                f"expected monarch.roles.trainer.replicas of 1, got {self.trainer.replicas}; "
+                "more ranks are monarch.roles.trainer.procs"
+            )
+        for name in ("policy", "reference", "reward"):
+            role: RoleConfig = getattr(self, name)
+            if (role.procs, role.hosts) != (1, 1):
+                raise ValueError(
+                    f"expected monarch.roles.{name} with one process a replica, "
+                    f"got procs={role.procs} and hosts={role.hosts}; more of it are replicas"
+                )
+        for name in ("environment", "coder"):
+            servers: RoleConfig | None = getattr(self, name)
+            if servers is not None and (servers.procs, servers.hosts, servers.gpus) != (1, 1, 0):
+                raise ValueError(
+                    f"expected monarch.roles.{name} with one process a replica, on one host without GPUs, "
+                    f"got procs={servers.procs}, hosts={servers.hosts}, gpus={servers.gpus}; more of it are replicas"
+                )
+        return self
+
+    def gpus(self) -> int:
+        """GPUs that all roles together use."""
+        return sum(
+            role.replicas * role.gpus for role in (self.policy, self.trainer, self.reference, self.reward)
+        )
+
+
+class RestartConfig(Section):
+    """`monarch.restarts.*`: how often a lost replica is started again."""
+
+    budget: Annotated[int, Field(ge=0)] = 3
+    """Restarts of one service within `window_s`; one more loss ends the run."""
+    window_s: Positive = 600.0
+    backoff_s: NonNegative = 0.5
+    """Before the first restart; doubles with each further one in the window."""
+    max_backoff_s: NonNegative = 30.0
+
+
+class MonarchConfig(Section):
+    """`monarch.*`: the mesh."""
+
+    heartbeat_interval: Positive = 1.0
+    """Seconds between two looks at whether a process is alive: about how late a death is noticed."""
+    roles: RolesConfig = RolesConfig()
+    restarts: RestartConfig = RestartConfig()
+    workers: tuple[str, ...] = ()
+    """Addresses of other hosts' workers, such as `tcp://10.0.0.2:29500`; none: everything runs on this machine."""
+    master_addr: str = "127.0.0.1"
+    """The controller's address: where the status is served, and what other hosts connect to."""
+    master_port: Port = 29500
+    """The controller's port for the traffic of the mesh, where there are other hosts."""
+    coord_port: Port = 0
+    """The port of the status; 0 takes a free one. `ropewalk status` finds it by the run's folder."""
+    num_nodes: Count = 1
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _the_cluster_fits(self) -> Self:
+        there, used = self.num_nodes * self.gpus_per_node, self.roles.gpus()
+        if there and used > there:
+            raise ValueError(
+                f"expected monarch.roles to use at most the {there} GPUs of num_nodes x gpus_per_node, got {used}"
+            )
+        return self
