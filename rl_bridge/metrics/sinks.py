@@ -1,7 +1,7 @@
 """Figures of each iteration to TensorBoard and to JSON lines."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,6 +12,10 @@ class Sink(Protocol):
 
     def write(self, iteration: int, figures: Mapping[str, float]) -> None:
         """Take the figures of one iteration."""
+        ...
+
+    def rewind(self, iteration: int) -> None:
+        """Forget what came after an iteration: it is trained again."""
         ...
 
     def close(self) -> None:
@@ -27,12 +31,19 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, iteration: int, figures: Mapping[str, float]) -> None:
         """Append a line, and flush it: a run that is cut off keeps what it has measured."""
         self._file.write(json.dumps({"iteration": iteration, **figures}) + "\n")
         self._file.flush()
+
+    def rewind(self, iteration: int) -> None:
+        """Take the later lines out."""
+        self._file.close()
+        rewind(self._path, iteration)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Close the file."""
@@ -72,18 +83,24 @@ class TensorBoardSink:
 
     Args:
         folder: Where they go.
-        purge_from: TensorBoard shall forget what earlier files say of this iteration and later ones.
     """
 
-    def __init__(self, folder: Path, *, purge_from: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=purge_from)
+        self._folder = str(folder)
+        self._make: Callable[..., SummaryWriter] = SummaryWriter
+        self._writer = SummaryWriter(self._folder)
 
     def write(self, iteration: int, figures: Mapping[str, float]) -> None:
         """Add one scalar a figure."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, iteration)
+
+    def rewind(self, iteration: int) -> None:
+        """Have TensorBoard forget what earlier files say of later iterations."""
+        self._writer.close()
+        self._writer = self._make(self._folder, purge_step=iteration + 1)
 
     def close(self) -> None:
         """Flush and close."""
@@ -104,6 +121,11 @@ class MetricsLog:
         """Hand the figures of one iteration to every sink."""
         for sink in self._sinks:
             sink.write(iteration, figures)
+
+    def rewind(self, iteration: int) -> None:
+        """Have every sink forget what came after an iteration."""
+        for sink in self._sinks:
+            sink.rewind(iteration)
 
     def __enter__(self) -> Self:
         return self

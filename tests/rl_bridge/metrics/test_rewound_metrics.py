@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_bridge.metrics import JsonlSink, TensorBoardSink, rewind
+from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, rewind
 
 
 def write(path: Path, *iterations: int) -> None:
@@ -45,12 +45,14 @@ def test_new_run_has_nothing_to_rewind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard_forgets_what_is_trained_again(tmp_path: Path) -> None:
-    for purge_from, steps in ((None, (1, 2, 3)), (2, (2,))):
-        sink = TensorBoardSink(tmp_path, purge_from=purge_from)
-        for step in steps:
-            sink.write(step, {"reward/mean": float(step)})
-        sink.close()
+def test_sinks_forget_what_is_trained_again_and_go_on(tmp_path: Path) -> None:
+    with MetricsLog([JsonlSink(tmp_path / "metrics.jsonl"), TensorBoardSink(tmp_path)]) as log:
+        for step in (1, 2, 3):
+            log.write(step, {"reward/mean": float(step)})
+        log.rewind(1)
+        log.write(2, {"reward/mean": 20.0})
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert [event.step for event in events.Scalars("reward/mean")] == [1, 2]
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 1.0), (2, 20.0)]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["iteration"], row["reward/mean"]) for row in rows] == [(1, 1.0), (2, 20.0)]
