@@ -14,6 +14,7 @@ BridgeError
 │   └── EpisodeUnscored       an environment said that it cannot say how well an episode was played
 ├── TrainingError             the optimisation went wrong
 │   ├── NonFiniteLoss         the loss or the gradient is NaN or infinite
+│   ├── TrainerWentBack       the trainer is at another version than asked for: it was started again
 │   └── CheckpointError       a checkpoint could not be written; older ones are whole
 ├── RewardFailed              a reward function raised, or returned what is no reward
 ├── StatusError               a run does not say how it stands: it is over, or somebody else answers
@@ -123,6 +124,10 @@ class NoReplica(RoleFailed):
 
 class RemoteError(RoleFailed):
     """An actor raised something that is no `BridgeError`; the message has its type and its traceback."""
+
+
+class TrainerWentBack(TrainingError):
+    """The trainer is at another version than it is asked for: it has been started again from a checkpoint."""
 
 
 class CheckpointError(TrainingError):

@@ -71,9 +71,9 @@ class TrainerActor(ServiceActor):
         return self._resumed
 
     @concurrent_endpoint
-    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """Train one iteration; returns its figures. See `Trainer.step`."""
-        return await self._work("train", self._trainer.step, batch)
+    async def train_step(self, batch: TrainBatch, version: PolicyVersion | None = None) -> dict[str, float]:
+        """Train one iteration from a version; returns its figures. See `Trainer.step`."""
+        return await self._work("train", self._trainer.step, batch, version)
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
@@ -89,7 +89,8 @@ class TrainerActor(ServiceActor):
             How long it took, in seconds.
 
         Raises:
-            TrainingError: The trainer is at another version, or has no store.
+            TrainerWentBack: The trainer is at another version.
+            TrainingError: It has no store.
             WeightsError: The store could not take them.
         """
         if self._store is None:

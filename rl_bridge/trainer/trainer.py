@@ -18,7 +18,7 @@ from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_lo
 from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.packing import pack
-from rl_bridge.errors import CheckpointError, NonFiniteLoss, TrainingError
+from rl_bridge.errors import CheckpointError, NonFiniteLoss, TrainerWentBack
 from rl_bridge.titan.logprobs import rows_log_distributions
 from rl_bridge.titan.model import Parallelism, TitanModel, own_device
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
@@ -112,19 +112,23 @@ class Trainer:
         self.version = version
         return self._checkpoints.run_state(version)
 
-    def step(self, batch: TrainBatch) -> dict[str, float]:
+    def step(self, batch: TrainBatch, version: PolicyVersion | None = None) -> dict[str, float]:
         """Train one iteration on a batch.
 
         Args:
             batch: All loss tokens, the same on every rank, with reference log-probabilities where `kl_coef` is above
                 0. Each data-parallel rank works on its part of it.
+            version: Which the trainer has to be at; None for whichever it is.
 
         Returns:
             The figures of the iteration, by the names that the log uses, the same on every rank.
 
         Raises:
             NonFiniteLoss: The loss or the gradient is not finite. That update was not applied.
+            TrainerWentBack: The trainer is at another version; nothing was trained.
         """
+        if version is not None:
+            self._expect(version)
         with siblings_needed(f"in iteration {self.version}"):
             return self._step(batch)
 
@@ -256,7 +260,7 @@ class Trainer:
         Within the block they do not change: the next update waits for its end. Passes forward and backward do not.
 
         Raises:
-            TrainingError: They are of another version.
+            TrainerWentBack: They are of another version.
         """
         self._expect(version)
         with self._readers:
@@ -277,7 +281,7 @@ class Trainer:
 
         Raises:
             CheckpointError: It could not be written; older ones are whole.
-            TrainingError: The trainer is at another version.
+            TrainerWentBack: The trainer is at another version.
         """
         self._expect(version)
         with siblings_needed(f"for the checkpoint of version {self.version}"):
@@ -306,7 +310,7 @@ class Trainer:
 
     def _expect(self, version: PolicyVersion) -> None:
         if version != self.version:
-            raise TrainingError(
+            raise TrainerWentBack(
                 f"expected version {self.version}, which the trainer is at, got {version}; "
                 "who asks has not taken part in its last step, or in its return to a checkpoint"
             )
