@@ -1,38 +1,41 @@
 """Starts everything that a run needs, and stops it all again."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
 
-from openenv_core import LocalProcessProvider
-from rl_bridge.buffer.bounded import ReplayBuffer
+from rl_bridge.buffer.admission import Admission
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config, resolve
-from rl_bridge.errors import ConfigError, RoleFailed
-from rl_bridge.generator.actor import GeneratorActor
+from rl_bridge.environments.servers import EnvironmentServers
+from rl_bridge.errors import ConfigError, ReplicaLost
 from rl_bridge.generator.client import GeneratorClient
-from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
-from rl_bridge.loops.run import ELAPSED, Run
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, rewind
-from rl_bridge.reference.actor import ReferenceActor
+from rl_bridge.loops.history import GroupHistory
+from rl_bridge.loops.introductions import Introductions
+from rl_bridge.loops.observation import SpanCollector
+from rl_bridge.loops.rewind import rewind
+from rl_bridge.loops.roles import start_roles
+from rl_bridge.loops.run import Run
+from rl_bridge.loops.settings import dispatch_settings, restart_policy
+from rl_bridge.loops.status import snapshot
+from rl_bridge.loops.weight_sync import WeightSync
+from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink
+from rl_bridge.metrics.status_server import StatusServer
+from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
-from rl_bridge.rollout.workers import RolloutWorkers
-from rl_bridge.services.fleet import Fleet
+from rl_bridge.services import Fleet, Hosts, Roster
 from rl_bridge.tokens.chat import ChatTokenizer
-from rl_bridge.trainer.actor import TrainerActor
-from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.weights import WeightStore
 
-START_TIMEOUT_S = 600.0
-"""For loading models: large checkpoints take their time."""
-FINISH_TIMEOUT_S = 30.0
 LOGS = "logs"
-"""In a run's folder: one log a role. It is there from the moment that the first role is started."""
+"""In a run's folder: one log a process. It is there from the moment that the first is started."""
 
 
 @asynccontextmanager
@@ -59,110 +62,132 @@ async def open_run(
     task = task_type(config, folder)
     model_path = _model_path(config, task)
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
-    settings = _trainer_settings(config, folder, model_path)
 
     async with AsyncExitStack() as stack:
-        url = config.env.url or await _serve(stack, str(config.env.app))
-        fleet = await stack.enter_async_context(Fleet(folder / LOGS))
-        generator = fleet.spawn(
-            "generator",
-            GeneratorActor,
-            _engine_settings(config, model_path),
-            environment=engine_environment(on_gpu=torch.cuda.is_available()),
-        )
-        trainer = fleet.spawn("trainer", TrainerActor, settings, environment=ONE_THREAD)
-        reference = None
-        if config.algorithm.kl_coef:
-            reference = fleet.spawn("reference", ReferenceActor, settings, environment=ONE_THREAD)
-        starting = [generator.start.call_one(), trainer.start.call_one(resume)]
-        if reference is not None:
-            starting.append(reference.start.call_one())
         console.print("starting the inference engine, the trainer and the environment's server …")
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                _, version, *_ = await fleet.guard(_gather(starting))
-                if version:
-                    await fleet.guard(_serve_weights(trainer, generator))
-        except TimeoutError:
-            raise RoleFailed(
-                f"expected the engine and the trainer to be ready within {START_TIMEOUT_S:g} s, they are not; "
-                f"see the logs in {folder / LOGS}"
-            ) from None
-        stack.push_async_callback(_finish, trainer, generator)
-        if resume:
-            console.print(
-                f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
-            )
+        buffer = _buffer(config)
+        introductions = Introductions(failed=buffer.fail)
+        stack.push_async_callback(introductions.close)
+        servers = await stack.enter_async_context(_servers(config, introductions))
+        fleet = await stack.enter_async_context(
+            Fleet(folder / LOGS, hosts=_hosts(config), heartbeat_s=config.monarch.heartbeat_interval)
+        )
+        store = WeightStore.create()
+        stack.push_async_callback(store.close)
+        roles = await fleet.guard(start_roles(config, folder, model_path, store))
+        roles.trainer.on_roster(partial(_tell_of_the_trainer, buffer))
+        roles.policy.on_roster(partial(introductions.tell, "take_policy"))
+        introductions.tell("take_policy", roles.policy.roster)
+        introductions.tell("take_servers", servers.urls)
+        await fleet.guard(introductions.begin(roles.rollout))
 
-        client = GeneratorClient(generator.generate.call_one, max_batch=config.rollout.max_num_seqs)
+        client = GeneratorClient(
+            roles.policy.generate_many.route,
+            max_batch=config.rollout.max_num_seqs,
+            replicas=lambda: len(roles.policy.roster.targets),
+            timeout_s=config.rollout.generate_timeout_s,
+        )
         stack.push_async_callback(client.close)
-        policy = ChatPolicy(
+        chat = ChatPolicy(
             tokenizer,
             client,
             max_new_tokens=config.rollout.max_new_tokens,
             max_length=config.rollout.max_length,
         )
-        workers = RolloutWorkers(
-            lambda: task.client_type(url, message_timeout_s=config.env.message_timeout_s),
-            sessions=config.env.sessions,
-            task=task,
-            policy=policy,
-            max_attempts=config.rollout.max_attempts,
-        )
-        stack.push_async_callback(workers.close)
-        # Iterations after the checkpoint are trained again, so what was logged of them goes.
-        last = rewind(folder / "metrics.jsonl", version)
+        dispatcher = Dispatcher(roles.rollout, buffer, dispatch_settings(config))
         metrics = stack.enter_context(
-            MetricsLog(
-                [
-                    JsonlSink(folder / "metrics.jsonl"),
-                    TensorBoardSink(folder / "tensorboard", purge_from=version + 1 if resume else None),
-                ]
+            MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
+        )
+        sync = WeightSync(
+            failed=buffer.fail,
+            overlapped=config.rollout.max_staleness > 0,
+            timeout_s=config.trainer.timeout_s,
+        )
+        stack.push_async_callback(sync.cancel)
+        run = Run(
+            config=config,
+            folder=folder,
+            model_path=model_path,
+            task=task,
+            chat=chat,
+            policy=roles.policy,
+            trainer=roles.trainer,
+            reference=roles.reference,
+            buffer=buffer,
+            dispatcher=dispatcher,
+            sync=sync,
+            metrics=metrics,
+            history=GroupHistory(folder, buffer.ledger),
+            console=console,
+        )
+        if resume:
+            version = await fleet.guard(rewind(run))
+            console.print(
+                f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
+            )
+        collector = SpanCollector(fleet)
+        await stack.enter_async_context(
+            StatusServer(
+                config.monarch.master_addr,
+                config.monarch.coord_port,
+                lambda: snapshot(run, fleet, servers, collector),
+                folder=folder,
             )
         )
-        yield (
-            Run(
-                config=config,
-                folder=folder,
-                model_path=model_path,
-                task=task,
-                policy=policy,
-                workers=workers,
-                buffer=ReplayBuffer(
-                    capacity=config.rollout.batch_size // config.rollout.group_size,
-                    max_staleness=config.rollout.max_staleness,
-                ),
-                trainer=trainer,
-                generator=generator,
-                reference=reference,
-                metrics=metrics,
-                console=console,
-                version=version,
-                seconds_before=last.get(ELAPSED, 0.0),
-            ),
-            fleet,
-        )
+        stack.callback(_owned(asyncio.create_task(servers.watch()), buffer).cancel)
+        await stack.enter_async_context(dispatcher)
+        yield run, fleet
 
 
-async def _gather(calls: Sequence[Any]) -> list[Any]:
-    return list(await asyncio.gather(*calls))
+def _tell_of_the_trainer(buffer: ReplayBuffer, roster: Roster) -> None:
+    """The loop may be waiting for rollouts, and those for weights that are gone with the trainer."""
+    if not roster.targets:
+        buffer.fail(ReplicaLost("the trainer is gone"))
 
 
-async def _serve(stack: AsyncExitStack, app: str) -> str:
-    provider = LocalProcessProvider(app)
-    stack.push_async_callback(asyncio.to_thread, provider.stop)
-    return await asyncio.to_thread(provider.start)
+def _owned(task: "asyncio.Task[None]", buffer: ReplayBuffer) -> "asyncio.Task[None]":
+    """A task in the background whose end reaches the loop."""
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            buffer.fail(error)
+
+    task.add_done_callback(ended)
+    return task
 
 
-async def _serve_weights(trainer: Any, generator: Any) -> None:
-    await generator.load.call_one(await trainer.publish.call_one())
+def _servers(config: Config, introductions: Introductions) -> EnvironmentServers:
+    env = config.env
+
+    async def changed(urls: tuple[str, ...]) -> None:
+        introductions.tell("take_servers", urls)
+
+    return EnvironmentServers(
+        app=env.app,
+        image=env.image,
+        urls=(env.url,) if isinstance(env.url, str) else env.url or (),
+        count=config.monarch.roles.environment.replicas,
+        restarts=replace(restart_policy(config.monarch), budget=env.restarts),
+        on_change=changed,
+    )
 
 
-async def _finish(*roles: Any) -> None:
-    """Let the roles close by themselves; those that are gone cannot, and their processes end anyway."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(FINISH_TIMEOUT_S):
-            await asyncio.gather(*(role.close.call_one() for role in roles), return_exceptions=True)
+def _hosts(config: Config) -> Hosts:
+    return Hosts.this_machine()
+
+
+def _buffer(config: Config) -> ReplayBuffer:
+    rollout, iterations = config.rollout, config.trainer.iterations
+    return ReplayBuffer(
+        Ledger(max_losses=None if rollout.spot_eligible else rollout.max_attempts),
+        Admission(
+            groups_per_batch=rollout.batch_size // rollout.group_size,
+            max_staleness=rollout.max_staleness,
+            iterations=iterations,
+        ),
+        timeout_s=rollout.timeout_s,
+        straggler_timeout_s=rollout.straggler_timeout_s,
+    )
 
 
 def _model_path(config: Config, task: Task) -> Path:
@@ -174,30 +199,3 @@ def _model_path(config: Config, task: Task) -> Path:
         raise ConfigError(
             "expected model.path, a checkpoint in the Hugging Face layout; this task makes no policy of its own"
         ) from None
-
-
-def _engine_settings(config: Config, model_path: Path) -> EngineSettings:
-    rollout = config.rollout
-    return EngineSettings(
-        model_path=str(model_path),
-        dtype=config.model.dtype,
-        max_length=rollout.max_length,
-        max_num_seqs=rollout.max_num_seqs,
-        kv_cache_bytes=rollout.kv_cache_mb << 20,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        seed=config.seed,
-    )
-
-
-def _trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:
-    return TrainerSettings(
-        model_path=str(model_path),
-        dtype=config.model.dtype,
-        folder=str(folder.absolute()),
-        max_length=config.rollout.max_length,
-        max_loss_tokens=config.rollout.num_turns * config.rollout.max_new_tokens,
-        temperature=config.rollout.temperature,
-        seed=config.seed,
-        trainer=config.trainer,
-        algorithm=config.algorithm,
-    )

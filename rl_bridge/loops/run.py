@@ -1,4 +1,4 @@
-"""A training run in progress: everything a loop works with."""
+"""A training run in progress: everything that a loop works with."""
 
 import asyncio
 import time
@@ -10,23 +10,27 @@ from typing import Any
 
 from rich.console import Console
 
-from rl_bridge.buffer.bounded import ReplayBuffer
+from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import RoleFailed
-from rl_bridge.metrics import MetricsLog
-from rl_bridge.metrics.console import ProgressBar, iteration_line
-from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.loops.history import GroupHistory
+from rl_bridge.loops.iteration import Iteration
+from rl_bridge.loops.weight_sync import WeightSync
+from rl_bridge.metrics import MetricsLog, span
+from rl_bridge.metrics.console import iteration_line
+from rl_bridge.rollout.dispatcher import Dispatcher
+from rl_bridge.rollout.groups import rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.seeds import held_out_seeds
-from rl_bridge.rollout.task import EvaluationResult, Task
-from rl_bridge.rollout.workers import RolloutWorkers
-from rl_bridge.types import Ending, PolicyVersion, Trajectory
+from rl_bridge.rollout.task import Task
+from rl_bridge.services import LocalService
+from rl_bridge.types import Group, PolicyVersion
 
 ELAPSED = "time/elapsed_s"
 """Logged with each iteration: wall time of the training up to it, set-up apart, over every resumption."""
 
-EVALUATION_CHUNK = 4096
-"""Held-out episodes whose trajectories are kept at once."""
+
+class Preempted(Exception):  # noqa: N818 - no error
+    """The run was told to go, and its trainer stands between two iterations."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,15 +42,17 @@ class Run:
         folder: Where everything about the run is written.
         model_path: The checkpoint that the run began with.
         task: What ties the run to its environment.
-        policy: The generator behind a chat template.
-        workers: Play episodes.
+        chat: The policy behind a chat template.
+        policy: The service of `PolicyActor`.
+        trainer: The service of `TrainerActor`.
+        reference: The service of `ReferenceActor`; None where the KL coefficient is 0.
         buffer: Groups between workers and trainer.
-        trainer: Mesh of the `TrainerActor`.
-        generator: Mesh of the `GeneratorActor`.
-        reference: Mesh of the `ReferenceActor`; None where the KL coefficient is 0.
+        dispatcher: Keeps groups in flight over the rollout workers.
+        sync: Brings new weights to the generators.
         metrics: Sinks.
+        history: What became of each group.
         console: What a person watches.
-        version: Iterations trained so far, equal to the version that the generator serves.
+        version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
     """
 
@@ -54,32 +60,40 @@ class Run:
     folder: Path
     model_path: Path
     task: Task
-    policy: ChatPolicy
-    workers: RolloutWorkers
-    buffer: ReplayBuffer
+    chat: ChatPolicy
+    policy: Any
     trainer: Any
-    generator: Any
     reference: Any | None
+    buffer: ReplayBuffer
+    dispatcher: Dispatcher
+    sync: WeightSync
     metrics: MetricsLog
+    history: GroupHistory
     console: Console
     version: PolicyVersion = 0
     seconds_before: float = 0.0
+    replay_buffer: Any = field(init=False)
+    newest: Mapping[str, float] = field(default_factory=dict, init=False)
     _began: float = field(default_factory=time.perf_counter, init=False)
     _first_version: PolicyVersion = field(init=False)
 
     def __post_init__(self) -> None:
+        self.replay_buffer = LocalService(self.buffer)
         self._first_version = self.version
 
-    async def play(self, seeds: Sequence[int]) -> list[Trajectory | None]:
-        """Play one training episode a seed; None for those lost to failures."""
-        return await self.workers.play(
-            seeds, self._episode(self.config.rollout.temperature), timeout_s=self.config.rollout.timeout_s
-        )
+    @property
+    def groups_per_step(self) -> int:
+        """Groups an iteration."""
+        return self.config.rollout.batch_size // self.config.rollout.group_size
 
     @property
     def train_seconds(self) -> float:
         """Wall time of the training so far, set-up apart."""
         return self.seconds_before + time.perf_counter() - self._began
+
+    def iteration(self) -> Iteration:
+        """Begin to time an iteration."""
+        return Iteration()
 
     @asynccontextmanager
     async def deadline(self, what: str) -> AsyncIterator[None]:
@@ -100,57 +114,74 @@ class Run:
                 f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
             ) from None
 
-    async def log(self, figures: Mapping[str, float]) -> None:
+    async def log(self, iteration: Iteration, groups: Sequence[Group], figures: Mapping[str, float]) -> None:
         """Write the figures of the iteration just trained, with a probe of the policy where one is due."""
         iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
-        complete = dict(figures)
+        with span("log"):
+            complete = {
+                **rollout_figures(groups, version=self.version - 1),
+                **self.task.figures([t for group in groups for t in group.trajectories]),
+                **figures,
+                **self._account(),
+                **iteration.figures(),
+            }
         if self.version == iterations or (every and self.version % every == 0):
-            complete.update(await self.probe())
+            with span("probe", waits_for="policy"):
+                complete.update(await self.probe())
         complete[ELAPSED] = self.train_seconds
-        self.metrics.write(self.version, complete)
-        trained = self.version - self._first_version
-        remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
-        self.console.print(
-            iteration_line(self.version, iterations, complete, remaining_s=remaining),
-            highlight=False,
-            soft_wrap=True,
-        )
+        with span("log"):
+            self.newest = complete
+            self.metrics.write(self.version, complete)
+            self.history.write(self.version)
+            trained = self.version - self._first_version
+            remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
+            self.console.print(
+                iteration_line(self.version, iterations, complete, remaining_s=remaining),
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _account(self) -> dict[str, float]:
+        """What was lost on the way, since the beginning."""
+        ledger, counts = self.buffer.ledger, self.dispatcher.counts
+        return {
+            "rollout/episodes_retried": float(counts.retried),
+            "rollout/episodes_dropped": float(counts.dropped),
+            "rollout/episodes_unscored": float(counts.unscored),
+            "rollout/groups_dropped": float(ledger.dropped.total()),
+            "rollout/leases_lost": float(ledger.lost),
+            "rollout/results_late": float(ledger.late),
+        }
 
     async def probe(self) -> dict[str, float]:
         """Have the task look at the greedy policy."""
-        return {f"probe/{name}": value for name, value in (await self.task.probe(self.policy)).items()}
+        await self.sync.finish()  # the weights that it is asked about
+        return {f"probe/{name}": value for name, value in (await self.task.probe(self.chat)).items()}
 
-    async def evaluate(self) -> EvaluationResult:
-        """Play the held-out episodes greedily."""
-        train_seconds = self.train_seconds
-        total = self.config.evaluation.episodes
-        unscored_before = self.workers.unscored
-        rewards: list[float] = []
-        endings: list[Ending] = []
-        with ProgressBar("held-out episodes", max(total, 1), self.console) as bar:
-            for first in range(0, total, EVALUATION_CHUNK):
-                seeds = held_out_seeds(first, min(EVALUATION_CHUNK, total - first))
-                played = await self.workers.play(
-                    seeds,
-                    self._episode(0.0),
-                    timeout_s=self.config.rollout.timeout_s,
-                    progress=lambda done, first=first: bar.update(first + done),  # type: ignore[misc]
+    async def checkpoint(self, *, now: bool = False) -> None:
+        """Write a checkpoint where one is due: every `trainer.checkpoint_interval` iterations, and at the end.
+
+        Args:
+            now: Write one whether it is due or not.
+        """
+        every = self.config.trainer.checkpoint_interval
+        last = self.version == self.config.trainer.iterations
+        if not every or not (now or last or self.version % every == 0):
+            return
+        state, attachments = self.dispatcher.state()
+        with span("checkpoint", waits_for="trainer"):
+            async with self.deadline("a checkpoint"):
+                await self.trainer.save_checkpoint.route(
+                    self.version, {**state, "seconds": self.train_seconds}, attachments
                 )
-                rewards.extend(t.reward for t in played if t is not None)
-                endings.extend(t.ending for t in played if t is not None)
-        unscored = self.workers.unscored - unscored_before
-        return EvaluationResult(
-            rewards=rewards,
-            endings=endings,
-            dropped=total - len(rewards) - unscored,
-            train_seconds=train_seconds,
-            unscored=unscored,
-        )
 
-    def _episode(self, temperature: float) -> EpisodeSettings:
-        return EpisodeSettings(
-            temperature=temperature,
-            num_turns=self.config.rollout.num_turns,
-            illegal_reward=self.config.reward.illegal_answer,
-            reset_options=self.config.env.reset,
-        )
+    def preempt(self) -> None:
+        """Have the loop end with `Preempted` as soon as the iteration is over that it is in."""
+        self.buffer.fail(Preempted("the run was told to go"))
+
+    def went_back(self, version: PolicyVersion, *, seconds: float) -> None:
+        """Take the run for one that has trained as many iterations, for as long."""
+        self.version = self._first_version = version
+        self.metrics.rewind(version)
+        self.history.rewind(version)
+        self.seconds_before, self._began = seconds, time.perf_counter()

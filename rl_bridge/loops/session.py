@@ -6,16 +6,19 @@ import logging
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from rl_bridge.config import Config, save_config
-from rl_bridge.errors import ConfigError
+from rl_bridge.errors import ConfigError, ReplicaLost, TrainerWentBack
 from rl_bridge.loops.assembly import LOGS, open_run
-from rl_bridge.loops.run import Run
-from rl_bridge.loops.synchronous import train
-from rl_bridge.types import PolicyVersion
+from rl_bridge.loops.evaluation import evaluate
+from rl_bridge.loops.grpo import train
+from rl_bridge.loops.rewind import rewind
+from rl_bridge.loops.run import Preempted, Run
+from rl_bridge.trainer.checkpoints import newest_checkpoint
 
 INTERRUPTED = 130
 WEIGHT_FILES = (".safetensors", ".bin", ".pt")
@@ -43,7 +46,7 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
         sys.path.insert(0, str(Path.cwd()))
     console = Console()
     try:
-        asyncio.run(_session(config, folder, console=console, resume=resume))
+        whole = asyncio.run(_session(config, folder, console=console, resume=resume))
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print(_interrupted(config, folder), highlight=False, soft_wrap=True)
         return INTERRUPTED
@@ -52,7 +55,9 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
             # Nothing was started: the next attempt may have the name.
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    return 0
+    if not whole:
+        console.print(_interrupted(config, folder), highlight=False, soft_wrap=True)
+    return 0 if whole else INTERRUPTED
 
 
 def _make(folder: Path, config: Config, *, resume: bool) -> None:
@@ -76,28 +81,43 @@ def _interrupted(config: Config, folder: Path) -> str:
     return f"interrupted; go on with: ropewalk train --resume {folder}"
 
 
-def newest_checkpoint(folder: Path) -> PolicyVersion:
-    """The version of the newest checkpoint that was written to its end; 0 where there is none."""
-    whole = (folder / "checkpoint").glob("step-*[0-9]/.metadata")
-    return max((int(file.parent.name.removeprefix("step-")) for file in whole), default=0)
-
-
-async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> None:
+async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
+    """Run to the end; False where the run was told to go before."""
     # asyncio cancels its main task on Ctrl-C; a polite kill shall end a run as orderly.
     current = asyncio.current_task()
     assert current is not None
+    terminated: list[Callable[[], object]] = [current.cancel]
     with contextlib.suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: terminated.pop()())
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
-        await fleet.guard(_work(run))
+        if config.rollout.checkpoint_on_preemption:
+            terminated.append(run.preempt)
+        return await fleet.guard(_work(run))
 
 
-async def _work(run: Run) -> None:
-    await train(run)
-    async with run.deadline("the export of the trained policy"):
-        await run.trainer.export.call_one(str(_policy_folder(run)))
-    result = await run.evaluate()
-    await run.task.report(run.policy, result)
+async def _work(run: Run) -> bool:
+    try:
+        await _train(run)
+    except Preempted:
+        await run.checkpoint(now=True)
+        return False
+    await run.task.report(run.chat, await evaluate(run))
+    return True
+
+
+async def _train(run: Run) -> None:
+    """Train to the end, however often the trainer is lost."""
+    while True:
+        try:
+            await train(run)
+            async with run.deadline("the export of the trained policy"):
+                await run.trainer.export.route(str(_policy_folder(run)))
+            await run.sync.finish()
+            return
+        except (ReplicaLost, TrainerWentBack) as lost:
+            run.console.print(f"{lost}; going back to the newest checkpoint", highlight=False, soft_wrap=True)
+            version = await rewind(run)
+            run.console.print(f"going on after iteration {version}", highlight=False, soft_wrap=True)
 
 
 def _policy_folder(run: Run) -> Path:

@@ -1,0 +1,52 @@
+"""The loop over environments, with any degree of asynchrony. Set a breakpoint anywhere.
+
+`rollout.max_staleness` of 0 makes it synchronous: no episode begins before the weights of the last step are served.
+Above 0 the dispatcher goes on playing episodes while the trainer works, as far ahead as the bound allows.
+"""
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.loops.run import Run
+from rl_bridge.rollout.groups import training_samples
+from rl_bridge.types import PolicyVersion
+
+
+async def train(run: Run) -> None:
+    """Train until the configured number of iterations is reached.
+
+    Raises:
+        rl_bridge.errors.ReplicaLost: A process of the trainer is gone: rewind the run, and call this again.
+        rl_bridge.errors.TrainerWentBack: Likewise, and it has been started again already.
+        rl_bridge.errors.BridgeError: Something is wrong that trying on would not mend.
+    """
+    policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
+    normalize_std = run.config.algorithm.normalize_std
+
+    async def synchronise(version: PolicyVersion) -> None:
+        await trainer.push_weights.route(version)
+        await policy.update_weights.fanout(version)
+        run.dispatcher.served(version)
+
+    while run.version < run.config.trainer.iterations:
+        iteration = run.iteration()
+
+        # 1. Groups whose siblings share a seed, and so the deal; oldest first, none staler than allowed.
+        with iteration.part("rollout", waits_for="rollout"):
+            groups = await replay_buffer.sample.route(run.version, run.groups_per_step)
+
+        # 2. How much better than its siblings was each; and one step of the optimizer or a few.
+        with iteration.part("batch"):
+            batch = TrainBatch.from_samples(training_samples(groups, normalize_std=normalize_std))
+        with iteration.part("train", waits_for="trainer"):
+            async with run.deadline("a step of the optimizer"):
+                if reference is not None:
+                    batch = batch.with_reference(await reference.logprobs.route(batch))
+                figures = await trainer.train_step.route(batch, run.version)
+            run.version += 1
+
+        # 3. The new weights: from the trainer to the generators; above a staleness of 0 while the loop goes on.
+        with iteration.part("sync", waits_for="weights"):
+            await run.sync.begin(synchronise(run.version))
+
+        # 4. Last the checkpoint: what it knows of has been logged, and a resumed run drops what was logged after it.
+        await run.log(iteration, groups, figures)
+        await run.checkpoint()

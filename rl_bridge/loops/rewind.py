@@ -1,0 +1,28 @@
+"""Back to the newest checkpoint: after a loss of the trainer, and at the beginning of a resumed run."""
+
+from rl_bridge.loops.run import Run
+from rl_bridge.trainer.settings import ResumeState
+from rl_bridge.types import PolicyVersion
+
+
+async def rewind(run: Run) -> PolicyVersion:
+    """Take the whole run back to where its trainer stands.
+
+    A trainer that is started again loads its newest checkpoint by itself. Everything else follows it: what is being
+    played is recalled, groups, counts and logs are those of the checkpoint, and the generators take its weights.
+
+    Returns:
+        The version that the run goes on from.
+
+    Raises:
+        rl_bridge.errors.BridgeError: A part of the run cannot go back, or the trainer cannot be had again.
+    """
+    await run.sync.cancel()
+    state: ResumeState = await run.trainer.resumed.route()
+    version = state.version
+    async with run.deadline("the checkpoint's weights"):
+        await run.trainer.push_weights.route(version)
+        await run.policy.update_weights.fanout(version)
+    await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
+    run.went_back(version, seconds=float(state.run_state.get("seconds", 0.0)))
+    return version

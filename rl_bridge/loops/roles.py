@@ -1,0 +1,108 @@
+"""Starts the services of a run."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_bridge.config import Config, MonarchConfig, RoleConfig
+from rl_bridge.errors import RoleFailed
+from rl_bridge.generator.actor import PolicyActor
+from rl_bridge.generator.settings import ONE_THREAD, engine_environment
+from rl_bridge.loops.settings import engine_settings, restart_policy, trainer_settings, worker_settings
+from rl_bridge.reference.actor import ReferenceActor
+from rl_bridge.rollout.actor import RolloutActor
+from rl_bridge.services import BoundOptions, Service, ServiceActor
+from rl_bridge.trainer.actor import TrainerActor
+from rl_bridge.weights import WeightStore
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0
+"""For loading models: large checkpoints take their time."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Roles:
+    """The services of a run.
+
+    Attributes:
+        policy: Of `PolicyActor`.
+        trainer: Of `TrainerActor`: one replica, with a process a rank.
+        rollout: Of `RolloutActor`.
+        reference: Of `ReferenceActor`; None where the KL coefficient is 0.
+    """
+
+    policy: Service
+    trainer: Service
+    rollout: Service
+    reference: Service | None
+
+
+async def start_roles(config: Config, folder: Path, model_path: Path, store: WeightStore) -> Roles:
+    """Start all services at once; returns when all of them serve. Needs an open fleet.
+
+    Raises:
+        rl_bridge.errors.BridgeError: One could not be started.
+    """
+    _warn_of_idle_gpus(config.monarch)
+    table, trainer = config.monarch.roles, trainer_settings(config, folder, model_path)
+    starting: dict[str, Coroutine[Any, Any, Service]] = {
+        "policy": _of(
+            config, PolicyActor, "policy", table.policy, engine_environment(on_gpu=torch.cuda.is_available())
+        ).as_service(engine_settings(config, model_path), store),
+        "trainer": _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD).as_service(trainer, store),
+        "rollout": _of(
+            config, RolloutActor, "rollout", RoleConfig(replicas=config.rollout.num_workers), ONE_THREAD
+        ).as_service(worker_settings(config, folder, model_path)),
+    }
+    if config.algorithm.kl_coef:
+        starting["reference"] = _of(
+            config, ReferenceActor, "reference", table.reference, ONE_THREAD
+        ).as_service(trainer)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S), asyncio.TaskGroup() as group:
+            tasks = {name: group.create_task(start) for name, start in starting.items()}
+    except TimeoutError:
+        raise RoleFailed(
+            f"expected {', '.join(starting)} to be ready within {START_TIMEOUT_S:g} s, they are not; "
+            f"see the logs in {folder / 'logs'}"
+        ) from None
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from several
+    started = {name: task.result() for name, task in tasks.items()}
+    return Roles(
+        policy=started["policy"],
+        trainer=started["trainer"],
+        rollout=started["rollout"],
+        reference=started.get("reference"),
+    )
+
+
+def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
+    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.roles.gpus()
+    if there > used:
+        logger.warning(
+            "the cluster has %d GPUs (monarch.num_nodes x gpus_per_node), monarch.roles use %d; the others are idle",
+            there,
+            used,
+        )
+
+
+def _of(
+    config: Config, actor: type[ServiceActor], name: str, role: RoleConfig, environment: dict[str, str]
+) -> BoundOptions:
+    return actor.options(
+        procs=role.procs,
+        hosts=role.hosts,
+        with_gpus=role.gpus > 0,
+        num_replicas=role.replicas,
+        name=name,
+        environment=environment,
+        restarts=restart_policy(config.monarch),
+        start_timeout_s=START_TIMEOUT_S,
+    )

@@ -1,0 +1,109 @@
+"""From the configuration to what each role is started with."""
+
+from pathlib import Path
+
+from rl_bridge.config import Config, MonarchConfig
+from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.rollout.dispatcher import DispatchSettings
+from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.settings import WorkerSettings
+from rl_bridge.services import RestartPolicy
+from rl_bridge.trainer.settings import TrainerSettings
+
+
+def engine_settings(config: Config, model_path: Path) -> EngineSettings:
+    """What a generator is started with."""
+    rollout = config.rollout
+    return EngineSettings(
+        model_path=str(model_path),
+        dtype=config.model.dtype,
+        max_length=rollout.max_length,
+        max_num_seqs=rollout.max_num_seqs,
+        kv_cache_bytes=rollout.kv_cache_mb << 20,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        seed=config.seed,
+        weight_update=rollout.weight_update,
+        timeout_s=rollout.generate_timeout_s,
+    )
+
+
+def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:
+    """What every rank of the trainer is started with; the reference model too."""
+    trainer = config.trainer
+    return TrainerSettings(
+        model_path=str(model_path),
+        dtype=config.model.dtype,
+        folder=str(folder.absolute()),
+        max_length=config.rollout.max_length,
+        max_loss_tokens=config.rollout.num_turns * config.rollout.max_new_tokens,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        trainer=trainer,
+        algorithm=config.algorithm,
+        gradient_accumulation_steps=trainer.gradient_accumulation_steps,
+        tensor_parallel=trainer.tensor_parallel,
+        pipeline_parallel=trainer.pipeline_parallel,
+        collective_timeout_s=trainer.collective_timeout_s,
+        deterministic=config.deterministic,
+    )
+
+
+def restart_policy(monarch: MonarchConfig) -> RestartPolicy:
+    """What is done about lost replicas."""
+    restarts = monarch.restarts
+    return RestartPolicy(
+        budget=restarts.budget,
+        window_s=restarts.window_s,
+        backoff_s=restarts.backoff_s,
+        max_backoff_s=restarts.max_backoff_s,
+    )
+
+
+def session_deadlines(config: Config) -> SessionDeadlines:
+    """How long a worker waits for what an environment does."""
+    env = config.env
+    return SessionDeadlines(
+        free_s=config.rollout.timeout_s,
+        connect_s=env.connect_timeout_s,
+        reset_s=env.reset_timeout_s,
+        step_s=env.message_timeout_s,
+    )
+
+
+def episode_settings(config: Config, *, temperature: float) -> EpisodeSettings:
+    """How an episode is played; a temperature of 0 is greedy."""
+    return EpisodeSettings(
+        temperature=temperature,
+        num_turns=config.rollout.num_turns,
+        illegal_reward=config.reward.illegal_answer,
+        reset_options=config.env.reset,
+    )
+
+
+def dispatch_settings(config: Config) -> DispatchSettings:
+    """How the controller gives groups out."""
+    rollout = config.rollout
+    return DispatchSettings(
+        run_seed=config.seed,
+        group_size=rollout.group_size,
+        min_group_size=rollout.min_group_size,
+        slots=max(1, config.env.sessions // rollout.group_size),
+        episode=episode_settings(config, temperature=rollout.temperature),
+        deterministic=config.deterministic,
+        timeout_s=rollout.timeout_s,
+    )
+
+
+def worker_settings(config: Config, folder: Path, model_path: Path) -> WorkerSettings:
+    """What a rollout worker is started with."""
+    rollout = config.rollout
+    return WorkerSettings(
+        config=config,
+        folder=str(folder.absolute()),
+        model_path=str(model_path),
+        sessions=max(1, config.env.sessions // rollout.num_workers),
+        deadlines=session_deadlines(config),
+        generation_timeout_s=rollout.generate_timeout_s,
+        checkpoint_on_preemption=rollout.checkpoint_on_preemption,
+    )
