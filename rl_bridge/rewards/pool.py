@@ -100,6 +100,11 @@ class RewardPool:
         """The processes that call the functions."""
         return [worker.pid for worker in self._workers]
 
+    def check(self) -> None:
+        """Raise RewardFailed where the pool can have no processes any more, or was closed."""
+        if self._broken:
+            raise RewardFailed(self._broken)
+
     async def __aenter__(self) -> Self:
         """Start the processes.
 
@@ -192,8 +197,7 @@ class RewardPool:
 
     async def _take(self) -> RewardWorker:
         """Return a worker that nobody else has until it is given back."""
-        if self._broken:
-            raise RewardFailed(self._broken)
+        self.check()
         while self._idle:
             worker = self._idle.popleft()
             if not worker.lost:

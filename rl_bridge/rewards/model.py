@@ -1,0 +1,173 @@
+"""A learned reward model: a language model with one number at its end."""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from rl_bridge.errors import BridgeError, MissingStack, ModelError, RewardFailed
+from rl_bridge.rewards.settings import RewardModelSettings
+from rl_bridge.tokens.chat import Message
+
+try:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+except ImportError as error:
+    raise MissingStack("transformers") from error
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 65_536
+"""Responses that may wait to be scored."""
+
+Prompt: TypeAlias = str | Sequence[Message]
+
+
+class RewardModel:
+    """Scores responses in batches.
+
+    Args:
+        settings: The checkpoint, and what it may take.
+
+    Raises:
+        ModelError: The checkpoint cannot be loaded, or has another number of labels than one.
+    """
+
+    def __init__(self, settings: RewardModelSettings) -> None:
+        self._settings = settings
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.set_num_threads(settings.num_threads)
+        path = settings.model_path
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            self._model = AutoModelForSequenceClassification.from_pretrained(
+                path, local_files_only=True, dtype=getattr(torch, settings.dtype)
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"expected a reward model in the Hugging Face layout at {path!r}: {error}"
+            ) from error
+        if self._model.config.num_labels != 1:
+            raise ModelError(
+                f"expected a reward model with one label at {path!r}, got {self._model.config.num_labels}; "
+                "a reward is one number"
+            )
+        self._model.to(self._device).eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[float | None]:
+        """Score responses to prompts.
+
+        Args:
+            pairs: A text or a chat, and what was answered to it, shape [B].
+
+        Returns:
+            One reward a pair, shape [B]; None for one that is longer than the model may see.
+
+        Raises:
+            RewardFailed: The model says what is no number.
+        """
+        rows = [self._tokens(prompt, response) for prompt, response in pairs]
+        rewards: list[float | None] = [None] * len(rows)
+        fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._settings.max_length]
+        for first in range(0, len(fitting), self._settings.max_batch):
+            places = fitting[first : first + self._settings.max_batch]
+            for place, value in zip(places, self._forward([rows[place] for place in places]), strict=True):
+                if not math.isfinite(value):
+                    raise RewardFailed(
+                        f"expected a finite reward of the model at {self._settings.model_path!r}, got {value}; "
+                        "look at its weights, or try reward.model.dtype=float32"
+                    )
+                rewards[place] = value
+        return rewards
+
+    def _tokens(self, prompt: Prompt, response: str) -> list[int]:
+        if not self._tokenizer.chat_template:
+            if not isinstance(prompt, str):
+                prompt = "\n".join(message["content"] for message in prompt)
+            return list(self._tokenizer.encode(f"{prompt}\n{response}"))
+        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        text = self._tokenizer.apply_chat_template(
+            [*chat, {"role": "assistant", "content": response}], tokenize=False
+        )
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _forward(self, rows: Sequence[list[int]]) -> list[float]:
+        longest = max(map(len, rows))
+        # The model takes its number from the last token that is not padding, and finds that by its id. Checkpoints
+        # pad with their end token, which ends texts too; so the id here is one that no text of the batch has.
+        padding = next(
+            token for token in range(longest * len(rows) + 1) if not any(token in row for row in rows)
+        )
+        self._model.config.pad_token_id = padding
+        ids = torch.full((len(rows), longest), padding)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = 1
+        logits = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device)).logits
+        return [float(value) for value in logits.float().squeeze(-1).cpu()]
+
+
+class RewardBatches:
+    """Gathers concurrent callers into batches: while one is scored, the next gathers.
+
+    Args:
+        score: Scores a batch; called from a thread.
+        max_batch: Pairs a batch at most.
+    """
+
+    def __init__(
+        self, score: Callable[[Sequence[tuple[Prompt, str]]], list[float | None]], *, max_batch: int
+    ) -> None:
+        self._score = score
+        self._max_batch = max_batch
+        self._waiting: deque[tuple[tuple[Prompt, str], asyncio.Future[float | None]]] = deque()
+        self._scoring: asyncio.Task[None] | None = None
+
+    async def evaluate(self, prompt: Prompt, response: str) -> float | None:
+        """Score one response.
+
+        Raises:
+            RewardFailed: The model failed, or too many wait for it.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            raise RewardFailed(
+                f"expected at most {MAX_WAITING} responses to wait for the reward model, got one more; "
+                "give it more replicas"
+            )
+        future: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((prompt, response), future))
+        if self._scoring is None:
+            self._scoring = asyncio.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                count = min(self._max_batch, len(self._waiting))
+                batch = [self._waiting.popleft() for _ in range(count)]
+                await self._send([(pair, future) for pair, future in batch if not future.done()])
+        finally:
+            self._scoring = None
+
+    async def _send(self, batch: Sequence[tuple[tuple[Prompt, str], "asyncio.Future[float | None]"]]) -> None:
+        rewards: list[float | None] = []
+        failure: BridgeError | None = None
+        try:
+            rewards = await asyncio.to_thread(self._score, [pair for pair, _ in batch])
+        except BridgeError as error:
+            failure = error
+        except Exception as error:
+            logger.exception("the reward model failed")
+            failure = RewardFailed(f"expected rewards of the model, got {type(error).__name__}: {error}")
+        for place, (_, future) in enumerate(batch):
+            if future.done():  # its caller has been cancelled
+                continue
+            if failure is None:
+                future.set_result(rewards[place])
+            else:
+                future.set_exception(failure)

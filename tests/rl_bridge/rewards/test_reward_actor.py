@@ -1,0 +1,105 @@
+"""Rewards as services on real Monarch: a killed actor takes its processes along, and nobody's reward."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rl_bridge.errors import RewardFailed
+from rl_bridge.rewards.ensemble import Ensemble, Rule
+from rl_bridge.rewards.settings import RewardSettings
+
+pytestmark = pytest.mark.heavy
+
+HANG_S = 60.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _processes_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
+
+
+def settings(*functions: str, rule: Rule = Rule.MEAN, timeout_s: float = HANG_S) -> RewardSettings:
+    names = tuple(f"reward_functions.{name}" for name in functions)
+    return RewardSettings(ensemble=Ensemble(functions=names, rule=rule), workers=2, timeout_s=timeout_s)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not condition():  # noqa: ASYNC110 - it is about other processes
+            await asyncio.sleep(0.01)
+
+
+async def test_a_response_is_evaluated_as_the_pseudocode_says(tmp_path: Path) -> None:
+    from rl_bridge.rewards.actor import RewardActor
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
+        reward = await RewardActor.options(name="reward").as_service(settings("exact", "none", "half"))
+        answer = reward.evaluate_response.route(prompt="2 + 2?", response="4", target="4")
+        assert await answer == 0.75
+        assert await reward.evaluate_response.route(prompt="2 + 2?", response="5", target="4") == 0.25
+        counts = await reward.counts.route()
+        assert (counts.scored, counts.unscored) == (4, 2)
+
+
+async def test_what_a_function_does_wrong_is_told_by_the_service(tmp_path: Path) -> None:
+    from rl_bridge.rewards.actor import RewardActor
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
+        with pytest.raises(RewardFailed, match=r"reward_functions\.absent"):
+            await RewardActor.options(name="absent").as_service(settings("absent"))
+        reward = await RewardActor.options(name="reward").as_service(
+            settings("compute_reward", timeout_s=0.5)
+        )
+        with pytest.raises(RewardFailed, match="the answer '7' is not one"):
+            await reward.evaluate_response.route(prompt="", response="raise", target="7")
+        late = reward.evaluate_response.route(
+            prompt="", response="say_and_sleep", target=str(tmp_path / "pid")
+        )
+        assert await late is None
+        assert (await reward.counts.route()).timed_out == 1
+        # None of this is a lost replica.
+        assert [(replica.restarts) for replica in reward.replicas] == [0]
+
+
+@pytest.mark.parametrize("victim", ["actor", "worker"])
+async def test_a_kill_costs_nobody_a_reward_and_leaves_nothing(victim: str, tmp_path: Path) -> None:
+    from rl_bridge.rewards.actor import RewardActor
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.restarts import RestartPolicy
+
+    async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
+        service = RewardActor.options(
+            name="reward", num_replicas=2, restarts=RestartPolicy(budget=3, backoff_s=0.0)
+        )
+        reward = await service.as_service(settings("compute_reward"))
+        file = tmp_path / "pids"
+        asking: Any = asyncio.ensure_future(
+            reward.evaluate_response.route(prompt="", response="hold_once", target=str(file))
+        )
+        await until(file.exists)
+        first = [int(word) for word in file.read_text().split()]
+        guard = psutil.Process(first[0]).ppid()
+        os.kill(psutil.Process(guard).ppid() if victim == "actor" else first[0], signal.SIGKILL)
+        # It is evaluated again: by the other replica, or by another process of the same.
+        assert await asking == 1.0
+        await until(lambda: not any(map(alive, [*first, guard])))
+        rest = [reward.evaluate_response.route(prompt="", response="return", target=2) for _ in range(20)]
+        assert await asyncio.gather(*rest) == [2.0] * 20
+        await until(lambda: sum(r.restarts for r in reward.replicas) == (victim == "actor"))
