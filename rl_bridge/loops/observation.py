@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.metrics import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role
@@ -45,11 +45,8 @@ class SpanCollector:
 
     async def collect(self) -> None:
         """Ask the first rank of every replica; of one that does not answer, what is known stays."""
-        services = self._fleet.services
-        found = await asyncio.gather(*(_ask(service) for service in services.values()))
-        self._answers = {
-            name: self._answers.get(name, {}) | answers for name, answers in zip(services, found, strict=True)
-        }
+        answers = await ask_all(self._fleet, "spans")
+        self._answers = {name: self._answers.get(name, {}) | found for name, found in answers.items()}
 
     async def figures(self) -> dict[str, float]:
         """Collect, and return each role's shares since the last call, by the names that the log uses."""
@@ -58,10 +55,18 @@ class SpanCollector:
         return {name: share for role, totals in spent.items() for name, share in totals.figures(role).items()}
 
 
-async def _ask(service: "Service") -> dict[int, SpanTotals]:
+async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
+    """What the replicas of every service answer that has an endpoint; those that do not answer are left out."""
+    services = {name: service for name, service in fleet.services.items() if endpoint in service.endpoints}
+    found = await asyncio.gather(*(_ask(service, endpoint) for service in services.values()))
+    return dict(zip(services, found, strict=True))
+
+
+async def _ask(service: "Service", endpoint: str) -> dict[int, Any]:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return (await service.spans.fanout()).values
+            values: dict[int, Any] = (await getattr(service, endpoint).fanout()).values
+            return values
     except Exception:  # what befalls a service is its supervisor's; here it means that nobody answers
         return {}
 
@@ -124,13 +129,13 @@ def lease_rows(ledger: Ledger, workers: Mapping[int, str], *, now: float) -> tup
 
     Args:
         ledger: Has the leases.
-        workers: Who plays which group, as far as somebody knows.
+        workers: Who has which lease, by its id, as far as somebody knows.
         now: The clock that leases are dated by, in seconds.
     """
     return tuple(
         LeaseRow(
             group=lease.group,
-            worker=workers.get(lease.group, "-"),
+            worker=workers.get(lease.id, "-"),
             attempt=lease.attempt,
             age_s=now - lease.since,
         )

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -38,18 +38,27 @@ class StatusServer:
         host: To listen on.
         port: 0 for any that is free.
         snapshot: Takes one; called in the loop's thread, so it must not wait.
+        refresh: Awaited before one is taken: looks for what can only be asked for. It has deadlines of its own.
         folder: The run's; the address is written there. None keeps it to the caller.
     """
 
     def __init__(
-        self, host: str, port: int, snapshot: Callable[[], StatusSnapshot], *, folder: Path | None = None
+        self,
+        host: str,
+        port: int,
+        snapshot: Callable[[], StatusSnapshot],
+        *,
+        refresh: Callable[[], Awaitable[None]] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._snapshot = snapshot
+        self._refresh = refresh
         self._file = None if folder is None else folder / ADDRESS_FILE
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
+        self._answering = asyncio.Lock()
         self._line = b""
         self._taken = -FRESH_S
         self.address = ""
@@ -93,7 +102,7 @@ class StatusServer:
         self._callers.add(task)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                writer.write(self._answer())
+                writer.write(await self._answer())
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -103,17 +112,19 @@ class StatusServer:
             writer.transport.abort()
             self._callers.discard(task)
 
-    def _answer(self) -> bytes:
-        now = time.monotonic()
-        if now - self._taken >= FRESH_S:
-            try:
-                self._line = self._snapshot().model_dump_json().encode() + b"\n"
-            except Exception as error:  # the run goes on; who asked is told
-                logger.exception("the run's status could not be taken")
-                told = {"error": f"{type(error).__name__}: {error}"}
-                self._line = json.dumps(told).encode() + b"\n"
-            self._taken = now
-        return self._line
+    async def _answer(self) -> bytes:
+        async with self._answering:
+            if time.monotonic() - self._taken >= FRESH_S:
+                try:
+                    if self._refresh is not None:
+                        await self._refresh()
+                    self._line = self._snapshot().model_dump_json().encode() + b"\n"
+                except Exception as error:  # the run goes on; who asked is told
+                    logger.exception("the run's status could not be taken")
+                    told = {"error": f"{type(error).__name__}: {error}"}
+                    self._line = json.dumps(told).encode() + b"\n"
+                self._taken = time.monotonic()
+            return self._line
 
 
 async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:

@@ -104,6 +104,11 @@ class RolloutActor(ServiceActor):
             return await self._worker.play(assignment)
 
     @concurrent_endpoint
+    async def playing(self) -> tuple[int, ...]:
+        """See `RolloutWorker.playing`."""
+        return self._worker.playing
+
+    @concurrent_endpoint
     async def cut(self, leases: tuple[int, ...]) -> None:
         """See `RolloutWorker.cut`."""
         self._worker.cut(leases)

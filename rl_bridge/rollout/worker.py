@@ -77,6 +77,11 @@ class RolloutWorker:
             if not self._playing:
                 self._idle.set()
 
+    @property
+    def playing(self) -> tuple[int, ...]:
+        """The leases of the assignments under way."""
+        return tuple(self._playing)
+
     def cut(self, leases: Iterable[int]) -> None:
         """Stop the assignments of these leases: they answer with what is finished. Others' leases mean nothing."""
         for lease in leases:

@@ -37,6 +37,11 @@ class SyntheticRolloutActor(ServiceActor):
             return await self._worker.play(assignment)
 
     @concurrent_endpoint
+    async def playing(self) -> tuple[int, ...]:
+        """See `RolloutWorker.playing`."""
+        return self._worker.playing
+
+    @concurrent_endpoint
     async def cut(self, leases: tuple[int, ...]) -> None:
         """See `RolloutWorker.cut`."""
         await self._worker.cut(leases)

@@ -37,6 +37,11 @@ class SyntheticWorker:
         """See `RolloutWorker.play`."""
         return await self._worker.play(assignment)
 
+    @property
+    def playing(self) -> tuple[int, ...]:
+        """See `RolloutWorker.playing`."""
+        return self._worker.playing
+
     async def cut(self, leases: tuple[int, ...]) -> None:
         """See `RolloutWorker.cut`."""
         self._worker.cut(leases)

@@ -26,6 +26,8 @@ class Endpoint:
 
 
 class Service:
+    endpoints = frozenset({"spans"})
+
     def __init__(self, **totals: SpanTotals) -> None:
         self.totals = {int(replica.removeprefix("r")): spent for replica, spent in totals.items()}
         self.failure: Exception | None = None
@@ -105,6 +107,6 @@ def test_groups_and_leases() -> None:
     assert ledger.dropped == Counter({"straggler": 1})
     again = ledger.lease(served=0, now=8.0, admit=False)
     assert again is not None
-    rows = {row.group: row for row in lease_rows(ledger, {fifth.group: "rollout-1"}, now=10.0)}
+    rows = {row.group: row for row in lease_rows(ledger, {fifth.id: "rollout-1"}, now=10.0)}
     assert (rows[4].worker, rows[4].attempt, rows[4].age_s) == ("rollout-1", 1, 6.0)
     assert (rows[2].worker, rows[2].attempt, rows[2].age_s) == ("-", 2, 2.0)

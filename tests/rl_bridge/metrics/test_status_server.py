@@ -62,6 +62,19 @@ async def test_snapshots_are_not_taken_for_each_of_a_crowd() -> None:
         assert taken == 2
 
 
+async def test_processes_are_asked_before_a_snapshot_is_taken() -> None:
+    asked = 0
+
+    async def refresh() -> None:
+        nonlocal asked
+        await asyncio.sleep(0.05)
+        asked += 1
+
+    async with StatusServer("127.0.0.1", 0, lambda: snapshot(version=asked), refresh=refresh) as server:
+        found = await asyncio.gather(*(ask_status(server.address) for _ in range(5)))
+        assert {one.version for one in found} == {1}
+
+
 async def test_snapshot_that_fails_is_told_and_the_next_may_work() -> None:
     broken = True
 
@@ -100,20 +113,27 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_callers_who_do_not_read_are_few_and_are_let_go(
+async def test_callers_who_do_not_read_are_few(
     endless: StatusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(status_server, "MAX_CALLERS", 4)
     callers = await connected(endless, 4)
     with pytest.raises(StatusError):
         await ask_status(endless.address)  # one too many
     assert len(endless._callers) == 4
+    for caller in callers:
+        caller.close()
+
+
+async def test_callers_who_do_not_read_are_let_go(
+    endless: StatusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
+    (caller,) = await connected(endless, 1)
     await until(lambda: not endless._callers)
     endless._taken = -1.0
     assert await ask_status(endless.address) == snapshot()
-    for caller in callers:
-        caller.close()
+    caller.close()
 
 
 async def test_end_does_not_wait_for_a_caller() -> None:
