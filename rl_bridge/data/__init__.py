@@ -1,0 +1,1 @@
+"""Examples for single-turn tasks, in an order that a checkpoint can hold."""

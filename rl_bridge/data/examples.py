@@ -1,0 +1,173 @@
+"""Examples, and where they come from."""
+
+import hashlib
+import importlib
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_bridge.errors import ConfigError
+from rl_bridge.tokens.chat import Message
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Example:
+    """One task.
+
+    Attributes:
+        id: Names it; its place in the source where that names none.
+        prompt: The chat that the policy answers.
+        target: What a reward function compares the answer with.
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    target: Any = None
+
+
+class Source(Protocol):
+    """Examples by their place."""
+
+    digest: str
+    """Of everything in it: two sources of one digest have the same examples at the same places."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int) -> Example: ...
+
+
+class JsonLines:
+    """A file with an object a line: `prompt` (a text or a chat), and if there are `target` and `id`.
+
+    The file is read through and checked once; afterwards only the places of its lines are kept in memory.
+
+    Args:
+        path: The file. It may not change while it is used.
+
+    Raises:
+        ConfigError: It cannot be read, or a line is no example.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offsets = array("q")
+        digest = hashlib.blake2b(digest_size=16)
+        try:
+            with path.open("rb") as file:
+                offset = 0
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        _example(line, f"{path}, line {number}", len(self._offsets))
+                        self._offsets.append(offset)
+                    digest.update(line)
+                    offset += len(line)
+        except OSError as error:
+            raise ConfigError(
+                f"expected examples in {str(path)!r}, cannot read it: {error.strerror}"
+            ) from error
+        self.digest = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, place: int) -> Example:
+        with self._path.open("rb") as file:
+            file.seek(self._offsets[place])
+            return _example(file.readline(), f"{self._path}, example {place}", place)
+
+
+class Listed:
+    """Examples from an iterable, kept in memory.
+
+    Args:
+        items: Examples, or mappings as the lines of `JsonLines` are.
+        name: What they are called in messages.
+
+    Raises:
+        ConfigError: An item is no example.
+    """
+
+    def __init__(self, items: Iterable[Any], *, name: str) -> None:
+        self._examples = [
+            item if isinstance(item, Example) else _checked(item, f"{name}, item {place}", place)
+            for place, item in enumerate(items)
+        ]
+        digest = hashlib.blake2b(digest_size=16)
+        for example in self._examples:
+            digest.update(json.dumps(asdict(example), sort_keys=True, default=repr).encode())
+        self.digest = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, place: int) -> Example:
+        return self._examples[place]
+
+
+def open_source(name: str) -> Source:
+    """Find examples.
+
+    Args:
+        name: A file of JSON lines, or the dotted path of an iterable or of what returns one.
+
+    Raises:
+        ConfigError: There is neither, or there are no examples in it.
+    """
+    source: Source
+    if name.endswith(".jsonl") or Path(name).is_file():
+        source = JsonLines(Path(name))
+    else:
+        source = Listed(_iterable(name), name=name)
+    if not len(source):
+        raise ConfigError(f"expected at least one example in {name!r}, got none")
+    return source
+
+
+def _iterable(path: str) -> Iterable[Any]:
+    module_name, _, attribute = path.rpartition(".")
+    try:
+        if not module_name:
+            raise ModuleNotFoundError("it names no module")
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"expected a file of JSON lines or the dotted path of an iterable, got {path!r}: {error}"
+        ) from error
+    items = found() if callable(found) else found
+    if not isinstance(items, Iterable):
+        raise ConfigError(f"expected {path!r} to be or to return an iterable, got {type(items).__name__}")
+    return items
+
+
+def _example(line: bytes, where: str, place: int) -> Example:
+    try:
+        item = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"expected a JSON object, got what is none: {error} ({where})") from error
+    return _checked(item, where, place)
+
+
+def _checked(item: object, where: str, place: int) -> Example:
+    if not isinstance(item, Mapping) or "prompt" not in item:
+        got = list(item) if isinstance(item, Mapping) else type(item).__name__
+        raise ConfigError(f"expected an object with a prompt, got {got} ({where})")
+    return Example(
+        id=str(item.get("id", place)), prompt=_chat(item["prompt"], where), target=item.get("target")
+    )
+
+
+def _chat(prompt: object, where: str) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return (Message(role="user", content=prompt),)
+    if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):
+        return tuple(Message(role=message["role"], content=message["content"]) for message in prompt)
+    raise ConfigError(
+        f"expected the prompt to be a text or messages with role and content, got {prompt!r:.200} ({where})"
+    )
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(k), str) for k in ("role", "content"))

@@ -1,0 +1,148 @@
+"""Examples in an order that can be gone on with: from a file, from a list, from a checkpoint."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_bridge.data.cursor import CursorFile
+from rl_bridge.data.dataset import Dataset
+from rl_bridge.data.examples import Example, JsonLines, Listed, open_source
+from rl_bridge.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _lists_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def written(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def numbers(count: int) -> Listed:
+    return Listed([{"prompt": f"Say {number}", "target": number} for number in range(count)], name="numbers")
+
+
+def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "größer als 1?"}]
+    path = written(
+        tmp_path / "examples.jsonl",
+        {"prompt": "2 + 2?", "target": "4", "level": "easy"},
+        "",
+        {"prompt": chat, "id": "seven"},
+        {"prompt": "the last", "target": {"any": ["thing"]}},
+    )
+    source = open_source(str(path))
+    assert [source[place] for place in (2, 0, 1)] == [
+        Example(id="2", prompt=({"role": "user", "content": "the last"},), target={"any": ["thing"]}),
+        Example(id="0", prompt=({"role": "user", "content": "2 + 2?"},), target="4"),
+        Example(id="seven", prompt=tuple(chat), target=None),  # type: ignore[arg-type]
+    ]
+    assert len(source) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", r"expected a JSON object, got what is none: .*line 2\)"),
+        ("[1]", r"expected an object with a prompt, got list .*line 2\)"),
+        ('{"question": "?"}', r"expected an object with a prompt, got \['question'\]"),
+        (
+            '{"prompt": [{"role": "user"}]}',
+            r"expected the prompt to be a text or messages with role and content",
+        ),
+        ('{"prompt": []}', r"expected the prompt to be a text or messages"),
+    ],
+)
+def test_a_line_that_is_no_example_is_told_before_the_run_begins(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        JsonLines(written(tmp_path / "wrong.jsonl", {"prompt": "fine"}, line))
+
+
+def test_an_iterable_is_found_by_its_dotted_path() -> None:
+    assert [open_source("example_lists.LISTED")[place].target for place in range(5)] == [0, 2, 4, 6, 8]
+    assert [open_source("example_lists.generated")[place].id for place in (0, 2)] == ["made-0", "made-2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent.jsonl", "cannot read it: No such file"),
+        ("example_lists.absent", "a file of JSON lines or the dotted path of an iterable"),
+        ("absent", "it names no module"),
+        ("example_lists.NUMBER", "to be or to return an iterable, got int"),
+        ("example_lists.nothing", "at least one example in 'example_lists.nothing', got none"),
+    ],
+)
+def test_what_has_no_examples_is_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_source(name)
+
+
+def test_every_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
+    dataset = Dataset(numbers(50), seed=3)
+    epochs = [[dataset.sample().target for _ in range(50)] for _ in range(3)]
+    for epoch in epochs:
+        assert Counter(epoch) == Counter(range(50))
+    assert len({tuple(epoch) for epoch in [*epochs, list(range(50))]}) == 4
+    assert dataset.epoch == 3
+    # The seed decides, and nothing else.
+    assert [Dataset(numbers(50), seed=3).at(number).target for number in range(150)] == [
+        *epochs[0],
+        *epochs[1],
+        *epochs[2],
+    ]
+    assert Dataset(numbers(50), seed=4).at(0).target != epochs[0][0]
+    in_order = Dataset(numbers(50), seed=3, shuffle=False)
+    assert [in_order.sample().target for _ in range(100)] == [*range(50), *range(50)]
+
+
+def test_what_stands_at_a_number_is_the_same_in_whatever_order_it_is_asked_for() -> None:
+    dataset = Dataset(numbers(7), seed=0)
+    expected = [dataset.at(number).target for number in range(70)]
+    assert [dataset.at(number).target for number in reversed(range(70))] == expected[::-1]
+    assert dataset.taken == 0
+
+
+def test_a_restored_dataset_goes_on_where_it_stood() -> None:
+    dataset = Dataset(numbers(10), seed=1)
+    for _ in range(17):
+        dataset.sample()
+    state = json.loads(json.dumps(dataset.state()))
+    rest = [dataset.sample() for _ in range(20)]
+    resumed = Dataset(numbers(10), seed=1)
+    resumed.restore(state)
+    assert [resumed.sample() for _ in range(20)] == rest
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (Dataset(numbers(11), seed=1), "with digest="),
+        (Dataset(numbers(10), seed=2), "with seed=1, got 2"),
+        (Dataset(numbers(10), seed=1, shuffle=False), "with shuffle=True, got False"),
+    ],
+)
+def test_a_dataset_of_another_order_does_not_go_on(other: Dataset, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        other.restore(Dataset(numbers(10), seed=1).state())
+
+
+def test_a_cursor_is_what_was_written_last(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "dataset.cursor"
+    cursor = CursorFile(path)
+    assert cursor.read() == 0
+    for number in (1, 2**40, 7):
+        cursor.write(number)
+    cursor.close()
+    again = CursorFile(path)
+    assert again.read() == 7
+    again.close()
+    with pytest.raises(ConfigError, match="cannot keep the dataset's cursor"):
+        CursorFile(path / "below")
