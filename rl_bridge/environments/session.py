@@ -61,7 +61,9 @@ class LeasedSession:
         """
         while True:
             try:
-                return await self._within(self._deadlines.reset_s, "reset", self.client.reset(**options))
+                return await self._within(
+                    self._deadlines.reset_s, "reset", "env.reset_timeout_s", self.client.reset(**options)
+                )
             except CapacityReached:
                 await self._exchange(self)
                 self.broken = False
@@ -72,10 +74,12 @@ class LeasedSession:
         Raises:
             openenv_core.ClientError: As `EnvClient.step`; `RequestTimeout` after the deadline.
         """
-        return await self._within(self._deadlines.step_s, "step", self.client.step(action))
+        return await self._within(
+            self._deadlines.step_s, "step", "env.message_timeout_s", self.client.step(action)
+        )
 
     async def _within(
-        self, seconds: float, what: str, request: Awaitable[StepResult[Any]]
+        self, seconds: float, what: str, key: str, request: Awaitable[StepResult[Any]]
     ) -> StepResult[Any]:
         sound = False
         try:
@@ -88,7 +92,7 @@ class LeasedSession:
                 raise
             raise RequestTimeout(
                 f"expected a {what} of {self.url} within {seconds:g} s, it is not done; "
-                f"raise env.{what}_timeout_s, or see what the environment waits for"
+                f"raise {key}, or see what the environment waits for"
             ) from error
         except ClientError as error:
             self._learn(self.address, error)

@@ -93,7 +93,7 @@ async def test_a_session_that_failed_is_not_used_again(urls: dict[str, str], way
             await session.reset()
             if way == "timed out":
                 with pytest.raises(
-                    RequestTimeout, match=r"a step of http.* within 0\.2 s.*env\.step_timeout_s"
+                    RequestTimeout, match=r"a step of http.* within 0\.2 s.*env\.message_timeout_s"
                 ):
                     await session.step(Wait(seconds=60))
             elif way == "swallowed":
