@@ -1,5 +1,6 @@
 """The base of the bridge's actors."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -69,6 +70,9 @@ class ServiceActor(Actor):
     a `@concurrent_endpoint` neither. The constructor keeps what it is given and does no more: what takes time
     or can fail belongs into `setup`.
 
+    Of several processes of a replica each is called for itself: its place among them is
+    `monarch.actor.context().actor_instance.rank`, not `current_rank()`, which is that of the message.
+
     A subclass may have these endpoints, which the service calls by itself:
 
     - `setup(self) -> None`: after the process has started, before it serves.
@@ -125,6 +129,11 @@ class ServiceActor(Actor):
     async def spans(self) -> SpanTotals:
         """How the process has spent its time since it began."""
         return PROCESS_SPANS.totals()
+
+    @concurrent_endpoint
+    async def _vigil(self) -> None:
+        """Never answer: what is said of this call is that the process is gone, or silent."""
+        await asyncio.Event().wait()
 
     @concurrent_endpoint
     async def _place(self) -> Place:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -12,6 +11,10 @@ from rl_bridge.services.router import Router
 
 class TargetGone(ConnectionError):  # noqa: N818 - named as the rest of the bridge names its errors
     """The process behind a target is gone; raised by targets, and by nothing that runs in them."""
+
+
+Key = tuple[int, int]
+"""A replica's id and the number of its start."""
 
 
 class Target(Protocol):
@@ -34,9 +37,9 @@ class Target(Protocol):
         """
 
 
-def same(one: Target, other: Target) -> bool:
-    """Whether both are the same start of the same replica."""
-    return (one.replica, one.incarnation) == (other.replica, other.incarnation)
+def key_of(target: Target) -> Key:
+    """What tells this start of this replica from all others."""
+    return target.replica, target.incarnation
 
 
 class Balancer:
@@ -66,7 +69,8 @@ class Balancer:
         self._on_suspect = on_suspect
         self._targets: dict[int, Target] = {}
         self._router = Router()
-        self._calls: Counter[tuple[int, int]] = Counter()
+        self._under_way: dict[Key, set[asyncio.Future[Any]]] = {}
+        self._lost: dict[Key, str] = {}
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
 
@@ -77,7 +81,7 @@ class Balancer:
 
     def in_flight(self, replica: int) -> int:
         """Calls that a replica has begun and not ended."""
-        return sum(calls for (known, _), calls in self._calls.items() if known == replica)
+        return sum(len(calls) for (known, _), calls in self._under_way.items() if known == replica)
 
     def is_suspended(self, replica: int) -> bool:
         """Whether calls are kept away from a replica because they keep failing."""
@@ -96,20 +100,30 @@ class Balancer:
             self._router.remove(target.replica)
             self._wake()
 
+    def lose(self, key: Key, reason: str) -> None:
+        """End the calls to a target whose process is gone, and send it no more."""
+        target = self._targets.get(key[0])
+        if target is not None and key_of(target) == key:
+            self.remove(target)
+        if self._under_way.get(key):
+            self._lost[key] = reason
+            for call in self._under_way[key]:
+                call.cancel()
+
     def replace(self, targets: Iterable[Target]) -> None:
         """Let calls go to these targets alone; those that stay keep their loads."""
-        wanted = list(targets)
+        wanted = {key_of(target): target for target in targets}
         for old in self.targets:
-            if not any(same(old, new) for new in wanted):
+            if key_of(old) not in wanted:
                 self.remove(old)
-        for new in wanted:
+        for new in wanted.values():
             if not self.holds(new):
                 self.add(new)
 
     def holds(self, target: Target) -> bool:
         """Whether calls go to this very target."""
         known = self._targets.get(target.replica)
-        return known is not None and same(known, target)
+        return known is not None and key_of(known) == key_of(target)
 
     def fail(self, failure: Exception) -> None:
         """From now on every call that needs a target raises `failure`."""
@@ -157,38 +171,49 @@ class Balancer:
 
     async def call(self, target: Target, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call an endpoint of this target; counted among what it has in flight. Raises as `route` does."""
-        failed: bool | None = None
-        key = (target.replica, target.incarnation)
-        self._calls[key] += 1
+        key = key_of(target)
         if self.holds(target):
             self._router.begin(target.replica)
+        under_way = asyncio.ensure_future(target.call(name, args, kwargs))
+        self._under_way.setdefault(key, set()).add(under_way)
+        failed: bool | None = None
         try:
-            value = await target.call(name, args, kwargs)
+            value = await under_way
             failed = False
             return value
         except TargetGone as gone:
             self._on_gone(target, str(gone))
             self.remove(target)
-            raise ReplicaLost(
-                f"replica {target.replica} of {self._service} was lost during {name}: {gone}"
-            ) from gone
+            raise self._loss(target, name, str(gone)) from gone
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if key not in self._lost or (task is not None and task.cancelling()):
+                raise
+            raise self._loss(target, name, self._lost[key]) from None
         except Exception:
             failed = True
             raise
         finally:
-            self._calls[key] -= 1
-            if not self._calls[key]:
-                del self._calls[key]
-                self._wake()
+            self._ended(key, under_way)
             # Not of a start that has come in its place: that one has a load of its own.
             if self.holds(target) and self._router.end(target.replica, failed=failed, now=time.monotonic()):
                 self._on_suspect(target)
+
+    def _ended(self, key: Key, call: asyncio.Future[Any]) -> None:
+        self._under_way[key].discard(call)
+        if not self._under_way[key]:
+            del self._under_way[key]
+            self._lost.pop(key, None)
+            self._wake()
+
+    def _loss(self, target: Target, name: str, reason: str) -> ReplicaLost:
+        return ReplicaLost(f"replica {target.replica} of {self._service} was lost during {name}: {reason}")
 
     async def drained(self, target: Target, timeout_s: float) -> bool:
         """Wait until a target that takes no more calls has ended those it has begun; whether it did."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._calls[target.replica, target.incarnation]:
+                while key_of(target) in self._under_way:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -192,6 +192,7 @@ class Fleet:
             options,
             {**environment, **place.environment},
             self._logs,
+            heartbeat_s=self._heartbeat_s,
             local=self._hosts.local,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_bridge.errors import ReplicaLost
-from rl_bridge.services.balancer import Balancer, Target
+from rl_bridge.services.balancer import Balancer, Key, Target
 from rl_bridge.services.surface import Routed
 
 
@@ -20,6 +20,7 @@ class Roster:
         repeatable: Endpoints that are sent again where a replica is lost.
         wait_s: Seconds that a call waits while nobody serves.
         targets: Who serves.
+        lost: Starts of replicas that were lost lately: nobody waits for what they were asked.
     """
 
     service: str
@@ -28,6 +29,7 @@ class Roster:
     repeatable: frozenset[str]
     wait_s: float
     targets: tuple[Target, ...]
+    lost: tuple[Key, ...] = ()
 
 
 class Session(Routed):
@@ -100,6 +102,8 @@ class ServiceHandle(Routed):
         if roster.epoch > self._roster.epoch:
             self._roster = roster
             self._balancer.replace(roster.targets)
+            for key in roster.lost:
+                self._balancer.lose(key, "the controller says that it is gone")
 
     def session(self) -> Session:
         """Calls that stay with one replica as long as it lives."""

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Incarnation:
         options: Processes a host, environment.
         environment: Variables of the place, beside those of the options.
         logs: Folder for one log file a process.
+        heartbeat_s: Seconds between two looks at whether its processes live.
         local: The hosts are this machine.
 
     Attributes:
@@ -54,11 +55,14 @@ class Incarnation:
         environment: dict[str, str],
         logs: Path,
         *,
+        heartbeat_s: float,
         local: bool,
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mark = new_mark()
+        self._heartbeat_s = heartbeat_s
         self._local = local
+        self._pulse: asyncio.Task[None] | None = None
         label = f"{name.replace('-', '_')}_{self._mark}"
         ranks = options.hosts * options.procs
         self._logs = [
@@ -89,8 +93,23 @@ class Incarnation:
         if not self.lost.done():
             self.lost.set_result(reason)
 
+    def follow(self, pids: Iterable[int]) -> None:
+        """Look at its processes from now on, where they are here.
+
+        Monarch looks too, but a process that dies while it is being asked seems silent to it, not dead.
+        """
+        if self._local:
+            self._pulse = asyncio.ensure_future(self._follow(tuple(pids)))
+
+    async def _follow(self, pids: tuple[int, ...]) -> None:
+        while all(_is_running(pid) for pid in pids):  # noqa: ASYNC110 - they are other processes
+            await asyncio.sleep(self._heartbeat_s)
+        self.lose("its process ended")
+
     async def stop(self) -> None:
         """End what is left of its processes, and of what they started. Bounded; raises nothing."""
+        if self._pulse is not None:
+            self._pulse.cancel()
         try:
             if self._local and self.lost.done():
                 kill_marked(self._mark)
@@ -126,6 +145,14 @@ def kill_marked(mark: str) -> None:
             with contextlib.suppress(OSError):
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b") ")[2][:1] not in b"ZX"  # the state follows the name, which may hold anything
 
 
 def _tail(log: Path) -> str:

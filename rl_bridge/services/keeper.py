@@ -37,8 +37,8 @@ class Owner(Protocol):
     async def catch_up(self, target: MeshTarget) -> None:
         """Bring a target to the state of the others, then let calls go to it: no fan-out comes between."""
 
-    def left(self, target: MeshTarget) -> None:
-        """Calls no longer go to the target."""
+    def left(self, target: MeshTarget, reason: str | None) -> None:
+        """Calls no longer go to the target; for a reason where it was lost."""
 
     def beyond_budget(self, failure: RoleFailed) -> None:
         """A replica is lost for good."""
@@ -90,6 +90,7 @@ class ReplicaKeeper:
     def lose(self, number: int, reason: str) -> None:
         """Take a start of the replica for lost; a later one is not meant."""
         if self._incarnation is not None and number == self._number:
+            self.state = ReplicaState.LOST
             self._incarnation.lose(reason)
 
     def leave(self) -> None:
@@ -125,8 +126,10 @@ class ReplicaKeeper:
         self._owner.record(self.replica, "starting")
         incarnation = self._incarnation = self._start()
         target: MeshTarget | None = None
+        vigil: asyncio.Task[None] | None = None
         try:
             target = MeshTarget(self.replica, self._number, incarnation.spawn(self._actor, self._args))
+            vigil = asyncio.ensure_future(_watch(incarnation, target))
             reason = await self._begin(incarnation, target)
             if reason is not None or self._leaving.is_set():
                 return reason
@@ -137,18 +140,20 @@ class ReplicaKeeper:
             await self._first_of(incarnation.lost)
             if incarnation.lost.done():
                 return incarnation.lost.result()
-            self._owner.left(target)
+            self._owner.left(target, None)
             await close(target, self._endpoints)
             return None
         finally:
             if target is not None:
-                self._owner.left(target)
+                self._owner.left(target, incarnation.lost.result() if incarnation.lost.done() else None)
+            if vigil is not None:
+                vigil.cancel()
             await incarnation.stop()
             self._tail = incarnation.tail()
 
     async def _begin(self, incarnation: Incarnation, target: MeshTarget) -> str | None:
         """Bring a new start to serve; the reason where it does not come to that."""
-        beginning = asyncio.ensure_future(self._prepare(target))
+        beginning = asyncio.ensure_future(self._prepare(incarnation, target))
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 await self._first_of(incarnation.lost, beginning)
@@ -172,8 +177,9 @@ class ReplicaKeeper:
             beginning.cancel()
             await asyncio.gather(beginning, return_exceptions=True)
 
-    async def _prepare(self, target: MeshTarget) -> None:
+    async def _prepare(self, incarnation: Incarnation, target: MeshTarget) -> None:
         self.places = tuple(await target.call_all("_place", (), {}))
+        incarnation.follow(place.pid for place in self.places)
         if "setup" in self._endpoints:
             await target.call("setup", (), {})
         await self._owner.catch_up(target)
@@ -198,3 +204,14 @@ class ReplicaKeeper:
         if not self.served.done():
             self.served.set_exception(failure)
         self._owner.beyond_budget(failure)
+
+
+async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
+    """Lose the start when one of its processes is gone or silent, whether or not it is called.
+
+    Monarch reports a death by itself; of a host that cannot be reached only pending calls tell.
+    """
+    try:
+        await target.call("_vigil", (), {})
+    except (TargetGone, BridgeError) as error:
+        incarnation.lose(str(error))

@@ -2,12 +2,13 @@
 
 import asyncio
 import inspect
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rl_bridge.errors import BridgeError, MissingStack, NoReplica, RoleFailed
-from rl_bridge.services.balancer import Balancer, Target, TargetGone
+from rl_bridge.services.balancer import Balancer, Key, Target, TargetGone, key_of
 from rl_bridge.services.handle import Roster, Session
 from rl_bridge.services.incarnation import Incarnation
 from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
@@ -24,6 +25,7 @@ except ModuleNotFoundError as missing:
 
 HEALTH_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 40.0
+LOSSES_TOLD = 64
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,6 +95,7 @@ class Service(Routed):
         self._checks: set[asyncio.Task[None]] = set()
         self._next_id = 0
         self._epoch = 0
+        self._lost: deque[Key] = deque(maxlen=LOSSES_TOLD)
         self._listeners: list[Callable[[Roster], None]] = []
         self._balancer = Balancer(
             name,
@@ -133,6 +136,7 @@ class Service(Routed):
             self._actor.REPEATABLE,
             self._options.start_timeout_s,
             self._balancer.targets,
+            tuple(self._lost),
         )
 
     def on_roster(self, listener: Callable[[Roster], None]) -> None:
@@ -222,9 +226,18 @@ class Service(Routed):
         self._balancer.add(target)
         self._changed()
 
-    def left(self, target: MeshTarget) -> None:
-        """A replica's start is over."""
-        self._remove(target)
+    def left(self, target: MeshTarget, reason: str | None) -> None:
+        """A replica's start is over; for a reason where it was lost."""
+        if reason is None:
+            self._remove(target)
+        else:
+            self._gone(target, reason)
+
+    def _gone(self, target: Target, reason: str) -> None:
+        if key_of(target) not in self._lost:
+            self._lost.append(key_of(target))
+            self._balancer.lose(key_of(target), reason)
+            self._changed()
 
     def _remove(self, target: Target) -> None:
         if self._balancer.holds(target):
@@ -249,7 +262,7 @@ class Service(Routed):
     # What calls show of the replicas.
 
     def _lose(self, target: Target, reason: str) -> None:
-        self._remove(target)
+        self._gone(target, reason)
         keeper = self._keepers.get(target.replica)
         if keeper is not None:
             keeper.lose(target.incarnation, reason)

@@ -13,13 +13,19 @@ from rl_bridge.errors import MissingStack
 try:
     import monarch.actor
     from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+    from monarch.config import configure
 except ModuleNotFoundError as missing:
     raise MissingStack("torchmonarch") from missing
+
+SILENT_BEATS = 10
+LEAST_SILENCE_S = 5.0
+"""A machine under load answers late; that is no death."""
 
 OnReport = Callable[[str], None]
 
 _POLL = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
 _MARK = re.compile(r"rw[0-9a-f]{16}")
+_DEATH = re.compile(r"the process this actor was running on failed: ([^\s)]+\)?)")
 
 _lock = threading.Lock()
 _watched: dict[str, tuple[asyncio.AbstractEventLoop, OnReport]] = {}
@@ -32,12 +38,15 @@ def new_mark() -> str:
 
 
 def supervise(heartbeat_s: float) -> None:
-    """Have Monarch report deaths here, and look for them this often.
+    """Have Monarch report deaths here, look for them this often, and give up on who is silent.
 
-    The interval holds for processes that are spawned from now on.
+    A process that is dead is noticed at the next look. One that does not answer, because it hangs or its host
+    cannot be reached, is given up after `SILENT_BEATS` looks. Both hold for processes spawned from now on.
     """
     os.environ[_POLL] = f"{max(round(heartbeat_s * 1000), 1)}ms"
     reload_config_from_env()
+    silence = f"{round(1000 * max(SILENT_BEATS * heartbeat_s, LEAST_SILENCE_S))}ms"
+    configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)
     # The hook stays: a dead process's report may still be on its way when its owner is gone, and Monarch's own
     # hook would turn it into a KeyboardInterrupt of whoever runs by then.
     monarch.actor.unhandled_fault_hook = _on_fault
@@ -70,6 +79,8 @@ def _on_fault(failure: Any) -> None:
     # One death makes several reports, also of meshes that Monarch adds; all of them name the process by its
     # mark. One that names only what has ended comes late. One in an unforeseen form is everybody's.
     marks = set(_MARK.findall(report))
+    if (death := _DEATH.search(report)) is not None:
+        report = f"its process ended: {death[1]}"
     with _lock:
         told = [_watched[mark] for mark in marks if mark in _watched] if marks else list(_others.values())
     for loop, on_report in told:

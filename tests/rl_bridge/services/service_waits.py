@@ -1,0 +1,38 @@
+"""Waiting for what other processes do, within a bound."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterable
+
+import psutil
+
+WAIT_S = 40.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - other processes make it true
+            await asyncio.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def descendants() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+async def until_gone(pids: Iterable[int]) -> None:
+    wanted = set(pids)
+    await until(lambda: not any(alive(pid) for pid in wanted))
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,328 @@
+"""Replicas that are killed, on real Monarch: noticed, replaced, up to date before they serve; or the run ends."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from service_waits import WAIT_S, alive, descendants, kill, until, until_gone
+
+from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed
+
+pytestmark = pytest.mark.heavy
+
+
+def pids_of(service: object) -> list[int]:
+    return [pid for status in service.replicas for pid in status.pids]  # type: ignore[attr-defined]
+
+
+def all_serve(service: object) -> bool:
+    return all(status.state == "serving" for status in service.replicas)  # type: ignore[attr-defined]
+
+
+def began(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("began-")) for path in folder.glob("began-*")]
+
+
+async def test_a_replica_killed_idle_serves_again_with_the_current_state(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        policy = await Policy.options(num_replicas=2).as_service()
+        await policy.load.fanout(1)
+        await policy.tune.fanout(0.5)
+        await policy.load.fanout(2)
+        victim, other = pids_of(policy)
+        kill(victim)
+        await until(lambda: policy.replicas[0].state != "serving")
+        # Meanwhile the other has it all.
+        assert {(await policy.generate.route())[0] for _ in range(3)} == {other}
+        await until(lambda: all_serve(policy))
+        assert [status.restarts for status in policy.replicas] == [1, 0]
+        answers = {await policy.generate.route() for _ in range(4)}
+        assert answers == {(pid, 2, 0.5) for pid in pids_of(policy)}
+        happened = [event.what for event in fleet.events if event.replica == 0]
+        assert happened == ["starting", "serving", "lost", "restarting", "starting", "serving"]
+        assert "Killed(sig=9)" in next(event.detail for event in fleet.events if event.what == "lost")
+
+
+async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await Policy.options(num_replicas=2).as_service()
+        victim, other = pids_of(policy)
+        twice = [asyncio.ensure_future(policy.generate.route(1.0)) for _ in range(2)]
+        once = [asyncio.ensure_future(policy.once.route(1.0)) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        assert [status.in_flight for status in policy.replicas] == [2, 2]
+        kill(victim)
+        async with asyncio.timeout(WAIT_S):
+            assert {pid for pid, _, _ in await asyncio.gather(*twice)} == {other}
+            ends = await asyncio.gather(*once, return_exceptions=True)
+        assert {type(end) for end in ends} == {int, ReplicaLost}
+
+
+async def test_all_replicas_killed_at_once_while_idle(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await Policy.options(num_replicas=2).as_service()
+        await policy.load.fanout(9)
+        gone = pids_of(policy)
+        kill(*gone)
+        async with asyncio.timeout(WAIT_S):
+            pid, version, _ = await policy.generate.route()  # waits for whoever comes first
+        assert pid not in gone
+        assert version == 9
+
+
+async def test_a_replica_killed_during_a_fan_out(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await Policy.options(num_replicas=2).as_service()
+        await policy.load.fanout(1)
+        fanning = asyncio.ensure_future(policy.load.fanout(2, 1.0))
+        await asyncio.sleep(0.3)
+        kill(pids_of(policy)[0])
+        async with asyncio.timeout(WAIT_S):
+            taken = await fanning
+        assert taken.values == {1: 2}
+        assert [type(error) for error in taken.failed.values()] == [ReplicaLost]
+        assert list(taken.failed) == [0]
+        await until(lambda: all_serve(policy))
+        assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
+
+
+async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await Policy.options(num_replicas=2).as_service()
+        await policy.load.fanout(1)
+        fanning = asyncio.ensure_future(policy.load.fanout(2, 0.5))
+        await asyncio.sleep(0.2)
+        kill(*pids_of(policy))
+        async with asyncio.timeout(WAIT_S):
+            taken = await fanning
+        assert set(taken.values.values()) == {2}
+        assert set(taken.failed) == {0, 1}
+        await until(lambda: all_serve(policy))
+        assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
+
+
+async def test_a_replica_that_refuses_a_fan_out_is_replaced(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await Policy.options(num_replicas=2).as_service()
+        await policy.load.fanout(1)
+        refusing, other = pids_of(policy)
+        taken = await policy.load.fanout(2, 0.0, refusing)
+        assert taken.values == {1: 2}
+        assert isinstance(taken.failed[0], GeneratorError)
+        # It never answers with the old state.
+        assert {(await policy.generate.route())[:2] for _ in range(3)} == {(other, 2)}
+        await until(lambda: all_serve(policy))
+        assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
+        assert refusing not in pids_of(policy)
+        # What everybody refuses is the caller's error, and the state before it holds.
+        with pytest.raises(GeneratorError, match="no weights 3"):
+            await policy.load.fanout(3, 0.0, 0)
+        async with asyncio.timeout(WAIT_S):
+            assert (await policy.generate.route())[1] == 2
+        await until(lambda: all_serve(policy))
+        assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
+
+
+async def test_killed_during_setup_at_the_start_and_at_a_restart(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    (tmp_path / "wait").touch()
+    async with Fleet(tmp_path / "logs", heartbeat_s=0.2):
+        starting = asyncio.ensure_future(Policy.as_service(tmp_path))
+        await until(lambda: len(began(tmp_path)) == 1)
+        kill(*began(tmp_path))
+        await until(lambda: len(began(tmp_path)) == 2)
+        (tmp_path / "wait").unlink()
+        async with asyncio.timeout(WAIT_S):
+            policy = await starting
+        assert [status.restarts for status in policy.replicas] == [1]
+        await policy.load.fanout(1)
+        (tmp_path / "wait").touch()
+        kill(*pids_of(policy))
+        await until(lambda: len(began(tmp_path)) == 3)
+        kill(*pids_of(policy))
+        (tmp_path / "wait").unlink()
+        async with asyncio.timeout(WAIT_S):
+            assert (await policy.generate.route())[1] == 1
+        assert [status.restarts for status in policy.replicas] == [3]
+
+
+async def test_the_run_ends_when_the_budget_is_gone(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet, RestartPolicy
+
+    before = descendants()
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        restarts = RestartPolicy(budget=1, backoff_s=0.0)
+        policy = await Policy.options(restarts=restarts).as_service()
+        cancelled = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        guarded = asyncio.ensure_future(fleet.guard(work()))
+        kill(*pids_of(policy))
+        await until(lambda: policy.replicas[0].restarts == 1 and all_serve(policy))
+        assert not guarded.done()
+        last = pids_of(policy)
+        kill(*last)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(RoleFailed, match=r"replica 0 of policy was lost more than 1 times") as caught:
+                await guarded
+        assert cancelled.is_set()
+        assert f"setting up {last[0]}" in str(caught.value)  # the end of its log
+        assert policy.replicas[0].state == "failed"
+        # Nothing waits for what will not come.
+        with pytest.raises(RoleFailed, match="was lost more than 1 times"):
+            await policy.generate.route()
+        with pytest.raises(RoleFailed):
+            await fleet.guard(asyncio.sleep(600))
+        started = descendants() - before
+    await until_gone(started)
+
+
+async def test_the_loss_of_an_actor_is_final(tmp_path: Path) -> None:
+    from service_roles import Ranks
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        ranks = await Ranks.options(procs=2).as_actor()
+        first, second = pids_of(ranks)
+
+        async def train() -> None:
+            waiting = asyncio.ensure_future(ranks.step.route(1))
+            await waiting
+            kill(second)
+            while True:
+                await ranks.step.route(2)
+
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(RoleFailed, match="replica 0 of ranks is lost, and it is never restarted"):
+                await fleet.guard(train())
+        await until_gone([first, second])  # what is left of it cannot go on alone
+
+
+async def test_what_a_killed_replica_had_started_goes_with_it(tmp_path: Path) -> None:
+    from service_roles import Parent
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        parent = await Parent.as_service()
+        child = await parent.bear.route()
+        assert alive(child)
+        kill(*pids_of(parent))
+        await until_gone([child])
+        await until(lambda: all_serve(parent))
+        late = await parent.bear.route()
+    await until_gone([late])
+
+
+async def test_a_replica_that_hangs_is_given_up(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await Policy.as_service()
+        stopped = pids_of(policy)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        async with asyncio.timeout(WAIT_S):
+            await until(lambda: policy.replicas[0].restarts == 1 and all_serve(policy))
+        await until_gone([stopped])
+        assert (await policy.generate.route())[0] != stopped
+
+
+@pytest.mark.parametrize("sick", [True, False])
+async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(tmp_path: Path, sick: bool) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        policy = await Policy.options(num_replicas=2).as_service()
+        await policy.load.fanout(1)
+        broken, _ = pids_of(policy)
+        await policy.break_down.fanout(broken, sick)
+        outcomes = [await asyncio.gather(policy.generate.route(), return_exceptions=True) for _ in range(40)]
+        errors = sum(isinstance(outcome, GeneratorError) for (outcome,) in outcomes)
+        # It fails at once, so it is always the least loaded. It does not get the calls for that.
+        assert 3 <= errors <= 6
+        if sick:
+            await until(lambda: policy.replicas[0].restarts == 1 and all_serve(policy))
+            assert broken not in pids_of(policy)
+            assert "the engine is dead" in next(
+                event.detail for event in fleet.events if event.what == "lost"
+            )
+            assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {1}
+        else:
+            assert [status.restarts for status in policy.replicas] == [0, 0]
+            assert [event.what for event in fleet.events if event.replica == 0][-1] == "suspect"
+
+
+async def test_a_death_is_noticed_as_soon_as_the_heartbeat_says(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async def seconds_to_notice(heartbeat_s: float) -> float:
+        async with Fleet(tmp_path, heartbeat_s=heartbeat_s):
+            policy = await Policy.as_service()
+            await asyncio.sleep(0.3)
+            begin = time.monotonic()
+            kill(*pids_of(policy))
+            await until(lambda: policy.replicas[0].state != "serving")
+            return time.monotonic() - begin
+
+    quick = await seconds_to_notice(0.2)
+    slow = await seconds_to_notice(6.0)
+    # The slow one has looked when the replica started, and does not look again before its time.
+    assert slow > 2.0
+    assert quick < slow - 1.0
+
+
+async def test_one_fleet_after_another_in_one_process(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    for name in ("first", "second"):
+        async with Fleet(tmp_path / name, heartbeat_s=0.2) as fleet:
+            policy = await Policy.options(num_replicas=2).as_service()
+            assert (await fleet.guard(policy.load.fanout(1))).values == {0: 1, 1: 1}
+            kill(*pids_of(policy))  # what is reported of it late is not the next fleet's

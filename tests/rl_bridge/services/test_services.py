@@ -1,0 +1,198 @@
+"""Services on real Monarch: who is called, what comes back, how they grow and shrink."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from service_waits import WAIT_S, descendants, kill, until, until_gone
+
+from rl_bridge.errors import RemoteError, ReplicaLost, RoleFailed, TrainingError
+
+pytestmark = pytest.mark.heavy
+
+
+def names(folder: Path, pattern: str) -> set[str]:
+    return {path.name for path in folder.glob(pattern)}
+
+
+async def test_replicas_share_the_calls_and_all_take_a_fan_out(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    before = descendants()
+    async with Fleet(tmp_path / "logs") as fleet:
+        policy = await Policy.options(num_replicas=2).as_service(tmp_path)
+        taken = await policy.load.fanout(3)
+        assert (taken.values, taken.failed) == ({0: 3, 1: 3}, {})
+        answers = await asyncio.gather(*(policy.generate.route(0.3) for _ in range(4)))
+        pids = sorted(pid for status in policy.replicas for pid in status.pids)
+        assert sorted(pid for pid, _, _ in answers) == sorted([*pids, *pids])
+        assert {version for _, version, _ in answers} == {3}
+        assert [(status.id, status.state, status.restarts) for status in policy.replicas] == [
+            (0, "serving", 0),
+            (1, "serving", 0),
+        ]
+        for status in policy.replicas:
+            log = tmp_path / "logs" / f"policy-{status.id}.log"
+            assert f"setting up {status.pids[0]}" in log.read_text()
+        assert fleet.services == {"policy": policy}
+        started = set(pids) | (descendants() - before)
+    # They were told that the end comes, and it came.
+    assert names(tmp_path, "closed-*") == {f"closed-{pid}" for pid in pids}
+    await until_gone(started)
+    with pytest.raises(RoleFailed, match="the service policy has been stopped"):
+        await policy.generate.route()
+
+
+async def test_errors_are_raised_and_lose_no_replica(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path) as fleet:
+        policy = await Policy.as_service()
+        # One of ours comes as what it was, never as the call's value.
+        with pytest.raises(TrainingError, match="the loss is strange"):
+            await policy.fail.route(True)
+        with pytest.raises(RemoteError, match="ZeroDivisionError: not one of ours") as caught:
+            await policy.fail.route(False)
+        assert "in fail" in str(caught.value)  # where it happened
+        with pytest.raises(TrainingError):
+            await policy.fail.fanout(True)
+        with pytest.raises(AttributeError, match=r"one of the endpoints .*generate.*, got 'generte'"):
+            _ = policy.generte
+        assert (await fleet.guard(policy.generate.route()))[1] is None
+        assert [status.restarts for status in policy.replicas] == [0]
+
+
+async def test_what_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -> None:
+    from service_roles import Policy, Unmakable
+
+    from rl_bridge.errors import ModelError
+    from rl_bridge.services import Fleet
+
+    with pytest.raises(RoleFailed, match="expected an open fleet to start Policy in"):
+        await Policy.as_service()
+    before = descendants()
+    async with Fleet(tmp_path / "logs") as fleet:
+        (tmp_path / "refuse").touch()
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(ModelError, match="expected a model"):
+                await Policy.options(num_replicas=2).as_service(tmp_path)
+            with pytest.raises(RoleFailed, match="never made"):
+                await Unmakable.as_actor()
+        assert fleet.services == {}
+        (tmp_path / "refuse").unlink()
+        # The name is free again, until it is taken.
+        await Policy.as_service(tmp_path)
+        with pytest.raises(ValueError, match="a name that no other service has, got 'policy'"):
+            await Policy.as_service(tmp_path)
+        started = descendants() - before
+    await until_gone(started)
+
+
+async def test_the_ranks_of_a_replica_act_as_one(tmp_path: Path) -> None:
+    from service_roles import Ranks
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path) as fleet:
+        ranks = await Ranks.options(procs=2, name="crew", environment={"ROPEWALK_TEST": "set"}).as_actor()
+        status = ranks.replicas[0]
+        assert len(set(status.pids)) == 2
+        assert await fleet.guard(ranks.step.route(7)) == (0, status.pids[0], 7)
+        assert (await ranks.step.fanout(8)).values == {0: (0, status.pids[0], 8)}
+        assert await ranks.variable.route("ROPEWALK_TEST") == "set"
+        assert names(tmp_path, "*.log") == {"crew-0-0.log", "crew-0-1.log"}
+        # The first rank waits for the second, which failed: that ends the call, not the wait.
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(TrainingError, match="cannot go on"):
+                await ranks.wait_for_others.route()
+
+
+async def test_a_session_stays_with_its_replica_until_that_is_lost(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path):
+        policy = await Policy.options(num_replicas=2).as_service()
+        session = policy.session()
+        pids = {(await session.generate.route())[0] for _ in range(4)}
+        assert len(pids) == 1
+        assert session.moved == 0
+        kill(*pids)
+        async with asyncio.timeout(WAIT_S):
+            moved = {(await session.generate.route())[0] for _ in range(4)}
+        assert len(moved) == 1
+        assert moved != pids
+        assert session.moved == 1
+
+
+async def test_a_service_grows_with_its_state_and_shrinks_without_losing_calls(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path):
+        policy = await Policy.as_service()
+        await policy.load.fanout(4)
+        await policy.tune.fanout(0.7)
+        await policy.load.fanout(5)
+        sizes: list[int] = []
+        policy.on_roster(lambda roster: sizes.append(len(roster.targets)))
+        await policy.scale(3)
+        assert sizes == [2, 3]
+        answers = await asyncio.gather(*(policy.generate.route(0.3) for _ in range(3)))
+        assert {(version, heat) for _, version, heat in answers} == {(5, 0.7)}
+        assert len({pid for pid, _, _ in answers}) == 3
+        under_way = [asyncio.ensure_future(policy.once.route(1.0)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        gone = {pid for status in policy.replicas[1:] for pid in status.pids}
+        await policy.scale(1)
+        assert len(set(await asyncio.gather(*under_way))) == 3
+        assert [status.id for status in policy.replicas] == [0]
+        await until_gone(gone)
+        with pytest.raises(ValueError, match="expected at least 1 replica, got 0"):
+            await policy.scale(0)
+
+
+async def test_other_processes_call_the_replicas_themselves(tmp_path: Path) -> None:
+    from service_roles import Caller, Policy
+
+    from rl_bridge.services import Fleet, RestartPolicy
+
+    slow = RestartPolicy(backoff_s=1.0)
+    async with Fleet(tmp_path, heartbeat_s=0.5) as fleet:
+        policy = await Policy.options(num_replicas=2, restarts=slow).as_service()
+        await policy.load.fanout(1)
+        caller = await Caller.as_service(policy.roster)
+        tasks: set[asyncio.Future[object]] = set()
+        policy.on_roster(lambda roster: tasks.add(asyncio.ensure_future(caller.take_roster.fanout(roster))))
+        answers = await asyncio.gather(*(caller.generate.route(0.3) for _ in range(4)))
+        pids = [pid for status in policy.replicas for pid in status.pids]
+        assert sorted(pid for pid, _, _ in answers) == sorted([*pids, *pids])
+        # One is lost under its calls: what may be repeated is, what may not is an error. The caller lives.
+        twice = [asyncio.ensure_future(caller.generate.route(1.5)) for _ in range(2)]
+        once = [asyncio.ensure_future(caller.once.route(1.5)) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        kill(pids[0])
+        async with asyncio.timeout(WAIT_S):
+            assert {pid for pid, _, _ in await asyncio.gather(*twice)} == {pids[1]}
+            ends = await asyncio.gather(*once, return_exceptions=True)
+        assert pids[1] in ends
+        lost = [end for end in ends if isinstance(end, ReplicaLost)]
+        assert len(lost) == 1
+        assert "of policy was lost during once" in str(lost[0])
+        # With nobody left it waits; whoever comes back holds the weights.
+        kill(pids[1])
+        async with asyncio.timeout(WAIT_S):
+            pid, version, _ = await caller.generate.route(0.0)
+        assert pid not in pids
+        assert version == 1
+        assert [status.restarts for status in caller.replicas] == [0]
+        await until(lambda: all(status.state == "serving" for status in policy.replicas))
+        assert await fleet.guard(caller.pid.route()) != os.getpid()
+        await asyncio.gather(*tasks)
