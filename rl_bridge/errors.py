@@ -37,17 +37,24 @@ class ConfigError(BridgeError):
 
 
 class MissingStack(BridgeError):
-    """A package of the heavy stack is not installed."""
+    """A package of the heavy stack is not installed.
 
-    def __init__(self, package: str) -> None:
+    Args:
+        package: Its name.
+        remedy: What to do about it.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        remedy: str = "install ropewalk[rl-cpu] on a machine without a GPU, ropewalk[rl] on one with CUDA",
+    ) -> None:
         self.package = package
-        super().__init__(
-            f"expected the package {package!r} to be installed, it is not; "
-            "install ropewalk[rl-cpu] on a machine without a GPU, ropewalk[rl] on one with CUDA"
-        )
+        self.remedy = remedy
+        super().__init__(f"expected the package {package!r} to be installed, it is not; {remedy}")
 
-    def __reduce__(self) -> tuple[type["MissingStack"], tuple[str]]:
-        return type(self), (self.package,)  # it travels between processes
+    def __reduce__(self) -> tuple[type["MissingStack"], tuple[str, str]]:
+        return type(self), (self.package, self.remedy)  # it travels between processes
 
 
 class ModelError(BridgeError):

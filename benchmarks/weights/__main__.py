@@ -17,7 +17,7 @@ from rl_bridge.errors import BridgeError
 
 INTERRUPTED = 130
 FAILED = 2
-TRANSPORTS = ("shared_memory",)
+TRANSPORTS = ("shared_memory", "rdma")
 
 _DESCRIPTION = """\
 What it costs to move a policy's weights from its trainer, of one rank and of two (FSDP2), to a generator in another

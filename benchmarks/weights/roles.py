@@ -52,7 +52,7 @@ class Taken:
     values: int
 
 
-class TrainerRole(Actor):
+class TrainerRole(Actor):  # type: ignore[misc]
     """A rank that has its shards of a model, and publishes them."""
 
     def __init__(self, store: WeightStore, parameters: int, ranks: int, rendezvous: str) -> None:
@@ -68,14 +68,14 @@ class TrainerRole(Actor):
         model.to_empty(device="cpu")
         self._state: dict[str, Tensor] = model.state_dict()
 
-    @endpoint
+    @endpoint  # type: ignore[untyped-decorator]
     async def fill(self, value: float) -> int:
         """Set every weight; returns the bytes of the whole model."""
         for tensor in self._state.values():
             tensor.fill_(value)
         return sum(tensor.numel() * tensor.element_size() for tensor in self._state.values())
 
-    @endpoint
+    @endpoint  # type: ignore[untyped-decorator]
     async def put(self, version: int) -> Put:
         """Publish."""
         before = _memory()
@@ -93,7 +93,7 @@ class TrainerRole(Actor):
         )
 
 
-class GeneratorRole(Actor):
+class GeneratorRole(Actor):  # type: ignore[misc]
     """A reader with memory of its own for the weights, as an engine has it."""
 
     def __init__(self, store: WeightStore, parameters: int) -> None:
@@ -107,11 +107,11 @@ class GeneratorRole(Actor):
         self._source = torch.ones(nbytes, dtype=torch.uint8)
         self._target = torch.zeros(nbytes, dtype=torch.uint8)
 
-    @endpoint
+    @endpoint  # type: ignore[untyped-decorator]
     async def ready(self) -> None:
         """Answer once it is."""
 
-    @endpoint
+    @endpoint  # type: ignore[untyped-decorator]
     async def take(self, version: int) -> Taken:
         """Take a version as an engine does: look at it, copy it into the model."""
         async with self._store.open(version) as state:
@@ -122,7 +122,7 @@ class GeneratorRole(Actor):
         values = {float(bound) for tensor in self._own.values() for bound in torch.aminmax(tensor)}
         return Taken(opened=opened, copied=copied, memcpy_s=self._memcpy(), values=len(values))
 
-    @endpoint
+    @endpoint  # type: ignore[untyped-decorator]
     async def get(self, version: int) -> float:
         """Take a version as tensors of its own; returns when they were there."""
         await self._store.get(version)

@@ -31,7 +31,7 @@ class SegmentSlot:
         segment.begin()  # fits no handle while it is being written
         self.target = torch.frombuffer(segment.map, dtype=torch.uint8)
 
-    def publish(self, parts: Mapping[str, StoredPart]) -> SegmentAddress:
+    async def publish(self, parts: Mapping[str, StoredPart]) -> SegmentAddress:
         """See `Slot`."""
         segment = self._segment
         segment.end()

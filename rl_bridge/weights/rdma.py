@@ -87,9 +87,9 @@ class BufferSlot:
         block.holds, block.written = None, 0
         self.target = block.target
 
-    def publish(self, parts: Mapping[str, StoredPart]) -> BufferAddress:
+    async def publish(self, parts: Mapping[str, StoredPart]) -> BufferAddress:
         """See `Slot`."""
-        self._block.register(parts)
+        await asyncio.to_thread(self._block.register, parts)
         self._block.holds = self._name
         self._block.written = self._publisher.count()
         return BufferAddress(buffers=dict(self._block.buffers))

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,10 @@ from rl_bridge.weights.snapshot import (
 )
 from rl_bridge.weights.transport import Publisher, Reader, Slot
 
-Transport: TypeAlias = Literal["shared_memory", "rdma"]
+if TYPE_CHECKING:
+    from rl_bridge.weights.torch_store import Volumes
+
+Transport: TypeAlias = Literal["shared_memory", "rdma", "torchstore"]
 T = TypeVar("T")
 
 LOOK_S = 0.5
@@ -49,10 +52,17 @@ class WeightStore:
         depth: Versions that stay readable at once.
         timeout_s: The longest wait: of `put` for readers that hold what is to be overwritten, of readers for
             a key that is being published.
+        volumes: A running TorchStore, for that transport.
     """
 
     def __init__(
-        self, directory: Directory, *, transport: Transport, depth: int = 2, timeout_s: float = 60.0
+        self,
+        directory: Directory,
+        *,
+        transport: Transport,
+        depth: int = 2,
+        timeout_s: float = 60.0,
+        volumes: "Volumes | None" = None,
     ) -> None:
         if depth < 2:
             raise ValueError(f"expected a depth of at least 2, got {depth}")
@@ -60,6 +70,7 @@ class WeightStore:
         self._transport = transport
         self._depth = depth
         self._timeout_s = timeout_s
+        self._volumes = volumes
         self._owner = True
         self._reset()
 
@@ -70,11 +81,16 @@ class WeightStore:
         """Make a store in the process that owns the run; when that ends, so does the store.
 
         Raises:
-            MissingStack: Monarch is not installed.
+            MissingStack: Monarch is not installed, or TorchStore, which only that transport needs.
         """
         from rl_bridge.weights.actor import spawn_directory
 
-        return cls(spawn_directory(), transport=transport, depth=depth, timeout_s=timeout_s)
+        volumes = None
+        if transport == "torchstore":
+            from rl_bridge.weights.torch_store import Volumes
+
+            volumes = Volumes()
+        return cls(spawn_directory(), transport=transport, depth=depth, timeout_s=timeout_s, volumes=volumes)
 
     def _reset(self) -> None:
         self._closed = False
@@ -86,6 +102,11 @@ class WeightStore:
         depth, timeout_s = self._depth, self._timeout_s
         if self._transport == "shared_memory":
             return SegmentPublisher(depth=depth, timeout_s=timeout_s), SegmentReader()
+        if self._volumes is not None:
+            from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
+
+            sender = VolumePublisher(self._volumes, depth=depth, timeout_s=timeout_s)
+            return sender, VolumeReader(self._volumes, timeout_s=timeout_s)
         from rl_bridge.weights.rdma import BufferPublisher, BufferReader
 
         publisher = BufferPublisher(self._directory, depth=depth, timeout_s=timeout_s)
@@ -97,6 +118,7 @@ class WeightStore:
             "_transport": self._transport,
             "_depth": self._depth,
             "_timeout_s": self._timeout_s,
+            "_volumes": self._volumes,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -136,7 +158,8 @@ class WeightStore:
         try:
             await self._directory.announce(key, publication, origin, ranks, slot.replaces)
             try:
-                location = await _in_thread(lambda: _pack(slot, shards, parts))
+                await _in_thread(lambda: _pack(slot, shards, parts))
+                location = await slot.publish(parts)
                 await self._directory.complete(
                     key, publication, Contribution(origin=origin, location=location, parts=parts)
                 )
@@ -207,6 +230,8 @@ class WeightStore:
         self._closed = True
         await self._publisher.close()
         await self._reader.close()
+        if self._volumes is not None:
+            await self._volumes.close()
         self._staging.clear()
 
     def _require_open(self) -> None:
@@ -254,10 +279,9 @@ class WeightStore:
                 )
 
 
-def _pack(slot: Slot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> object:
+def _pack(slot: Slot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
     for name, shard in shards.items():
         view(slot.target, parts[name]).copy_(shard.local)
-    return slot.publish(parts)
 
 
 def _copied(wants: list[Wanted], held: dict[int, Tensor], like: Like | None) -> dict[str, Tensor]:

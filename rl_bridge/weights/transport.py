@@ -23,7 +23,7 @@ class Slot(Protocol):
     target: Tensor
     replaces: Key | None
 
-    def publish(self, parts: Mapping[str, StoredPart]) -> object:
+    async def publish(self, parts: Mapping[str, StoredPart]) -> object:
         """The target is complete: return where readers find it."""
 
     def release(self) -> None:

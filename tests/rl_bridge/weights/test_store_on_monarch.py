@@ -1,7 +1,9 @@
 """The store between real processes of a run, of which some are killed."""
 
+import importlib.util
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rl_bridge.errors import WeightsError
+from rl_bridge.errors import MissingStack, WeightsError
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
@@ -18,7 +20,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.heavy
 
 HERE = Path(__file__).parent
-TRANSPORTS = pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
+NEEDS_TORCHSTORE = pytest.mark.skipif(
+    importlib.util.find_spec("torchstore") is None,
+    reason="needs TorchStore: pip install --no-deps torchstore==0.1.2 pygtrie",
+)
+EVERY_TRANSPORT = pytest.mark.parametrize(
+    "transport", ["shared_memory", "rdma", pytest.param("torchstore", marks=NEEDS_TORCHSTORE)]
+)
+OF_THE_PUBLISHER = pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
 SHORT_S = 3.0
 
 
@@ -31,7 +40,7 @@ async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield fleet
 
 
-@TRANSPORTS
+@EVERY_TRANSPORT
 async def test_what_one_role_puts_another_gets(fleet: "Fleet", transport: str) -> None:
     from store_roles import Publisher, Reader, state_of
 
@@ -58,7 +67,7 @@ async def test_what_one_role_puts_another_gets(fleet: "Fleet", transport: str) -
         await store.latest()
 
 
-@TRANSPORTS
+@EVERY_TRANSPORT
 async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
     fleet: "Fleet", transport: str, tmp_path: Path
 ) -> None:
@@ -80,7 +89,7 @@ async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
         await trainers.stop()
 
 
-@TRANSPORTS
+@OF_THE_PUBLISHER
 async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Fleet", transport: str) -> None:
     from store_roles import Publisher, Reader, state_of
 
@@ -143,3 +152,14 @@ async def test_a_remote_reader_killed_while_it_fetches_does_not_hold_up_the_trai
     for version in range(2, 12):
         await publisher.put.call_one(version, float(version))
         assert float((await store.get(version))["weight"][0, 0]) == version
+
+
+async def test_without_torchstore_its_transport_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.weights import WeightStore
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchstore"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "rl_bridge.weights.torch_store", raising=False)
+    monkeypatch.setitem(sys.modules, "torchstore", None)
+    with pytest.raises(MissingStack, match=r"pip install --no-deps torchstore==0\.1\.2 pygtrie"):
+        WeightStore.create(transport="torchstore")

@@ -1,0 +1,201 @@
+"""The transport for those who run TorchStore already: its storage volumes hold what has been published.
+
+A volume is a process apart, so what is in it outlives its publisher. TorchStore 0.1.2 asks for an older torch
+and an older Monarch; what it needs on this one is `_Controller`, below.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_bridge.errors import MissingStack, SnapshotOverwritten, WeightsError
+from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, told
+from rl_bridge.weights.transport import Needed
+
+try:
+    from monarch.actor import endpoint, this_host, this_proc
+except ModuleNotFoundError as missing:
+    raise MissingStack("torchmonarch") from missing
+try:
+    from torchstore.client import LocalClient  # type: ignore[import-not-found]
+    from torchstore.controller import Controller  # type: ignore[import-not-found]
+    from torchstore.storage_volume import StorageVolume  # type: ignore[import-not-found]
+    from torchstore.strategy import SingletonStrategy  # type: ignore[import-not-found]
+except ModuleNotFoundError as missing:
+    raise MissingStack(
+        "torchstore",
+        "install it with `pip install --no-deps torchstore==0.1.2 pygtrie`; with its dependencies it would bring "
+        "an older torch and an older Monarch",
+    ) from missing
+
+
+def _awaitable(method: Callable[..., Any]) -> Any:
+    """The same endpoint, to be awaited: Monarch wants all of an actor's endpoints alike."""
+
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = method.__name__
+    return endpoint(call)
+
+
+class _Controller(Controller):  # type: ignore[misc]
+    """TorchStore's controller, that every client may ask to begin."""
+
+    storage_volumes: Any
+
+    get_controller_strategy = _awaitable(Controller.get_controller_strategy._method)
+    keys = _awaitable(Controller.keys._method)
+    locate_volumes = _awaitable(Controller.locate_volumes._method)
+    notify_delete = _awaitable(Controller.notify_delete._method)
+    notify_put = _awaitable(Controller.notify_put._method)
+
+    @endpoint  # type: ignore[untyped-decorator]
+    async def begin(self, volumes: Any) -> None:
+        """Take the volumes, the first time."""
+        if self.storage_volumes is None:
+            self.strategy, self.storage_volumes, self.num_storage_volumes = SingletonStrategy(), volumes, 1
+            await self.strategy.set_storage_volumes(volumes)
+            self.is_initialized = True
+
+
+class Volumes:
+    """A running TorchStore: a volume in a process of its own, and a controller in this one. Travels to clients."""
+
+    def __init__(self) -> None:
+        self._procs = this_host().spawn_procs(per_host={"volumes": 1})
+        self._volumes = self._procs.spawn("weights_volume", StorageVolume, SingletonStrategy.get_volume_id)
+        self._controller = this_proc().spawn("weights_torchstore", _Controller)
+        self._client: LocalClient | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_volumes": self._volumes, "_controller": self._controller, "_procs": None, "_client": None}
+
+    async def client(self) -> Any:
+        """TorchStore's client in this process."""
+        if self._client is None:
+            await self._controller.begin.call_one(self._volumes)
+            strategy = await self._controller.get_controller_strategy.call_one()
+            self._client = LocalClient(controller=self._controller, strategy=strategy)
+        return self._client
+
+    async def close(self) -> None:
+        """End the volume's process; for the process that started it."""
+        if self._procs is not None:
+            await self._procs.stop()
+            self._procs = None
+
+
+class VolumeSlot:
+    """Memory that is sent to a volume when it is complete, as a `Slot`."""
+
+    def __init__(self, publisher: "VolumePublisher", key: Key, name: str, target: Tensor) -> None:
+        self._publisher = publisher
+        self._key = key
+        self._name = name
+        self.target = target
+        self._old = publisher.next_to_go(key)
+        self.replaces = None if self._old is None else self._old[0]
+
+    async def publish(self, parts: Mapping[str, StoredPart]) -> str:
+        """See `Slot`."""
+        await self._publisher.send(self._key, self._name, self.target, self._old)
+        return self._name
+
+    def release(self) -> None:
+        """See `Slot`."""
+        self._publisher.keep(self.target)
+
+
+class VolumePublisher:
+    """The sending side of TorchStore.
+
+    Args:
+        volumes: Where to.
+        depth: Versions that stay readable at once.
+        timeout_s: How long a transfer may take.
+    """
+
+    header = 0
+
+    def __init__(self, volumes: Volumes, *, depth: int, timeout_s: float) -> None:
+        self._volumes = volumes
+        self._depth = depth
+        self._timeout_s = timeout_s
+        self._sent: dict[str | None, deque[tuple[Key, str]]] = {}
+        self._kept: Tensor | None = None
+
+    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> VolumeSlot:
+        """See `Publisher`."""
+        target, self._kept = self._kept, None
+        if target is None or len(target) < nbytes:
+            target = torch.empty(max(1, nbytes), dtype=torch.uint8)
+        name = f"{key!r}/{publication.group}/{publication.number}/{secrets.token_hex(4)}"
+        return VolumeSlot(self, key, name, target)
+
+    def next_to_go(self, key: Key) -> tuple[Key, str] | None:
+        """What gives way to the next snapshot, as key and name."""
+        sent = self._series(key)
+        return sent[0] if len(sent) >= self._depth else None
+
+    async def send(self, key: Key, name: str, data: Tensor, old: tuple[Key, str] | None) -> None:
+        """Send a snapshot to the volume, and delete what it replaces there."""
+        sent = self._series(key)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                client = await self._volumes.client()
+                if old is not None and old in sent:
+                    sent.remove(old)
+                    await client.delete(old[1])
+                await client.put(name, data)
+        except Exception as error:  # TorchStore raises nothing narrower
+            raise WeightsError(f"cannot send {told(key)} to TorchStore: {error}") from error
+        sent.append((key, name))
+
+    def keep(self, target: Tensor) -> None:
+        """Memory to pack the next snapshot into."""
+        self._kept = target
+
+    def _series(self, key: Key) -> deque[tuple[Key, str]]:
+        return self._sent.setdefault(key if isinstance(key, str) else None, deque())
+
+    async def close(self) -> None:
+        """See `Publisher`."""
+        self._kept = None
+        self._sent.clear()
+
+
+class VolumeReader:
+    """The receiving side of TorchStore.
+
+    Args:
+        volumes: Where from.
+        timeout_s: How long a transfer may take.
+    """
+
+    def __init__(self, volumes: Volumes, *, timeout_s: float) -> None:
+        self._volumes = volumes
+        self._timeout_s = timeout_s
+
+    @asynccontextmanager
+    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
+        """See `Reader`. The bytes are this process's own."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                client = await self._volumes.client()
+                names = [snapshot.contributions[rank].location for rank in needed]
+                fetched = await asyncio.gather(*(client.get(name) for name in names))
+        except KeyError as error:
+            raise SnapshotOverwritten(f"{told(snapshot.key)} has been deleted for a newer one") from error
+        except Exception as error:  # TorchStore raises nothing narrower
+            raise WeightsError(f"cannot fetch {told(snapshot.key)} from TorchStore: {error}") from error
+        yield dict(zip(needed, fetched, strict=True))
+
+    async def close(self) -> None:
+        """See `Reader`."""
