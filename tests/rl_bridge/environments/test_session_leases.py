@@ -86,14 +86,14 @@ async def test_256_episodes_are_in_flight_against_one_server(urls: dict[str, str
 
 @pytest.mark.parametrize("way", ["raises", "timed out", "swallowed", "cancelled", "the episode's own fault"])
 async def test_a_session_that_failed_is_not_used_again(urls: dict[str, str], way: str) -> None:
-    async with leases_on(urls["wide"], sessions=1, step_s=0.2) as leases:
+    async with leases_on(urls["wide"], sessions=1, step_s=1.0 if way == "timed out" else HANG_S) as leases:
         await play(leases)
 
         async def fail(session: LeasedSession) -> None:
             await session.reset()
             if way == "timed out":
                 with pytest.raises(
-                    RequestTimeout, match=r"a step of http.* within 0\.2 s.*env\.message_timeout_s"
+                    RequestTimeout, match=r"a step of http.* within 1 s.*env\.message_timeout_s"
                 ):
                     await session.step(Wait(seconds=60))
             elif way == "swallowed":
@@ -169,17 +169,18 @@ async def share_of(leases: SessionLeases, count: int) -> Counter[str]:
         return Counter(await asyncio.gather(*(where() for _ in range(count))))
 
 
+@pytest.mark.slow
 async def test_sessions_that_a_server_has_no_room_for_wait_for_the_others(
     urls: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(address, "FULL_S", 0.05)
     # Waiting for the end of others' episodes is no failure of the server's, however long it takes.
-    async with leases_on(urls["narrow"], sessions=8, connect_s=0.2) as leases:
+    async with leases_on(urls["narrow"], sessions=8, connect_s=1.0) as leases:
 
         async def slow() -> None:
             async with leases.lease() as session:
                 await session.reset()
-                await session.step(Wait(seconds=0.05))
+                await session.step(Wait(seconds=0.2))
 
         async with asyncio.timeout(HANG_S):
             await asyncio.gather(*(slow() for _ in range(24)))
