@@ -98,10 +98,23 @@ class StepTimes:
     staleness: int
 
 
+def make_buffer(settings: SyntheticSettings) -> ReplayBuffer:
+    """The replay buffer of a job, with its ledger."""
+    admission = Admission(
+        groups_per_batch=settings.groups_per_batch,
+        max_staleness=settings.max_staleness,
+        iterations=settings.iterations,
+    )
+    return ReplayBuffer(
+        Ledger(max_losses=None), admission, timeout_s=TIMEOUT_S, straggler_timeout_s=TIMEOUT_S
+    )
+
+
 async def run_job(
     settings: SyntheticSettings,
     rollout: SyntheticRollout,
     trainer: SyntheticTrainer,
+    buffer: ReplayBuffer,
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepTimes]:
@@ -110,14 +123,6 @@ async def run_job(
     Raises:
         rl_bridge.errors.BridgeError: A part failed.
     """
-    admission = Admission(
-        groups_per_batch=settings.groups_per_batch,
-        max_staleness=settings.max_staleness,
-        iterations=settings.iterations,
-    )
-    buffer = ReplayBuffer(
-        Ledger(max_losses=None), admission, timeout_s=TIMEOUT_S, straggler_timeout_s=TIMEOUT_S
-    )
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
     async with Dispatcher(rollout, buffer, _dispatch(settings)) as dispatcher:

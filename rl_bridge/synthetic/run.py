@@ -11,7 +11,7 @@ from rl_bridge.metrics.throughput import Throughput
 from rl_bridge.metrics.totals import SpanWindow, by_role
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.synthetic.actor import SyntheticRolloutActor, SyntheticTrainerActor
-from rl_bridge.synthetic.job import StepTimes, run_job
+from rl_bridge.synthetic.job import StepTimes, make_buffer, run_job
 from rl_bridge.synthetic.settings import SyntheticSettings
 
 
@@ -46,7 +46,7 @@ async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
             await collector.collect()
             window.advance(collector.known)
             began = time.perf_counter()
-            steps = await fleet.guard(run_job(settings, rollout, trainer))
+            steps = await fleet.guard(run_job(settings, rollout, trainer, make_buffer(settings)))
             seconds = time.perf_counter() - began
             await collector.collect()
             return SyntheticRun(

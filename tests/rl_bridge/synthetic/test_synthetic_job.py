@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rl_bridge.services.local import LocalService
-from rl_bridge.synthetic.job import StepTimes, SyntheticWorker, run_job
+from rl_bridge.synthetic.job import StepTimes, SyntheticWorker, make_buffer, run_job
 from rl_bridge.synthetic.settings import SyntheticSettings
 from tests.support.simulated_time import simulate
 
@@ -29,7 +29,7 @@ def run(settings: SyntheticSettings) -> list[StepTimes]:
         trainer = Trainer(settings)
         worker = LocalService(SyntheticWorker(replace(settings, workers=1)))
         clock = asyncio.get_running_loop().time
-        steps = await run_job(settings, worker, LocalService(trainer), clock=clock)
+        steps = await run_job(settings, worker, LocalService(trainer), make_buffer(settings), clock=clock)
         assert trainer.trained == [settings.groups_per_batch * settings.group_size] * settings.iterations
         return steps
 
