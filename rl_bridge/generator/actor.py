@@ -1,4 +1,4 @@
-"""The policy as Monarch actors."""
+"""The policy as a Monarch actor."""
 
 import asyncio
 import logging
@@ -6,14 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import concurrent_endpoint
 
-from rl_bridge.generator.engine import VllmEngine
 from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
-from rl_bridge.weights import SnapshotHandle, read_snapshot
 from rl_bridge.weights.store import WeightStore
 
 FAREWELL_S = 1.0
@@ -82,37 +80,3 @@ class PolicyActor(ServiceActor):
     async def close(self) -> None:
         """See `PolicyReplica.close`."""
         await self._replica.close()
-
-
-class GeneratorActor(Actor):
-    """A thin shell around `VllmEngine`."""
-
-    def __init__(self, settings: EngineSettings) -> None:
-        self._engine = VllmEngine(settings)
-
-    @concurrent_endpoint
-    async def start(self) -> None:
-        """Load the engine; returns when it can answer."""
-        await asyncio.wrap_future(self._engine.start())
-
-    @concurrent_endpoint
-    async def generate(
-        self,
-        prompts: list[Sequence[int]],
-        sampling: SamplingSettings,
-        seeds: Sequence[int] | None = None,
-    ) -> list[Completion]:
-        """Answer a batch of prompts, in order."""
-        return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
-
-    @concurrent_endpoint
-    async def load(self, handle: SnapshotHandle) -> PolicyVersion:
-        """Take the weights of a snapshot; returns the version now served."""
-        state = await asyncio.to_thread(read_snapshot, handle)
-        await asyncio.wrap_future(self._engine.load(handle.version, state))
-        return handle.version
-
-    @concurrent_endpoint
-    async def close(self) -> None:
-        """End the engine's thread."""
-        await asyncio.to_thread(self._engine.close)

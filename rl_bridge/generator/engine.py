@@ -181,6 +181,7 @@ class VllmEngine:
         try:
             while self._serve():
                 pass
+            self._engine.engine_core.shutdown()  # now, or it would end the groups of the next engine here
         except BaseException as error:  # the thread's death must reach whoever waits
             failure = error
         self._batches.give_up(_ending(failure))

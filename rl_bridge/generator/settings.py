@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rl_bridge.errors import ConfigError
 from rl_bridge.types import SamplingSettings
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -33,6 +34,13 @@ class EngineSettings:
         sampling: How prompts are answered whose sender does not say.
         weight_update: How new weights are taken; see `VllmEngine.load`.
         timeout_s: What is not answered within so many seconds is given up.
+        deterministic: Compute each request by itself, without batches and cached prefixes, so that a seed decides
+            an answer to the last bit of its log-probabilities. Slower. Otherwise those bits may depend on what
+            else is in a batch: on a CPU and with one thread not for models of a few million parameters, but in
+            the last bits for one of 100 million.
+
+    Raises:
+        ConfigError: Answers shall be deterministic, and interrupted.
     """
 
     model_path: str
@@ -45,3 +53,11 @@ class EngineSettings:
     sampling: SamplingSettings = DEFAULT_SAMPLING
     weight_update: WeightUpdate = "drain"
     timeout_s: float = 300.0
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.deterministic and self.weight_update == "continue":
+            raise ConfigError(
+                'expected weight_update "drain" of a deterministic engine, got "continue": when an answer is '
+                "interrupted is a matter of timing"
+            )

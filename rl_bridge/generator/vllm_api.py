@@ -37,6 +37,9 @@ def build_engine(settings: EngineSettings) -> Any:
         # request's generator, which only those of GPUs can. So prompts are whole, and steps long enough.
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(8192, settings.max_length, settings.max_num_seqs)
+    if settings.deterministic:
+        # Kernels are chosen by shape: a row's result may depend on how many rows there are.
+        options["enable_prefix_caching"] = False
     if settings.weight_update == "continue":
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
@@ -48,7 +51,7 @@ def build_engine(settings: EngineSettings) -> Any:
                 dtype=settings.dtype,
                 enforce_eager=not on_gpu,
                 max_model_len=settings.max_length,
-                max_num_seqs=settings.max_num_seqs,
+                max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
                 distributed_executor_backend="uni",
                 worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader",
                 # Log-probabilities of the distribution that was sampled from, temperature included.

@@ -1,26 +1,34 @@
 """The reference policy as a Monarch actor."""
 
 import numpy as np
-from monarch.actor import Actor, endpoint
+from monarch.actor import concurrent_endpoint
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.reference.reference import Reference
+from rl_bridge.reference.replica import ReferenceReplica
+from rl_bridge.services.actor import ServiceActor
 from rl_bridge.trainer.settings import TrainerSettings
 
 
-class ReferenceActor(Actor):
-    """A thin shell around `Reference`."""
+class ReferenceActor(ServiceActor):
+    """A thin shell around `ReferenceReplica`."""
+
+    REPEATABLE = frozenset({"logprobs"})
 
     def __init__(self, settings: TrainerSettings) -> None:
-        self._settings = settings
+        self._replica = ReferenceReplica(settings)
 
-    @endpoint
-    async def start(self) -> None:
-        """Load the model."""
-        self._reference = Reference(self._settings)
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """See `ReferenceReplica.setup`."""
+        await self._replica.setup()
 
-    @endpoint
+    @concurrent_endpoint
     async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The log-probability of each loss token, shape [T]."""
-        return self._reference.logprobs(batch)
+        """See `ReferenceReplica.logprobs`."""
+        return await self._replica.logprobs(batch)
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """See `ReferenceReplica.close`."""
+        await self._replica.close()

@@ -7,47 +7,27 @@ from typing import Any
 
 import pytest
 import torch
+from generator_fixtures import MAX_LENGTH, engine_settings, prompts
 from torch import Tensor
 
 from rl_bridge.errors import GeneratorError
-from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, SamplingSettings
 
 pytestmark = pytest.mark.heavy
 
-MAX_LENGTH = 32
 WAIT_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 
-def engine_settings(path: Path) -> EngineSettings:
-    return EngineSettings(
-        model_path=str(path),
-        dtype="float32",
-        max_length=MAX_LENGTH,
-        max_num_seqs=64,
-        kv_cache_bytes=32 << 20,
-        gpu_memory_utilization=0.1,
-        seed=0,
-    )
-
-
 @pytest.fixture(scope="module")
-def engine(tiny_policy: Path) -> Iterator[Any]:
+def engine(tiny_policy: Path, engine_environment: None) -> Iterator[Any]:
     from rl_bridge.generator.engine import VllmEngine
 
-    with pytest.MonkeyPatch.context() as patch:
-        # As the run starts its role; see rl_bridge.loops.run.
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
-        patch.setenv("VLLM_NO_USAGE_STATS", "1")
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        one = VllmEngine(engine_settings(tiny_policy))
-        one.start().result(110)
-        yield one
-        one.close()
-        assert not one._thread.is_alive()
+    one = VllmEngine(engine_settings(tiny_policy))
+    one.start().result(110)
+    yield one
+    one.close()
+    assert not one._thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +39,6 @@ def reference(tiny_policy: Path) -> Any:
 
 def sampling(temperature: float = 1.0, tokens: int = 1, stop: tuple[int, ...] = ()) -> SamplingSettings:
     return SamplingSettings(temperature=temperature, max_new_tokens=tokens, stop_token_ids=stop)
-
-
-def prompts(count: int, length: int = 6) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(count)
-    drawn: list[list[int]] = torch.randint(3, 30, (count, length), generator=generator).tolist()
-    return drawn
 
 
 def ask(engine: Any, batch: Sequence[Sequence[int]], how: SamplingSettings) -> list[Completion]:

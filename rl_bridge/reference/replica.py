@@ -1,0 +1,41 @@
+"""One replica of the reference policy: its model, on a thread of its own."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.reference.reference import Reference
+from rl_bridge.trainer.settings import TrainerSettings
+
+
+class ReferenceReplica:
+    """Answers batches one after the other, while its process stays responsive.
+
+    Args:
+        settings: The trainer's: both must see the same model, lengths and temperature.
+    """
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
+
+    async def setup(self) -> None:
+        """Load the model.
+
+        Raises:
+            ModelError: The checkpoint cannot be loaded.
+        """
+        loop = asyncio.get_running_loop()
+        self._reference = await loop.run_in_executor(self._thread, Reference, self._settings)
+
+    async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The log-probability of each loss token, shape [T]."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._reference.logprobs, batch)
+
+    async def close(self) -> None:
+        """End the thread, after what is under way."""
+        await asyncio.to_thread(self._thread.shutdown)
