@@ -15,14 +15,15 @@ from examples.grpo_blackjack import chat
 from examples.grpo_blackjack.tiny_policy import make_tiny_policy
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
-from rl_bridge.generator.actor import GeneratorActor
+from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
-from rl_bridge.services.fleet import Fleet
+from rl_bridge.services import Fleet
 from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import Ending, SamplingSettings, Trajectory, Turn
+from rl_bridge.weights import WeightStore
 
 ONE_TOKEN = SamplingSettings(temperature=1.0, max_new_tokens=1)
 ENVIRONMENT = engine_environment(on_gpu=torch.cuda.is_available())
@@ -33,11 +34,12 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         policy = make_tiny_policy(Path(folder) / "policy", seed=0)
         tokenizer = ChatTokenizer(policy)
-        async with Fleet(Path(folder) / "logs") as fleet, await BlackjackEnv.from_process() as env:
-            generator = fleet.spawn("generator", GeneratorActor, _engine(policy), environment=ENVIRONMENT)
-            trainer = fleet.spawn("trainer", TrainerActor, _trainer(policy, folder), environment=ONE_THREAD)
-            await generator.start.call_one()
-            await trainer.start.call_one(False)
+        async with Fleet(Path(folder) / "logs"), await BlackjackEnv.from_process() as env:
+            store = WeightStore.create()
+            generator = await PolicyActor.options(environment=ENVIRONMENT).as_service(_engine(policy), store)
+            trainer = await TrainerActor.options(environment=ONE_THREAD).as_service(
+                _trainer(policy, folder), store
+            )
 
             async def episode(seed: int) -> Trajectory:
                 """Deal a hand, ask for one token, play what it says (stand where it is no action)."""
@@ -45,7 +47,7 @@ async def main() -> None:
                 prompt = tokenizer.prompt(
                     chat.prompt(table.player_total, table.usable_ace, table.dealer_card)
                 )
-                (answer,) = await generator.generate.call_one([prompt], ONE_TOKEN)
+                answer = await generator.generate.route(prompt, ONE_TOKEN)
                 word = chat.parse(tokenizer.text(answer.tokens))
                 result = await env.step(BlackjackAction(action=word or "stand"))
                 reward = float(result.reward or 0.0) if word else -1.0
@@ -57,13 +59,14 @@ async def main() -> None:
 
             first = await episode(seed=1)
             batch = TrainBatch.from_samples(training_rows(first, advantage=first.reward, index=0))
-            figures = await trainer.step.call_one(batch)
+            figures = await trainer.train_step.route(batch)
             print(
                 f"one step: gradient norm {figures['train/grad_norm']:.3f}; engine and trainer differ by "
                 f"{figures['mismatch/logprob_max']:.1e} in the token's log-probability"
             )
 
-            await generator.load.call_one(await trainer.publish.call_one())
+            await trainer.push_weights.route(1)
+            await generator.update_weights.fanout(1)
             second = await episode(seed=2)
             assert (first.version, second.version) == (0, 1)
 
