@@ -1,0 +1,235 @@
+"""Handles, sessions and replays over targets that are no processes; local services."""
+
+import asyncio
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rl_bridge.errors import GeneratorError, NoReplica, ReplicaLost
+from rl_bridge.services import LocalService, Roster, ServiceHandle
+from rl_bridge.services.balancer import TargetGone
+from rl_bridge.services.replays import Replays
+
+
+class FakeTarget:
+    """Notes its calls; hangs, dies or raises where told to."""
+
+    def __init__(self, replica: int, incarnation: int = 1) -> None:
+        self.replica = replica
+        self.incarnation = incarnation
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.gone = asyncio.Event()
+        self.released = asyncio.Event()
+        self.released.set()
+        self.error: Exception | None = None
+
+    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        self.calls.append((name, args))
+        await self.released.wait()
+        if self.gone.is_set():
+            raise TargetGone("killed")
+        if self.error is not None:
+            raise self.error
+        return self.replica
+
+    def hold(self) -> None:
+        self.released.clear()
+
+    def die(self) -> None:
+        self.gone.set()
+        self.released.set()
+
+
+def roster(
+    epoch: int, *targets: FakeTarget, lost: tuple[tuple[int, int], ...] = (), wait_s: float = 5.0
+) -> Roster:
+    return Roster("policy", epoch, frozenset({"ask", "tell"}), frozenset({"ask"}), wait_s, targets, lost)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_calls_under_way_are_repeated_elsewhere_or_lost_when_the_process_is_gone() -> None:
+    first, second = FakeTarget(0), FakeTarget(1)
+    handle = ServiceHandle(roster(1, first))
+    first.hold()
+    asked, told = asyncio.ensure_future(handle.ask.route(1)), asyncio.ensure_future(handle.tell.route(2))
+    await turns()
+    handle.update(roster(2, first, second))
+    first.die()
+    assert await asked == 1
+    with pytest.raises(ReplicaLost, match="replica 0 of policy was lost during tell: killed"):
+        await told
+    # Until the controller says so too, it is left out here.
+    assert handle.serving == 1
+    assert [await handle.tell.route() for _ in range(2)] == [1, 1]
+
+
+async def test_what_the_controller_says_of_a_loss_ends_the_calls_at_once() -> None:
+    first, second = FakeTarget(0), FakeTarget(1)
+    handle = ServiceHandle(roster(1, first))
+    first.hold()
+    asked, told = asyncio.ensure_future(handle.ask.route()), asyncio.ensure_future(handle.tell.route())
+    await turns()
+    handle.update(roster(2, second, lost=((0, 1),)))
+    assert await asked == 1
+    with pytest.raises(ReplicaLost, match="the controller says that it is gone"):
+        await told
+
+
+async def test_a_call_that_is_cancelled_is_cancelled_also_when_its_replica_is_lost() -> None:
+    first, second = FakeTarget(0), FakeTarget(1)
+    handle = ServiceHandle(roster(1, first))
+    first.hold()
+    asked = asyncio.ensure_future(handle.ask.route())
+    await turns()
+    asked.cancel()
+    handle.update(roster(2, second, lost=((0, 1),)))
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert second.calls == []
+
+
+async def test_a_replica_that_only_leaves_ends_what_it_has_begun() -> None:
+    first, second = FakeTarget(0), FakeTarget(1)
+    handle = ServiceHandle(roster(1, first))
+    first.hold()
+    told = asyncio.ensure_future(handle.tell.route())
+    await turns()
+    handle.update(roster(2, second))
+    first.released.set()
+    assert await told == 0
+    assert await handle.tell.route() == 1
+
+
+async def test_an_error_of_ours_from_the_actor_is_no_loss_even_where_it_says_so() -> None:
+    # A rollout worker, say, whose own call to another service was lost.
+    target = FakeTarget(0)
+    target.error = ReplicaLost("replica 3 of another service was lost")
+    handle = ServiceHandle(roster(1, target))
+    with pytest.raises(ReplicaLost, match="another service"):
+        await handle.ask.route()
+    assert handle.serving == 1
+    assert len(target.calls) == 1
+
+
+async def test_a_call_waits_for_a_replica_until_its_deadline() -> None:
+    handle = ServiceHandle(roster(1, wait_s=30.0))
+    asked = asyncio.ensure_future(handle.ask.route())
+    await turns()
+    handle.update(roster(3, FakeTarget(2)))
+    assert await asked == 2
+    handle.update(roster(2, FakeTarget(1)))  # older news
+    assert await handle.ask.route() == 2
+    with pytest.raises(NoReplica, match=r"expected a replica of policy to serve within 0\.05 s, none did"):
+        await ServiceHandle(roster(1, wait_s=0.05)).ask.route()
+
+
+async def test_a_replica_that_came_back_starts_with_nothing_in_flight() -> None:
+    first, other = FakeTarget(0), FakeTarget(1)
+    handle = ServiceHandle(roster(1, first, other))
+    first.hold()
+    other.hold()
+    under_way = [asyncio.ensure_future(handle.ask.route()) for _ in range(6)]
+    await turns()
+    again = FakeTarget(0, incarnation=2)
+    again.hold()
+    handle.update(roster(2, again, other, lost=((0, 1),)))
+    await turns()
+    # Three were lost and went to who has less: the three to the new one.
+    assert (len(other.calls), len(again.calls)) == (3, 3)
+    again.released.set()
+    other.released.set()
+    assert sorted(await asyncio.gather(*under_way)) == [0, 0, 0, 1, 1, 1]
+
+
+async def test_a_session_says_how_often_it_had_to_move() -> None:
+    first, second = FakeTarget(0), FakeTarget(1)
+    handle = ServiceHandle(roster(1, first, second))
+    session = handle.session()
+    assert session.replica is None
+    assert [await session.tell.route() for _ in range(3)] == [0, 0, 0]
+    first.die()
+    with pytest.raises(ReplicaLost):
+        await session.tell.route()
+    assert [await session.ask.route() for _ in range(3)] == [1, 1, 1]
+    assert (session.replica, session.moved) == (1, 1)
+    with pytest.raises(TypeError, match=r"call tell\.fanout on the service"):
+        await session.tell.fanout()
+
+
+async def test_errors_pass_and_names_are_checked() -> None:
+    target = FakeTarget(0)
+    target.error = GeneratorError("no")
+    handle = ServiceHandle(roster(1, target))
+    with pytest.raises(GeneratorError, match="no"):
+        await handle.ask.route()
+    with pytest.raises(AttributeError, match="one of the endpoints ask, tell, got 'aks'"):
+        _ = handle.aks
+    travelled = pickle.loads(pickle.dumps(roster(4)))
+    assert (travelled.epoch, travelled.endpoints) == (4, {"ask", "tell"})
+
+
+async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> None:
+    replays = Replays(("load", "tune"))
+    assert replays.keep("ask", (1,), {}) is None
+    replays.keep("load", (1,), {})
+    replays.keep("tune", (0.5,), {})
+    newest = replays.keep("load", (2,), {})
+    target = FakeTarget(3)
+    target.hold()
+    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    await turns()
+    replays.keep("load", (3,), {})  # while it is at it
+    target.released.set()
+    await catching_up
+    assert target.calls == [("tune", (0.5,)), ("load", (3,))]
+    assert newest is not None
+    assert newest.values == {}
+
+
+async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
+    replays = Replays(("load",))
+    replays.keep("load", (1,), {})
+    refused = replays.keep("load", (2,), {})
+    assert refused is not None
+    replays.withdraw(refused)
+    target = FakeTarget(0)
+    await replays.catch_up(target)
+    assert target.calls == [("load", (1,))]
+    only = Replays(("load",))
+    first = only.keep("load", (1,), {})
+    assert first is not None
+    only.withdraw(first)
+    await only.catch_up(target)
+    assert target.calls == [("load", (1,))]
+
+
+class Buffer:
+    """Something of the controller's own."""
+
+    limit = 3
+
+    def add(self, group: str, *, version: int) -> tuple[str, int]:
+        return group, version
+
+    async def sample(self) -> str:
+        await asyncio.sleep(0)
+        return "sampled"
+
+    def _private(self) -> None:
+        raise AssertionError
+
+
+async def test_an_object_of_this_process_is_called_the_same_way() -> None:
+    buffer = LocalService(Buffer())
+    assert await buffer.add.route("group", version=3) == ("group", 3)
+    assert await buffer.sample.route() == "sampled"
+    assert (await buffer.sample.fanout()).values == {0: "sampled"}
+    assert buffer.endpoints == {"add", "sample"}
+    with pytest.raises(AttributeError, match="one of the endpoints add, sample, got 'limit'"):
+        _ = buffer.limit
