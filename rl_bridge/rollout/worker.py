@@ -60,16 +60,20 @@ class RolloutWorker:
     async def play(self, assignment: Assignment) -> AssignmentResult:
         """Play episodes until all are done, or `cut` or `leave` says to stop.
 
+        Whoever asks after `leave` gets no answer: this worker would be the least loaded of all, and the same work would
+        come back at once. The caller learns it from the end of the process.
+
         Raises:
             RolloutError: The environment refuses what is sent, so that trying again cannot help.
             PromptRefused: The engine takes no such prompt.
         """
+        if self._leaving.is_set():
+            await asyncio.get_running_loop().create_future()
         playing = _Playing(self, assignment)
         self._playing[assignment.lease] = playing
         self._idle.clear()
         try:
-            if not self._leaving.is_set():
-                await playing.run()
+            await playing.run()
             return playing.result(preempted=self._leaving.is_set())
         finally:
             if self._playing.get(assignment.lease) is playing:
@@ -89,10 +93,7 @@ class RolloutWorker:
                 playing.stop.set()
 
     async def leave(self) -> None:
-        """The worker has to go: every assignment, and every one that still comes, is handed back as it is.
-
-        Returns when all have been answered.
-        """
+        """The worker has to go: every assignment is handed back as it is. Returns when all have been answered."""
         self._leaving.set()
         self.cut(list(self._playing))
         await self._idle.wait()

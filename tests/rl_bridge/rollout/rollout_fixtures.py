@@ -127,6 +127,11 @@ class NotebookTask(Task):
         """Nobody asks for one here."""
 
 
+class BrokenTask(NotebookTask):
+    def parse(self, text: str) -> Note | None:
+        raise ZeroDivisionError("the task is wrong")
+
+
 class FakeTokenizer:
     """A token a word, in the order in which words are met."""
 

@@ -1,0 +1,38 @@
+"""A policy without a model, for rollout workers in processes of their own. Its process imports it by this name."""
+
+import asyncio
+from collections.abc import Sequence
+
+from monarch.actor import concurrent_endpoint
+
+from rl_bridge.services import ServiceActor
+from rl_bridge.types import Completion, SamplingSettings
+
+
+class SlowPolicy(ServiceActor):
+    """Answers with a token that the seed decides, after a while, and says which weights it holds."""
+
+    REPLAYED = ("update_weights",)
+    REPEATABLE = frozenset({"generate_many"})
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._version = 0
+
+    @concurrent_endpoint
+    async def update_weights(self, version: int) -> None:
+        self._version = version
+
+    @concurrent_endpoint
+    async def generate_many(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Completion]:
+        version = self._version
+        await asyncio.sleep(self._wait_s)
+        return [
+            Completion(tokens=[3 + seed % 8], logprobs=[-0.5], versions=[version], stopped=True)
+            for seed in seeds or [0] * len(prompts)
+        ]

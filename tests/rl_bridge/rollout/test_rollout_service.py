@@ -1,0 +1,253 @@
+"""Rollout workers in processes of their own, under the dispatcher: killed, told to go, and replaced."""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_fixtures import HERE, until_no_session_is_left
+
+from openenv_core import LocalProcessProvider
+from rl_bridge.buffer.admission import Admission
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.config import Config
+from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.errors import RemoteError
+from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
+from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.settings import WorkerSettings
+from rl_bridge.types import Group, Trajectory
+
+pytestmark = pytest.mark.heavy
+
+SIBLINGS = 4
+GROUPS = 3
+WAIT_S = 60.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+
+
+@pytest.fixture(autouse=True)
+def _roles_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[str]:
+    with LocalProcessProvider("rollout_fixtures:notebook_app", cwd=HERE) as provider:
+        yield str(provider.url)
+
+
+class Bridge:
+    """Services of a policy and of rollout workers, and the controller's side of the rollouts."""
+
+    def __init__(self, rollout: Any, policy: Any, fleet: Any, *, max_staleness: int, slots: int) -> None:
+        self.rollout = rollout
+        self.policy = policy
+        self.fleet = fleet
+        self.trained: list[Group] = []
+        self.version = 0
+        self.buffer = ReplayBuffer(
+            Ledger(max_losses=None),
+            Admission(groups_per_batch=GROUPS, max_staleness=max_staleness, iterations=1000),
+            timeout_s=WAIT_S,
+            straggler_timeout_s=WAIT_S,
+        )
+        self.dispatcher = Dispatcher(
+            rollout,
+            self.buffer,
+            DispatchSettings(
+                run_seed=3,
+                group_size=SIBLINGS,
+                min_group_size=2,
+                slots=slots,
+                episode=EpisodeSettings(
+                    temperature=1.0, num_turns=8, illegal_reward=-1.0, reset_options={"length": 4}
+                ),
+                deterministic=True,
+                timeout_s=WAIT_S,
+            ),
+        )
+
+    async def step(self) -> list[Group]:
+        """An iteration of the loop, with a trainer that has nothing to do."""
+        groups = await self.buffer.sample(self.version, GROUPS)
+        self.trained.extend(groups)
+        self.version += 1
+        await self.policy.update_weights.fanout(self.version)
+        self.dispatcher.served(self.version)
+        return groups
+
+    def worker_pids(self) -> list[int]:
+        return [status.pids[0] for status in self.rollout.replicas if status.state == "serving"]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110 - it is another process's doing
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def bridge(
+    url: str,
+    checkpoint: Path,
+    folder: Path,
+    *,
+    workers: int = 2,
+    wait_s: float = 0.05,
+    max_staleness: int = 0,
+    slots: int = 4,
+    checkpoint_on_preemption: bool = False,
+    task: str = "rollout_fixtures:NotebookTask",
+) -> AsyncIterator[Bridge]:
+    from rollout_roles import SlowPolicy
+
+    from rl_bridge.rollout.actor import RolloutActor
+    from rl_bridge.rollout.news import WorkerNews
+    from rl_bridge.services import Fleet, RestartPolicy
+
+    settings = WorkerSettings(
+        config=Config.model_validate({"env": {"url": url}, "rollout": {"task": task}}),
+        folder=str(folder),
+        model_path=str(checkpoint),
+        sessions=8,
+        deadlines=SessionDeadlines(),
+        generation_timeout_s=WAIT_S,
+        checkpoint_on_preemption=checkpoint_on_preemption,
+    )
+    restarts = RestartPolicy(budget=20, backoff_s=0.05, max_backoff_s=0.05)
+    async with asyncio.timeout(2 * WAIT_S), Fleet(folder / "logs", heartbeat_s=0.2) as fleet:
+        policy = await SlowPolicy.options(num_replicas=2, restarts=restarts).as_service(wait_s)
+        rollout = await RolloutActor.options(num_replicas=workers, restarts=restarts).as_service(settings)
+        running = Bridge(rollout, policy, fleet, max_staleness=max_staleness, slots=slots)
+        async with WorkerNews(rollout, policy, [url]), running.dispatcher:
+            yield running
+
+
+def numbers(groups: list[Group]) -> list[int]:
+    return [group.id for group in groups]
+
+
+def tokens(groups: list[Group]) -> list[tuple[int, list[list[int]]]]:
+    """What the policy said in each episode of each group: in a deterministic run it follows from the seeds."""
+    return [
+        (group.id, [[turn.completion.tokens[0] for turn in one.turns] for one in group.trajectories])
+        for group in groups
+    ]
+
+
+async def test_workers_that_are_killed_lose_no_group_and_train_none_twice(
+    notebook: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    async with bridge(notebook, tiny_policy, tmp_path / "quiet") as quiet:
+        for _ in range(6):
+            await quiet.step()
+    chance = random.Random(11)
+    async with bridge(notebook, tiny_policy, tmp_path / "killed") as running:
+        for step in range(6):
+            if step in (1, 2, 4):
+                await running.until(lambda: len(running.buffer.ledger.leases) >= 2)
+                await asyncio.sleep(chance.uniform(0.0, 0.2))
+                os.kill(chance.choice(running.worker_pids()), signal.SIGKILL)
+            await running.step()
+        ledger = running.buffer.ledger
+        assert numbers(running.trained) == list(range(6 * GROUPS))
+        assert ledger.lost >= 1
+        assert not ledger.dropped
+        # What was lost was played again as it would have been: same seeds, same answers.
+        assert tokens(running.trained) == tokens(quiet.trained)
+        await running.until(lambda: len(running.worker_pids()) == 2)
+        assert Counter(event.what for event in running.fleet.events)["restarting"] == 3
+        counts = running.dispatcher.counts
+        finished = ledger.trained + len(ledger.finished)
+        assert (counts.played, counts.retried) == (finished * SIBLINGS, 0)
+    await until_no_session_is_left(notebook)
+
+
+async def test_a_worker_that_has_to_go_hands_on_its_finished_episodes_and_is_replaced(
+    notebook: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    async with bridge(
+        notebook, tiny_policy, tmp_path, wait_s=0.2, slots=4, checkpoint_on_preemption=True
+    ) as running:
+        await running.step()
+        results = []
+        settle = running.dispatcher._settle
+
+        async def noting(lease: Any, seed: int, outcomes: Any, result: Any) -> None:
+            results.append((lease, outcomes, result))
+            await settle(lease, seed, outcomes, result)
+
+        running.dispatcher._settle = noting  # type: ignore[method-assign]
+        await running.until(lambda: len(running.buffer.ledger.leases) == GROUPS)
+        await asyncio.sleep(0.5)
+        going = running.worker_pids()[0]
+        os.kill(going, signal.SIGTERM)
+        groups = await running.step()
+        assert numbers(groups) == [3, 4, 5]
+        assert all(len(group.trajectories) == SIBLINGS for group in groups)
+        handed_back = [result for _, _, result in results if result.preempted]
+        assert handed_back
+        kept = [one for result in handed_back for one in result.outcomes if isinstance(one, Trajectory)]
+        assert kept  # and nobody has played them again
+        ledger = running.buffer.ledger
+        assert running.dispatcher.counts.played == (ledger.trained + len(ledger.finished)) * SIBLINGS
+        assert sum(len(result.outcomes) for _, _, result in results if not result.preempted) + len(kept) == (
+            GROUPS * SIBLINGS
+        )
+        assert not ledger.dropped
+        await running.until(lambda: len(running.worker_pids()) == 2 and going not in running.worker_pids())
+        await running.step()
+    await until_no_session_is_left(notebook)
+
+
+async def test_without_that_setting_a_worker_that_has_to_go_is_lost_like_any_other(
+    notebook: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    async with bridge(notebook, tiny_policy, tmp_path, wait_s=0.2, workers=1) as running:
+        await running.until(lambda: len(running.buffer.ledger.leases) == GROUPS)
+        os.kill(running.worker_pids()[0], signal.SIGTERM)
+        await running.step()
+        assert running.buffer.ledger.lost == GROUPS
+        assert numbers(running.trained) == [0, 1, 2]
+
+
+async def test_a_killed_policy_costs_no_episode(notebook: str, tiny_policy: Path, tmp_path: Path) -> None:
+    async with bridge(notebook, tiny_policy, tmp_path, wait_s=0.1) as running:
+        await running.step()
+        await running.until(lambda: len(running.buffer.ledger.leases) == GROUPS)
+        for status in running.policy.replicas:
+            os.kill(status.pids[0], signal.SIGKILL)
+        groups = await running.step()
+        # Both were gone: whoever asked has waited until one was back, with the weights of this step.
+        assert {group.version for group in groups} == {1}
+        assert running.buffer.ledger.lost == 0
+        assert running.dispatcher.counts.retried == 0
+
+
+async def test_the_tasks_own_error_ends_the_loop_and_names_it(
+    notebook: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    async with bridge(
+        notebook, tiny_policy, tmp_path, workers=1, task="rollout_fixtures:BrokenTask"
+    ) as running:
+        with pytest.raises(RemoteError, match=r"(?s)ZeroDivisionError.*the task is wrong"):
+            await running.step()
+
+
+async def test_held_out_episodes_survive_a_kill(notebook: str, tiny_policy: Path, tmp_path: Path) -> None:
+    greedy = EpisodeSettings(temperature=0.0, num_turns=8, illegal_reward=-1.0, reset_options={"length": 4})
+    async with bridge(notebook, tiny_policy, tmp_path, wait_s=0.1) as running:
+        playing = asyncio.ensure_future(
+            running.dispatcher.play_held_out(range(50, 90), greedy, timeout_s=WAIT_S)
+        )
+        await asyncio.sleep(0.3)
+        os.kill(running.worker_pids()[0], signal.SIGKILL)
+        outcomes = await playing
+    assert [one.seed for one in outcomes if isinstance(one, Trajectory)] == list(range(50, 90))
