@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.reference.reference import Reference
 from rl_bridge.trainer.settings import TrainerSettings
 
@@ -28,14 +29,21 @@ class ReferenceReplica:
         Raises:
             ModelError: The checkpoint cannot be loaded.
         """
-        loop = asyncio.get_running_loop()
-        self._reference = await loop.run_in_executor(self._thread, Reference, self._settings)
+        self._reference = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        PROCESS_SPANS.rest("batches")
 
     async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The log-probability of each loss token, shape [T]."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._reference.logprobs, batch)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
 
     async def close(self) -> None:
         """End the thread, after what is under way."""
         await asyncio.to_thread(self._thread.shutdown)
+
+    def _load(self) -> Reference:
+        with span("start"):
+            return Reference(self._settings)
+
+    def _logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        with span("logprobs"):
+            return self._reference.logprobs(batch)
