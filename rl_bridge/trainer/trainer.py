@@ -1,6 +1,7 @@
 """One rank of the training: a TorchTitan model, its optimizer, schedule, clipping and checkpoints."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,6 +56,8 @@ class Trainer:
         self._settings = settings
         config = settings.trainer
         torch.set_num_threads(config.num_threads)
+        if settings.deterministic:  # of cuBLAS, which reads it once
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(settings.deterministic)
         torch.manual_seed(settings.seed + rank.index)
         device = own_device()

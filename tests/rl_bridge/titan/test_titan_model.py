@@ -91,6 +91,30 @@ def test_what_comes_later_changes_nothing(checkpoint: Path, tokens: torch.Tensor
     assert (after[:, 10:] - before[:, 10:]).abs().max() > 1e-3
 
 
+def test_documents_of_a_row_see_nothing_of_each_other(checkpoint: Path, tokens: torch.Tensor) -> None:
+    model = titan(checkpoint)
+    lengths = [(7, 10), (17,), (1, 3, 12)]
+    packed, positions = torch.zeros(3, 17, dtype=torch.int64), torch.zeros(3, 17, dtype=torch.int64)
+    document = torch.full((3, 17), -1)
+    alone: list[tuple[int, int, torch.Tensor]] = []
+    for row, documents in enumerate(lengths):
+        first = 0
+        for number, length in enumerate(documents):
+            inside = slice(first, first + length)
+            packed[row, inside] = tokens[row + number, :length]
+            positions[row, inside] = torch.arange(length)
+            document[row, inside] = number
+            alone.append((row, first, logits(model, tokens[row + number : row + number + 1, :length])[0]))
+            first += length
+    with torch.no_grad(), model.spmd():
+        together = model.logits(packed, positions=positions, document=document)
+    assert together.isfinite().all()
+    for row, first, expected in alone:
+        torch.testing.assert_close(
+            together[row, first : first + len(expected)], expected, atol=1e-6, rtol=1e-5
+        )
+
+
 def test_names_and_weights_go_back_as_they_came(checkpoint: Path) -> None:
     from safetensors.torch import load_file
 

@@ -109,14 +109,18 @@ class Ranks:
         """What the ranks answered; an exception is an answer."""
         return [self._answer(index) for index in indices or range(len(self._ends))]
 
-    def call(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        """Both; the first exception is raised."""
-        self.ask(method, *arguments, **options)
+    def raised(self) -> list[Any]:
+        """What the ranks answered; the first exception is raised."""
         answers = self.answers()
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        """Ask, and have the answers."""
+        self.ask(method, *arguments, **options)
+        return self.raised()
 
     def kill(self, index: int) -> None:
         pid = self.processes[index].pid

@@ -1,0 +1,285 @@
+"""Checkpoints are whole or not there, whatever happens to who writes them; what resumes is what was stopped."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trainer_ranks import WAIT_S, RankDied, Ranks, batch, divisible_policy, ranks, settings
+
+from rl_bridge.errors import CheckpointError, ModelError, RankLost, TrainingError
+from rl_bridge.trainer.checkpoints import newest_checkpoint
+from rl_bridge.trainer.settings import ResumeState
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+
+OPTIONS: dict[str, Any] = {
+    "updates_per_iteration": 3,
+    "warmup_updates": 4,
+    "decay_fraction": 0.5,
+    "iterations": 8,
+    "algorithm": {"entropy_coef": 0.1, "entropy_hold": 0.2, "entropy_final_factor": 0.0},
+    "ranks": {"deterministic": True},
+}
+RUN_STATE = {"ledger": {"3": "leased"}, "cursor": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return divisible_policy(tmp_path_factory.mktemp("divisible"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with ranks(tmp_path_factory.mktemp("pair"), 2) as two:
+        yield two
+
+
+@pytest.fixture
+def trainer(policy: Path, tmp_path: Path) -> Any:
+    return alone(policy, tmp_path)
+
+
+def alone(policy: Path, folder: Path) -> Any:
+    from rl_bridge.trainer.trainer import Trainer
+
+    return Trainer(settings(policy, folder=folder, **OPTIONS))
+
+
+def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert set(one) == set(other)
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def whole(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoint").iterdir())
+
+
+def test_what_was_stored_comes_back(trainer: Any, policy: Path, tmp_path: Path) -> None:
+    assert trainer.resume() == ResumeState()
+    assert newest_checkpoint(tmp_path) == 0
+    for number in range(2):
+        trainer.step(batch(number))
+    torch.rand(3)  # on from where the seed put it
+    trainer.save(2, RUN_STATE, {"groups.bin": bytes(range(256)), "empty": b""})
+    drawn = torch.rand(4)
+    again = alone(policy, tmp_path)
+    assert again.resume() == ResumeState(
+        version=2, run_state=RUN_STATE, attachments={"empty": b"", "groups.bin": bytes(range(256))}
+    )
+    assert torch.equal(torch.rand(4), drawn)
+    assert newest_checkpoint(tmp_path) == again.version == 2
+
+
+def test_two_are_kept_and_the_same_version_is_replaced(trainer: Any, policy: Path, tmp_path: Path) -> None:
+    for number in range(4):
+        trainer.step(batch(number))
+        trainer.save(number + 1, {"number": number})
+    trainer.save(4, {"number": "again"})
+    assert whole(tmp_path) == ["step-3", "step-4"]
+    assert alone(policy, tmp_path).resume().run_state == {"number": "again"}
+
+
+def test_a_checkpoint_of_another_version_than_the_weights_is_refused(trainer: Any) -> None:
+    trainer.step(batch(0))
+    with pytest.raises(TrainingError, match="expected version 1, which the trainer is at, got 2"):
+        trainer.save(2)
+
+
+def test_what_is_no_json_leaves_nothing_behind(trainer: Any, tmp_path: Path) -> None:
+    trainer.step(batch(0))
+    for wrong in ({"tensor": object()}, {"nan": float("nan")}):
+        with pytest.raises(CheckpointError, match="cannot write the checkpoint of version 1"):
+            trainer.save(1, wrong)
+    assert whole(tmp_path) == []
+
+
+def test_a_half_written_one_is_swept_and_never_read(trainer: Any, policy: Path, tmp_path: Path) -> None:
+    trainer.step(batch(0))
+    trainer.save(1)
+    shutil.copytree(tmp_path / "checkpoint" / "step-1", tmp_path / "checkpoint" / "step-2.partial")
+    assert newest_checkpoint(tmp_path) == 1
+    assert alone(policy, tmp_path).resume().version == 1
+    assert whole(tmp_path) == ["step-1"]
+
+
+def test_a_checkpoint_without_its_note_is_named(trainer: Any, policy: Path, tmp_path: Path) -> None:
+    trainer.step(batch(0))
+    trainer.save(1)
+    (tmp_path / "checkpoint" / "step-1" / "run.json").unlink()
+    with pytest.raises(ModelError, match=r"cannot resume from the checkpoint .*step-1.*remove it"):
+        alone(policy, tmp_path).resume()
+
+
+def train_alone(policy: Path, folder: Path, numbers: range) -> tuple[list[dict[str, float]], Any]:
+    trainer = alone(policy, folder)
+    trainer.resume()
+    return [trainer.step(batch(number)) for number in numbers], trainer
+
+
+def test_two_ranks_resume_to_the_last_bit(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+    options = settings(policy, folder=tmp_path, **OPTIONS)
+    pair.build(options)
+    pair.call("resume")
+    expected = [pair.call("step", batch(number))[0] for number in range(6)]
+    weights = pair.call("hf_state_dict")[0]
+    # Those of the whole run would do as well; this one is stopped after its fifth step, not at a checkpoint.
+    pair.build(options)
+    assert pair.call("resume") == [ResumeState()] * 2
+    assert [pair.call("step", batch(number))[0] for number in range(3)] == expected[:3]
+    pair.call("draw")
+    pair.call("save", 3, RUN_STATE)
+    random_numbers = pair.call("draw")
+    pair.call("step", batch(3))
+    pair.build(options)
+    assert [state.version for state in pair.call("resume")] == [3, 3]
+    assert pair.call("draw") == random_numbers
+    assert random_numbers[0] != random_numbers[1], "each rank has a generator of its own"
+    assert [pair.call("step", batch(number))[0] for number in range(3, 6)] == expected[3:]
+    for state in pair.call("hf_state_dict"):
+        assert_equal(state, weights)
+
+
+@pytest.mark.parametrize("spread", [{}, {"tensor_parallel": 2}], ids=["fsdp", "tensor parallel"])
+def test_from_two_ranks_to_one_and_back(
+    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
+) -> None:
+    options = settings(policy, folder=tmp_path, **{**OPTIONS, "ranks": spread})
+    expected, straight = train_alone(policy, tmp_path / "straight", range(6))
+    pair.build(options)
+    pair.call("step", batch(0))
+    pair.call("step", batch(1))
+    pair.call("save", 2, RUN_STATE)
+    told, one = train_alone(policy, tmp_path, range(2, 4))
+    one.save(4, RUN_STATE)
+    pair.build(options)
+    assert [state.version for state in pair.call("resume")] == [4, 4]
+    told += [pair.call("step", batch(number))[0] for number in range(4, 6)]
+    for ours, theirs in zip(told, expected[2:], strict=True):
+        ours.pop("train/valid_token_share"), theirs.pop("train/valid_token_share")
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    for name, tensor in pair.call("hf_state_dict")[0].items():
+        torch.testing.assert_close(tensor, straight.hf_state_dict()[name], atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
+    policy: Path, tmp_path: Path, count: int
+) -> None:
+    """SIGKILL of a rank in a step, in a checkpoint, between the two; at moments and of ranks that a seed draws."""
+    steps, drawn = 8, random.Random(count)
+    kills = ["step 1", "save 3", "step 5", "save 6"]
+    attachments = {"groups": os.urandom(64 << 20)}  # a checkpoint takes long enough to be hit
+    folder = tmp_path / "killed"
+    half_written: list[bool] = []
+    with ranks(tmp_path, count) as undisturbed:
+        undisturbed.build(settings(policy, folder=tmp_path / "straight", **OPTIONS))
+        expected = [undisturbed.call("step", batch(number, rows=400))[0] for number in range(steps)]
+        weights = undisturbed.call("hf_state_dict")[0]
+
+    def killed(those: Ranks, what: str, seen: Path | None = None) -> None:
+        """Kill a rank a little later, or as soon as a file is there."""
+        if not kills or kills[0] != what:
+            return
+        kills.pop(0)
+        deadline = time.monotonic() + WAIT_S
+        while seen is not None and not seen.exists():
+            assert time.monotonic() < deadline, f"{seen} never came"
+        if seen is None:
+            time.sleep(drawn.uniform(0.0, 0.05))
+        those.kill(drawn.randrange(count) if seen is None else 0)
+        if seen is not None:
+            half_written.append(seen.exists())
+
+    def go_on(those: Ranks) -> None:
+        those.build(settings(policy, folder=folder, **OPTIONS))
+        number = those.call("resume")[0].version
+        assert number == newest_checkpoint(folder)
+        assert number in (0, 3, 6)
+        while number < steps:
+            those.ask("step", batch(number, rows=400))
+            killed(those, f"step {number}")
+            told[number] = those.raised()[0]
+            number += 1
+            if number % 3 == 0:
+                those.ask("save", number, {"number": number}, attachments)
+                partial = folder / "checkpoint" / f"step-{number}.partial"
+                killed(those, f"save {number}", partial / ("run.json" if number == 3 else "__0_0.distcp"))
+                those.raised()
+        assert_equal(those.call("hf_state_dict")[0], weights)
+
+    told: dict[int, dict[str, float]] = {}
+    for _ in range(len(kills) + 1):
+        with ranks(tmp_path, count) as those, contextlib.suppress(RankDied, RankLost, OSError):
+            go_on(those)
+    assert not kills
+    assert half_written[0], "the first kill in a checkpoint came too late to be one"
+    assert [told[number] for number in range(steps)] == expected
+    assert whole(folder) == ["step-3", "step-6"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("what", ["attachments", "weights"])
+def test_a_full_disk_is_told_and_older_checkpoints_are_whole(
+    policy: Path, small_disk: Path, tmp_path: Path, what: str
+) -> None:
+    trainer = alone(policy, small_disk)
+    trainer.step(batch(0))
+    trainer.save(1, RUN_STATE)
+    saved = copied(trainer.hf_state_dict())
+    trainer.step(batch(1))
+    room = shutil.disk_usage(small_disk).free
+    # The disk is full before the weights' turn, or in the middle of them.
+    attachments = {"groups": os.urandom(room if what == "attachments" else room - 100_000)}
+    with pytest.raises(
+        CheckpointError, match=r"version 2 to '.*disk/checkpoint'.*[Nn]o space left.*--resume"
+    ):
+        trainer.save(2, RUN_STATE, attachments)
+    assert whole(small_disk) == ["step-1"]
+    after = alone(policy, small_disk)
+    assert after.resume().version == 1
+    assert_equal(after.hf_state_dict(), saved)
+    # With room again, the same trainer goes on.
+    trainer.save(2, RUN_STATE)
+    assert newest_checkpoint(small_disk) == 2
+
+
+def test_a_full_disk_on_one_rank_is_told_to_all(pair: Ranks, policy: Path, small_disk: Path) -> None:
+    pair.build(settings(policy, folder=small_disk, **OPTIONS))
+    pair.call("step", batch(0))
+    pair.ask("save", 1, RUN_STATE, {"groups": os.urandom(shutil.disk_usage(small_disk).free)})
+    answers = pair.answers()
+    assert all(isinstance(answer, CheckpointError) for answer in answers), answers
+    assert whole(small_disk) == []
+    pair.call("save", 1, RUN_STATE)
+    pair.call("step", batch(1))
+
+
+def test_an_export_to_a_full_disk_leaves_nothing_behind(trainer: Any, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 50_000))
+    with pytest.raises(CheckpointError, match="cannot write the weights to"):
+        trainer.export(small_disk)
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]

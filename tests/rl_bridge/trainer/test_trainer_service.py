@@ -1,0 +1,115 @@
+"""The trainer as a service of ranks on real Monarch: it is killed, and goes on from its checkpoint by itself."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_ranks import batch, divisible_policy, settings
+
+from rl_bridge.errors import NonFiniteLoss, ReplicaLost, TrainingError
+from rl_bridge.trainer.settings import ResumeState
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+
+WAIT_S = 120.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+RUN_STATE = {"ledger": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return divisible_policy(tmp_path_factory.mktemp("divisible"))
+
+
+@pytest.fixture(autouse=True)
+def _ranks_import_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+
+
+def alone(policy: Path, folder: Path, steps: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    from rl_bridge.trainer.trainer import Trainer
+
+    trainer = Trainer(settings(policy, folder=folder, ranks={"deterministic": True}))
+    return [trainer.step(batch(number)) for number in range(steps)], trainer.hf_state_dict()
+
+
+def pids(service: Any) -> list[int]:
+    return [place.pid for place in service.replicas[0].places]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
+    policy: Path, tmp_path: Path, count: int
+) -> None:
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.trainer.actor import TrainerActor
+    from rl_bridge.weights import WeightStore
+
+    expected, weights = alone(policy, tmp_path / "alone", 5)
+    options = settings(policy, folder=tmp_path / "run", ranks={"deterministic": True})
+    async with asyncio.timeout(3 * WAIT_S), Fleet(tmp_path / "logs"):
+        store = WeightStore.create()
+        trainer = await TrainerActor.options(procs=count, name="trainer").as_service(options, store)
+        assert await trainer.resumed.route() == ResumeState()
+        told = [await trainer.train_step.route(batch(number)) for number in range(3)]
+        await trainer.save_checkpoint.route(3, RUN_STATE, {"groups": b"abc"})
+        told.append(await trainer.train_step.route(batch(3)))
+        for victim in range(count):
+            doomed = asyncio.create_task(trainer.train_step.route(batch(4, rows=20_000)))
+            await asyncio.sleep(0.3)
+            os.kill(pids(trainer)[victim], signal.SIGKILL)
+            with pytest.raises(ReplicaLost):
+                await doomed
+            resumed = await trainer.resumed.route()
+            assert resumed == ResumeState(version=3, run_state=RUN_STATE, attachments={"groups": b"abc"})
+        assert [place.restarts for place in trainer.replicas] == [count]
+        told[3:] = [await trainer.train_step.route(batch(number)) for number in (3, 4)]
+        await trainer.push_weights.route(5)
+        pushed = await store.get(5)
+        await store.close()
+    for ours, theirs in zip(told, expected, strict=True):
+        if count == 2:
+            ours.pop("train/valid_token_share"), theirs.pop("train/valid_token_share")
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+        else:
+            assert ours == theirs
+    assert set(pushed) == set(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(pushed[name], tensor, atol=2e-5 if count == 2 else 0.0, rtol=0.0)
+    # What ranks met by is swept.
+    assert len([path for path in (tmp_path / "run").iterdir() if path.name.startswith(".meeting")]) <= 1
+
+
+async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
+    policy: Path, tmp_path: Path
+) -> None:
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.trainer.actor import TrainerActor
+    from rl_bridge.weights import WeightStore
+
+    async with asyncio.timeout(WAIT_S), Fleet(tmp_path / "logs"):
+        store = WeightStore.create()
+        trainer = await TrainerActor.as_service(settings(policy, folder=tmp_path / "run"), store)
+        bad = batch(0)
+        bad.advantages[0] = float("nan")
+        with pytest.raises(NonFiniteLoss, match="learning_rate is the usual cure"):
+            await trainer.train_step.route(bad)
+        with pytest.raises(TrainingError, match="expected version 0, which the trainer is at, got 1"):
+            await trainer.push_weights.route(1)
+        # A push goes on beside the next step, and is of the weights before it.
+        before = asyncio.create_task(trainer.push_weights.route(0))
+        step = asyncio.create_task(trainer.train_step.route(batch(0)))
+        await asyncio.gather(before, step)
+        await trainer.push_weights.route(1)
+        old, new = await store.get(0), await store.get(1)
+        first = alone(policy, tmp_path / "alone", 0)[1]
+        assert all(torch.equal(old[name], first[name]) for name in first)
+        assert not torch.equal(new["lm_head.weight"], first["lm_head.weight"])
+        await trainer.export.route(str(tmp_path))
+        assert (tmp_path / "model.safetensors").exists()
+        assert trainer.replicas[0].restarts == 0
+        await store.close()
