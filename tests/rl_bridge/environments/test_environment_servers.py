@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,12 +15,12 @@ import pytest
 from slow_server import SlowClient, Wait
 
 from openenv_core import ServerStartFailed
-from openenv_core.errors import ClientError
+from openenv_core.errors import ClientError, ProviderError
 from rl_bridge.environments import supervised
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.environments.supervised import ServerState
+from rl_bridge.environments.supervised import ServerState, SupervisedServer
 from rl_bridge.errors import EpisodeLost, RoleFailed
 from rl_bridge.services.restarts import RestartPolicy
 
@@ -78,8 +81,9 @@ async def step(url: str) -> int:
 async def test_a_server_that_is_lost_is_started_again_and_told(
     victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised, "PROBE_S", 0.1)
-    monkeypatch.setattr(supervised, "SILENT_S", 0.5)
+    if victim == "silent":
+        monkeypatch.setattr(supervised, "PROBE_S", 1.0)
+        monkeypatch.setattr(supervised, "SILENT_S", 4.0)
     told = Told()
     async with (
         none_left(),
@@ -131,12 +135,48 @@ async def test_one_that_cannot_be_started_leaves_none_running() -> None:
 async def test_a_start_that_is_given_up_leaves_nothing_running() -> None:
     async with none_left():
         before = descendants()
-        starting = asyncio.ensure_future(EnvironmentServers(app=APP, count=2).__aenter__())
+        starting = asyncio.ensure_future(EnvironmentServers(app="never_ready:app", count=2).__aenter__())
         await until(lambda: len(descendants() - before) >= 2)
         starting.cancel()
         async with asyncio.timeout(HANG_S):
             with pytest.raises(asyncio.CancelledError):
                 await starting
+
+
+class Late:
+    """A provider whose start takes a while until a stop has an effect on it."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.running = False
+        self.alive = True
+
+    def output(self) -> str:
+        return ""
+
+    def start(self) -> str:
+        self.running = True
+        time.sleep(0.2)
+        self.stopped.clear()
+        ended = self.stopped.wait(HANG_S)
+        self.running = False
+        raise ProviderError("it was stopped" if ended else "nobody stopped it")
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+async def test_a_stop_waits_for_a_start_that_has_hardly_begun() -> None:
+    provider = Late()
+    with ThreadPoolExecutor(3) as threads:
+        server = SupervisedServer("late", provider, threads, AT_ONCE, lambda: None)
+        starting = asyncio.ensure_future(server.start())
+        await until(lambda: provider.running)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        async with asyncio.timeout(HANG_S):
+            await server.stop()
+        assert not provider.running
 
 
 async def test_who_is_told_and_raises_ends_the_run() -> None:

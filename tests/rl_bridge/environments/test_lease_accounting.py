@@ -196,3 +196,23 @@ async def test_who_waits_longer_than_allowed_is_told_and_takes_no_slot_along() -
             await held.lease().__aenter__()
     assert held.counts.free == 1
     await held.close()
+
+
+async def test_the_end_of_a_server_costs_one_attempt_however_many_sessions_were_idle() -> None:
+    world = World(0)
+    world.calm = True
+    held = SessionLeases(world.client, sessions=SESSIONS, urls=URLS[:1])
+
+    async def episode() -> None:
+        async with held.lease() as session:
+            await session.reset()
+
+    await asyncio.gather(*(episode() for _ in range(SESSIONS)))
+    assert held.counts.idle == SESSIONS
+    world.up[URLS[0]] += 1  # another life of the same server
+    with pytest.raises(ConnectionLost):
+        await episode()
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(episode() for _ in range(SESSIONS)))
+        await held.close()
+    assert held.counts.discarded == 1
