@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from rl_bridge.errors import GeneratorError, MissingStack
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, SamplingSettings
 
-SEEDS = range(2**63)
-"""What PyTorch's generators take, without the negative ones, of which vLLM gives one a meaning of its own."""
+SEED_LIMIT = 2**63
+"""Seeds are from 0 to below this: what PyTorch's generators take, less the negative ones; vLLM takes -1 for none."""
 
 
 def build_engine(settings: EngineSettings) -> Any:
@@ -80,9 +81,13 @@ def sampling_params(sampling: SamplingSettings, seeds: Sequence[int] | None, *, 
     """
     if seeds is None:
         return [_sampling_params(sampling, None)] * prompts
-    if len(seeds) != prompts or not all(seed in SEEDS for seed in seeds):
-        raise ValueError(f"expected {prompts} seeds from 0 to {SEEDS[-1]}, got {seeds!r}")
-    return [_sampling_params(sampling, seed) for seed in seeds]
+    if len(seeds) != prompts or not all(_is_seed(seed) for seed in seeds):
+        raise ValueError(f"expected {prompts} seeds from 0 to {SEED_LIMIT - 1}, got {seeds!r}")
+    return [_sampling_params(sampling, int(seed)) for seed in seeds]
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, Integral) and 0 <= int(value) < SEED_LIMIT
 
 
 def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:

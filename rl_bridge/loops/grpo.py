@@ -6,6 +6,7 @@ Above 0 the dispatcher goes on playing episodes while the trainer works, as far 
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.loops.run import Run
+from rl_bridge.reference.spread import reference_logprobs
 from rl_bridge.rollout.groups import training_samples
 from rl_bridge.types import PolicyVersion
 
@@ -39,7 +40,7 @@ async def train(run: Run) -> None:
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
                 if reference is not None:
-                    batch = batch.with_reference(await reference.logprobs.route(batch))
+                    batch = batch.with_reference(await reference_logprobs(reference, batch))
                 figures = await trainer.train_step.route(batch, run.version)
             run.version += 1
 

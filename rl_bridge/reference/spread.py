@@ -1,18 +1,15 @@
 """A batch, shared out over all replicas of the reference policy."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-
-if TYPE_CHECKING:
-    from rl_bridge.services.service import Service
+from rl_bridge.services.surface import Routed
 
 
-async def reference_logprobs(reference: "Service", batch: TrainBatch) -> NDArray[np.float32]:
+async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:
     """The log-probability of each loss token under the reference policy, shape [T].
 
     Every replica that serves gets contexts of about as many tokens as the others.
@@ -20,7 +17,8 @@ async def reference_logprobs(reference: "Service", batch: TrainBatch) -> NDArray
     Raises:
         BridgeError: A replica raised it, or none is to be had any more.
     """
-    parts = _shares(batch, max(1, len(reference.roster.targets)))
+    roster = getattr(reference, "roster", None)  # an object of this process is its own only replica
+    parts = _shares(batch, 1 if roster is None else max(1, len(roster.targets)))
     answers = await asyncio.gather(*(reference.logprobs.route(batch.take(part)) for part in parts))
     logprobs = np.empty(len(batch), dtype=np.float32)
     for part, answer in zip(parts, answers, strict=True):

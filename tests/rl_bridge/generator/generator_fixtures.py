@@ -41,7 +41,7 @@ def perturbed(state: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:
 
 @asynccontextmanager
 async def policy_service(
-    path: Path, folder: Path, *, replicas: int = 1, threads: int = 1, **settings: Any
+    path: Path, folder: Path, *, replicas: int = 1, threads: int = 1, actor: Any = None, **settings: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
     """A service of `PolicyActor`, and the store that it takes weights from."""
     from rl_bridge.generator.actor import PolicyActor
@@ -52,11 +52,15 @@ async def policy_service(
 
     store = WeightStore.create()
     async with Fleet(folder / "logs"):
-        policy = await PolicyActor.options(
-            num_replicas=replicas,
-            environment={**engine_environment(on_gpu=False), "OMP_NUM_THREADS": str(threads)},
-            restarts=RestartPolicy(budget=10),
-        ).as_service(engine_settings(path, **settings), store)
+        policy = (
+            await (actor or PolicyActor)
+            .options(
+                num_replicas=replicas,
+                environment={**engine_environment(on_gpu=False), "OMP_NUM_THREADS": str(threads)},
+                restarts=RestartPolicy(budget=10),
+            )
+            .as_service(engine_settings(path, **settings), store)
+        )
         try:
             yield policy, store
         finally:

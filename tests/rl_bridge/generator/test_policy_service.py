@@ -10,11 +10,13 @@ import pytest
 from generator_fixtures import perturbed, policy_service, prompts
 from torch import Tensor
 
-from rl_bridge.errors import PromptRefused, WeightsError
+from rl_bridge.errors import GeneratorError, PromptRefused, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
 pytestmark = pytest.mark.heavy
+
+HERE = Path(__file__).parent
 
 ONE = SamplingSettings(temperature=1.0, max_new_tokens=1)
 LONG = SamplingSettings(temperature=1.0, max_new_tokens=20)
@@ -27,10 +29,17 @@ def checkpoint(path: Path) -> dict[str, Tensor]:
     return Checkpoint(path).tensors()
 
 
+@pytest.fixture(autouse=True)
+def _roles_can_import_their_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+
+
 async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
     """One story, since engines take seconds to start: weights, a rewind, a kill, an engine that dies."""
     first = checkpoint(tiny_policy)
-    async with policy_service(tiny_policy, tmp_path, replicas=2) as (policy, store):
+    from policy_roles import BreakablePolicy
+
+    async with policy_service(tiny_policy, tmp_path, replicas=2, actor=BreakablePolicy) as (policy, store):
         batch = prompts(8)
         before = await policy.generate_many.route(batch, GREEDY)
         assert {answer.version for answer in before} == {0}
@@ -68,7 +77,7 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         os.kill(policy.replicas[0].pids[0], signal.SIGKILL)
         assert len(await asyncio.gather(*asking)) == 200
-        await both_serve(policy)
+        await both_serve(policy, restarts=1)
         assert (await policy.version.fanout()).values == {0: 1, 1: 1}
         assert (await policy.generate_many.route(batch, GREEDY)) == answers[0]
 
@@ -78,8 +87,24 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
         assert again == [before] * 4
         await client.close()
 
+        # An engine that dies tells those who wait what of, and takes its process along.
+        await policy.break_engine.route()
+        asking = [asyncio.ensure_future(policy.generate_many.route(batch, GREEDY)) for _ in range(4)]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert before in answers
+        assert {str(answer) for answer in answers if answer != before} == {"the engine has failed: it broke"}
+        assert all(isinstance(answer, GeneratorError) for answer in answers if answer != before)
+        await both_serve(policy, restarts=2)
+        again = await asyncio.gather(*(policy.generate_many.route(batch, GREEDY) for _ in range(4)))
+        assert again == [before] * 4
 
-async def both_serve(policy: Any) -> None:
+
+async def both_serve(policy: Any, *, restarts: int) -> None:
+    def so() -> bool:
+        return (
+            sum(status.restarts for status in policy.replicas) == restarts and len(policy.roster.targets) == 2
+        )
+
     async with asyncio.timeout(60):
-        while [str(status.state) for status in policy.replicas] != ["serving", "serving"]:  # noqa: ASYNC110
+        while not so():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

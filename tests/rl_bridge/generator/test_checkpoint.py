@@ -1,0 +1,63 @@
+"""What an engine needs of a state dict before it replaces its weights, which it cannot take back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_bridge.errors import ModelError, WeightsError
+from rl_bridge.generator.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint in two files, as large ones are."""
+    from safetensors.torch import save_file
+
+    save_file({"first": torch.ones(2, 3)}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"second": torch.zeros(4)}, tmp_path / "model-00002-of-00002.safetensors")
+    return tmp_path
+
+
+def state(**changes: Tensor) -> dict[str, Tensor]:
+    return {"first": torch.zeros(2, 3), "second": torch.zeros(4, dtype=torch.bfloat16), **changes}
+
+
+def test_all_tensors_of_all_files(folder: Path) -> None:
+    tensors = Checkpoint(folder).tensors()
+    assert {name: tensor.sum().item() for name, tensor in tensors.items()} == {"first": 6.0, "second": 0.0}
+
+
+def test_what_has_every_tensor_in_its_shape_is_taken(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    checkpoint.require_like(state())
+    checkpoint.require_like(state(head=torch.zeros(9)))  # a trainer names what others share
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    incomplete = state()
+    del incomplete["second"]
+    with pytest.raises(WeightsError, match=r"expected all 2 tensors .* got 1 without second"):
+        Checkpoint(folder).require_like(incomplete)
+
+
+def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
+    with pytest.raises(WeightsError, match=r"expected first of shape \[2, 3\].* got \[3, 2\]"):
+        Checkpoint(folder).require_like(state(first=torch.zeros(3, 2)))
+
+
+def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    with pytest.raises(ModelError, match="found none"):
+        Checkpoint(tmp_path).tensors()
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    (folder / "model-00002-of-00002.safetensors").write_bytes(b"no header")
+    for read in (Checkpoint(folder).tensors, lambda: Checkpoint(folder).require_like(state())):
+        with pytest.raises(ModelError, match="model-00002-of-00002"):
+            read()

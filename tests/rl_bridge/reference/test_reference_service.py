@@ -1,0 +1,74 @@
+"""The reference policy as a service: right, shared out, and asked again where a replica is lost."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.reference.spread import reference_logprobs
+from tests.rl_bridge.trainer.trainer_ranks import batch, settings
+
+
+class Fake:
+    """Replicas that answer with the loss tokens themselves."""
+
+    def __init__(self, replicas: int) -> None:
+        self.roster = SimpleNamespace(targets=[None] * replicas)
+        self.logprobs = self
+        self.asked: list[TrainBatch] = []
+
+    async def route(self, part: TrainBatch) -> NDArray[np.float32]:
+        self.asked.append(part)
+        return part.target.astype(np.float32)
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 2, 3, 100])
+async def test_every_loss_token_is_asked_for_once_and_gets_its_own_answer(replicas: int) -> None:
+    whole = batch(1)
+    fake: Any = Fake(replicas)
+    assert (await reference_logprobs(fake, whole)).tolist() == whole.target.tolist()
+    assert sum(map(len, fake.asked)) == len(whole)
+    assert len(fake.asked) == min(max(1, replicas), len(whole.lengths))
+
+
+async def test_shares_are_about_equal() -> None:
+    fake: Any = Fake(4)
+    await reference_logprobs(fake, batch(2, rows=60))
+    sizes = [int(part.lengths.sum()) for part in fake.asked]
+    assert max(sizes) - min(sizes) <= 16  # two of the longest contexts
+
+
+@pytest.mark.heavy
+async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    from rl_bridge.generator.settings import ONE_THREAD
+    from rl_bridge.reference.actor import ReferenceActor
+    from rl_bridge.services.fleet import Fleet
+
+    whole = batch(3)
+    async with Fleet(tmp_path / "logs"):
+        reference = await ReferenceActor.options(num_replicas=2, environment=ONE_THREAD).as_service(
+            settings(tiny_policy, folder=tmp_path)
+        )
+        told = await reference_logprobs(reference, whole)
+        model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
+        with torch.no_grad():
+            for place in range(0, len(whole), 5):
+                context = torch.from_numpy(whole.contexts[[whole.context[place]]]).long()
+                logits = model(context).logits[0, whole.position[place]]
+                expected = torch.log_softmax(logits, -1)[whole.target[place]].item()
+                assert told[place] == pytest.approx(expected, abs=1e-4)
+        asking = [asyncio.ensure_future(reference_logprobs(reference, whole)) for _ in range(20)]
+        await asyncio.sleep(0.01)
+        os.kill(reference.replicas[0].pids[0], signal.SIGKILL)
+        for again in await asyncio.gather(*asking):
+            assert again == pytest.approx(told, abs=1e-5)  # other shares are other shapes
