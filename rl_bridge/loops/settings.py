@@ -25,6 +25,7 @@ def engine_settings(config: Config, model_path: Path) -> EngineSettings:
         seed=config.seed,
         weight_update=rollout.weight_update,
         timeout_s=rollout.generate_timeout_s,
+        deterministic=config.deterministic,
     )
 
 
