@@ -69,13 +69,61 @@ def view(data: Tensor, part: StoredPart) -> Tensor:
     return flat.view(part.box.shape)
 
 
-def contained_view(want: Wanted, held: Mapping[int, Tensor]) -> Tensor:
+def copied(wants: Sequence[Wanted], held: Mapping[int, Tensor], like: Like | None) -> dict[str, Tensor]:
+    """Copies of what is wanted, on the devices of `like`."""
+    state = {}
+    for want in wants:
+        model = None if like is None else like[want.name]
+        device = model.device if isinstance(model, Tensor) else torch.device("cpu")
+        state[want.name] = torch.empty(want.box.shape, dtype=want.dtype, device=device)
+        _fill(state[want.name], want, held)
+    return state
+
+
+def seen(
+    wants: Sequence[Wanted], held: Mapping[int, Tensor], staging: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """What is wanted where it lies; what lies in parts, or in another type, put together in `staging`."""
+    state = {}
+    for want in wants:
+        if want.contained:
+            state[want.name] = _contained_view(want, held)
+            continue
+        kept = staging.get(want.name)
+        if kept is None or kept.shape != want.box.shape or kept.dtype != want.dtype:
+            kept = staging[want.name] = torch.empty(want.box.shape, dtype=want.dtype)
+        _fill(kept, want, held)
+        state[want.name] = kept
+    return state
+
+
+def distributed(state: dict[str, Tensor], like: Like | None) -> dict[str, Tensor]:
+    """The tensors, as DTensors where `like` has those."""
+    if like is None or not any(is_dtensor(model) for model in like.values()):
+        return state
+    from torch.distributed.tensor import DTensor
+
+    result = dict(state)
+    for name, model in like.items():
+        if is_dtensor(model):
+            result[name] = DTensor.from_local(
+                state[name],
+                model.device_mesh,
+                model.placements,
+                run_check=False,
+                shape=model.shape,
+                stride=model.stride(),
+            )
+    return result
+
+
+def _contained_view(want: Wanted, held: Mapping[int, Tensor]) -> Tensor:
     """What is wanted, without a copy; for what is `contained`."""
     ((rank, part),) = want.sources
     return view(held[rank], part)[want.box.within(part.box)]
 
 
-def fill(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> None:
+def _fill(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> None:
     """Copy what is wanted into a tensor of its shape, each overlap from where it was published."""
     for rank, part in want.sources:
         overlap = part.box.intersection(want.box)

@@ -6,16 +6,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.assembly import Wanted, contained_view, fill, view, wanted
+from rl_bridge.weights.assembly import Wanted, copied, distributed, seen, view, wanted
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.local import SegmentPublisher, SegmentReader
 from rl_bridge.weights.processes import has_died, own_origin
-from rl_bridge.weights.slices import Like, Shard, is_dtensor, own_shards
+from rl_bridge.weights.slices import Like, Shard, own_shards
 from rl_bridge.weights.snapshot import (
     Contribution,
     Key,
@@ -185,8 +184,8 @@ class WeightStore:
             WeightsError: The key is not there, or not in time; its publisher died; it does not fit `like`.
         """
         async with self._held(key, like) as (wants, held):
-            copied = await _in_thread(lambda: _copied(wants, held, like))
-        return _distributed(copied, like)
+            state = await _in_thread(lambda: copied(wants, held, like))
+        return distributed(state, like)
 
     @asynccontextmanager
     async def open(self, key: Key, like: Like | None = None) -> AsyncIterator[dict[str, Tensor]]:
@@ -209,8 +208,8 @@ class WeightStore:
         async with self._held(key, like) as (wants, held):
             staging = self._staging.pop() if self._staging else {}
             try:
-                state = await _in_thread(lambda: _seen(wants, held, staging))
-                yield _distributed(state, like)
+                state = await _in_thread(lambda: seen(wants, held, staging))
+                yield distributed(state, like)
             finally:
                 if not self._staging:
                     self._staging.append(staging)
@@ -282,50 +281,6 @@ class WeightStore:
 def _pack(slot: Slot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
     for name, shard in shards.items():
         view(slot.target, parts[name]).copy_(shard.local)
-
-
-def _copied(wants: list[Wanted], held: dict[int, Tensor], like: Like | None) -> dict[str, Tensor]:
-    state = {}
-    for want in wants:
-        model = None if like is None else like[want.name]
-        device = model.device if isinstance(model, Tensor) else torch.device("cpu")
-        state[want.name] = torch.empty(want.box.shape, dtype=want.dtype, device=device)
-        fill(state[want.name], want, held)
-    return state
-
-
-def _seen(wants: list[Wanted], held: dict[int, Tensor], staging: dict[str, Tensor]) -> dict[str, Tensor]:
-    state = {}
-    for want in wants:
-        if want.contained:
-            state[want.name] = contained_view(want, held)
-            continue
-        kept = staging.get(want.name)
-        if kept is None or kept.shape != want.box.shape or kept.dtype != want.dtype:
-            kept = staging[want.name] = torch.empty(want.box.shape, dtype=want.dtype)
-        fill(kept, want, held)
-        state[want.name] = kept
-    return state
-
-
-def _distributed(state: dict[str, Tensor], like: Like | None) -> dict[str, Tensor]:
-    """The tensors, as DTensors where `like` has those."""
-    if like is None or not any(is_dtensor(model) for model in like.values()):
-        return state
-    from torch.distributed.tensor import DTensor
-
-    result = dict(state)
-    for name, model in like.items():
-        if is_dtensor(model):
-            result[name] = DTensor.from_local(
-                state[name],
-                model.device_mesh,
-                model.placements,
-                run_check=False,
-                shape=model.shape,
-                stride=model.stride(),
-            )
-    return result
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_bridge.errors import WeightsError
+from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.weights import Box, ShardSpec, WeightStore
+from rl_bridge.weights import store as store_module
 from rl_bridge.weights.attachments import Attachments
 from rl_bridge.weights.directory import LocalDirectory
 from rl_bridge.weights.processes import _started, own_machine
@@ -156,6 +158,8 @@ async def test_a_larger_state_gets_larger_segments_and_old_ones_are_let_go_of(st
     for version in range(1, 9):
         await store.put(version, state_of(float(version), size=100 * version))
         assert_same(await store.get(version), state_of(float(version), size=100 * version))
+        with pytest.raises(WeightsError, match=f"expected version {version - 2} to have been"):
+            await store.get(version - 2)
     gc.collect()
     assert len(segments()) == 2
 
@@ -270,7 +274,8 @@ async def test_a_rank_that_cannot_publish_is_told_to_who_waits(
     # What was there is there still, and the next one works.
     assert_same(await store.get(2), state_of(2.0))
     await store.put(4, state_of(4.0))
-    assert_same(await store.get(4), state_of(4.0))
+    for version in (2, 4):
+        assert_same(await store.get(version), state_of(float(version)))
     await other.close()
 
 
@@ -301,24 +306,74 @@ async def test_what_is_put_together_is_not_shared_by_two_who_hold_it(
     like = {"bias": torch.empty(3, dtype=torch.float64)}
     await store.put(1, state_of(1.0))
     await store.put(2, state_of(2.0))
+    async with store.open(1, like):
+        pass  # from now on there is memory to share
     async with store.open(1, like) as one, store.open(2, like) as other:
         assert one["bias"].tolist() == [-1.0] * 3
         assert other["bias"].tolist() == [-2.0] * 3
 
 
-async def test_a_put_that_is_cancelled_leaves_the_store_in_order(
+async def test_a_put_that_is_cancelled_waits_for_its_thread_and_leaves_the_store_in_order(
     store: WeightStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.put(1, state_of(1.0))
-    putting = asyncio.ensure_future(store.put(2, {"weight": torch.ones(1 << 22)}))
-    await asyncio.sleep(0)
-    putting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await putting
+    packing, go_on = threading.Event(), threading.Event()
+
+    def slowly(*_: object) -> None:
+        packing.set()
+        go_on.wait(10)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "_pack", slowly)
+        putting = asyncio.ensure_future(store.put(2, state_of(2.0)))
+        await asyncio.to_thread(packing.wait, 10)
+        putting.cancel()
+        await asyncio.sleep(0.05)
+        assert not putting.done(), "the thread still writes into the segment"
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
     assert await store.latest() == 1
+    with pytest.raises(WeightsError, match="rank 0 could not publish it: CancelledError"):
+        await store.get(2)
     for version in (2, 3, 4):
         await store.put(version, state_of(float(version)))
         assert_same(await store.get(version), state_of(float(version)))
+
+
+async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, directory: Directory) -> None:
+    await store.put(1, state_of(1.0))
+    old = (await snapshot_of(directory, 1)).contributions[0]
+    assert isinstance(old.location, SegmentAddress)
+    attachments = Attachments()
+    with attachments.hold(1, old.origin, old.location):
+        pass
+    for version in (2, 3):
+        await store.put(version, state_of(float(version)))
+    with pytest.raises(SnapshotOverwritten, match="version 1"), attachments.hold(1, old.origin, old.location):
+        raise AssertionError
+    # And what it tried to hold is not held.
+    assert store._publisher._rings[None].segments[0].readers() == []
+    attachments.close()
+
+
+async def test_who_finds_a_key_just_before_it_is_replaced_gets_what_replaced_it(
+    store: WeightStore, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put(5, state_of(5.0))
+    outdated = await snapshot_of(directory, 5)
+    for _ in range(2):
+        await store.put(5, state_of(50.0))
+    find, answers = directory.find, [outdated]
+
+    async def late(key: Key, wait_s: float) -> object:
+        return answers.pop() if answers else await find(key, wait_s)
+
+    monkeypatch.setattr(directory, "find", late)
+    assert_same(await store.get(5), state_of(50.0))
+    answers += [outdated] * 3
+    with pytest.raises(SnapshotOverwritten, match="version 5"):
+        await store.get(5)
 
 
 async def test_nothing_to_publish_and_a_shallow_store_are_refused(store: WeightStore) -> None:
