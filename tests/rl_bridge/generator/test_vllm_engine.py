@@ -252,13 +252,8 @@ def test_too_many_batches_are_refused_and_the_engine_lives(engine: Any, referenc
 
     futures = [engine.generate(prompts(64), sampling(1.0, tokens=20))]
     futures.append(engine.load(0, weights(reference)))  # until it is through, nothing else is taken
-
-    def overrun() -> None:
-        for _ in range(MAX_WAITING_BATCHES * 2):
-            futures.append(engine.generate([[5]], sampling()))
-
     with pytest.raises(GeneratorError, match="batches waiting"):
-        overrun()
+        futures.extend(engine.generate([[5]], sampling()) for _ in range(MAX_WAITING_BATCHES * 2))
     for future in futures:
         future.result(WAIT_S)
     assert len(ask(engine, prompts(2), sampling())) == 2
