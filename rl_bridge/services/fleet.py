@@ -18,8 +18,9 @@ from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.incarnation import Incarnation
 from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.placement import Placement
 from rl_bridge.services.service import Service
-from rl_bridge.services.supervision import new_mark, supervise, watch_others
+from rl_bridge.services.supervision import ENDED, new_mark, supervise, watch_others
 
 try:
     from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
@@ -88,6 +89,8 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
+        await self._hosts.open()
+        self._placement = Placement(self._hosts.count, len(self._hosts.gpus))
         # vLLM and others leave files where temporary ones go; theirs go together.
         self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         supervise(self._heartbeat_s)
@@ -184,17 +187,32 @@ class Fleet:
                 await asyncio.gather(task, return_exceptions=True)
 
     def _start(self, name: str, options: ServiceOptions) -> Incarnation:
-        place = self._hosts.place(name, options)
-        environment = {"TMPDIR": str(self._scratch)} if self._hosts.local else {}
-        return Incarnation(
+        slot = self._placement.take(options, time.monotonic())
+
+        def environment(rank: int) -> dict[str, str]:
+            gpu = slot.gpu_of(rank)
+            return {
+                **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
+                "CUDA_VISIBLE_DEVICES": "" if gpu is None else self._hosts.gpus[gpu],
+                **options.environment,
+            }
+
+        def judge(lost: "asyncio.Future[str]") -> None:
+            if not lost.cancelled() and not lost.result().startswith(ENDED):
+                self._placement.avoid(slot, time.monotonic())
+
+        incarnation = Incarnation(
             name,
-            place.mesh,
+            self._hosts.mesh_of(slot),
             options,
-            {**environment, **place.environment},
+            environment,
             self._logs,
             heartbeat_s=self._heartbeat_s,
             local=self._hosts.local,
+            on_stopped=lambda: self._placement.release(slot),
         )
+        incarnation.lost.add_done_callback(judge)
+        return incarnation
 
     def _on_unknown_report(self, report: str) -> None:
         # Every process of ours is watched by its own mark; this is about one that Monarch keeps for itself, such as

@@ -12,7 +12,7 @@ from typing import Any
 from rl_bridge.errors import MissingStack
 from rl_bridge.services.mesh import MeshTarget
 from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.supervision import new_mark, unwatch, watch
+from rl_bridge.services.supervision import ENDED, new_mark, unwatch, watch
 
 try:
     from monarch.actor import default_bootstrap_cmd
@@ -25,10 +25,16 @@ LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 8
 
 _MARK_VARIABLE = "ROPEWALK_MARK"
+_LOG_VARIABLE = "ROPEWALK_ROLE_LOG"
 
 # A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
 # that replicas are stopped in order; and what a replica prints belongs in its log, not between progress lines.
-_SHELL = 'mkdir -p "${ROPEWALK_ROLE_LOG%/*}"; trap "" INT; exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1'
+# Another host may have no such folder and no right to make it: there it logs nowhere.
+_SHELL = """mkdir -p "${ROPEWALK_ROLE_LOG%/*}" 2>/dev/null
+( : >>"$ROPEWALK_ROLE_LOG" ) 2>/dev/null || ROPEWALK_ROLE_LOG=/dev/null
+trap "" INT
+exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1
+"""
 
 
 class Incarnation:
@@ -37,11 +43,12 @@ class Incarnation:
     Args:
         name: Names the log files; also in the names of processes.
         hosts: The host mesh to start them on.
-        options: Processes a host, environment.
-        environment: Variables of the place, beside those of the options.
+        options: How many hosts, and processes on each.
+        environment: Variables of each process, by its rank.
         logs: Folder for one log file a process.
         heartbeat_s: Seconds between two looks at whether its processes live.
         local: The hosts are this machine.
+        on_stopped: Told when it has been stopped.
 
     Attributes:
         lost: Done, with the reason, when a process of it is gone.
@@ -52,15 +59,17 @@ class Incarnation:
         name: str,
         hosts: Any,
         options: ServiceOptions,
-        environment: dict[str, str],
+        environment: Callable[[int], dict[str, str]],
         logs: Path,
         *,
         heartbeat_s: float,
         local: bool,
+        on_stopped: Callable[[], None],
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mark = new_mark()
         self._heartbeat_s = heartbeat_s
+        self._on_stopped = on_stopped
         self._local = local
         self._pulse: asyncio.Task[None] | None = None
         label = f"{name.replace('-', '_')}_{self._mark}"
@@ -73,8 +82,12 @@ class Incarnation:
         watch(self._mark, self.lose)
         self._procs = hosts.spawn_procs(
             per_host={label: options.procs},
-            bootstrap_command=_quiet_command(
-                {**environment, **options.environment, _MARK_VARIABLE: self._mark}, self._logs
+            bootstrap_command=lambda point: _quiet_command(
+                {
+                    **environment(point.rank),
+                    _MARK_VARIABLE: self._mark,
+                    _LOG_VARIABLE: str(self._logs[point.rank]),
+                }
             ),
         )
 
@@ -104,7 +117,7 @@ class Incarnation:
     async def _follow(self, pids: tuple[int, ...]) -> None:
         while all(_is_running(pid) for pid in pids):  # noqa: ASYNC110 - they are other processes
             await asyncio.sleep(self._heartbeat_s)
-        self.lose("its process ended")
+        self.lose(ENDED)
 
     async def stop(self) -> None:
         """End what is left of its processes, and of what they started. Bounded; raises nothing."""
@@ -122,6 +135,7 @@ class Incarnation:
             if self._local:
                 kill_marked(self._mark)
             unwatch(self._mark)
+            self._on_stopped()
 
     def tail(self) -> str:
         """The ends of its logs."""
@@ -162,13 +176,8 @@ def _tail(log: Path) -> str:
     return f"--- {log} ---\n" + "\n".join(lines[-LOG_TAIL_LINES:])
 
 
-def _quiet_command(environment: dict[str, str], logs: list[Path]) -> Callable[[Any], Any]:
-    def command_of(point: Any) -> Any:
-        command = default_bootstrap_cmd().with_env(
-            {**environment, "ROPEWALK_ROLE_LOG": str(logs[point.rank])}
-        )
-        command.args = ["-c", _SHELL, command.program, *command.args]
-        command.program = "/bin/sh"
-        return command
-
-    return command_of
+def _quiet_command(environment: dict[str, str]) -> Any:
+    command = default_bootstrap_cmd().with_env(environment)
+    command.args = ["-c", _SHELL, command.program, *command.args]
+    command.program = "/bin/sh"
+    return command

@@ -111,6 +111,10 @@ class ReplicaKeeper:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._leaving.wait(), pause)
                 self.restarts += 1
+        except Exception as error:
+            if self.served.done():
+                raise
+            self._refuse(error)
         finally:
             if self.state is not ReplicaState.FAILED:
                 self.state = ReplicaState.STOPPED
@@ -124,7 +128,10 @@ class ReplicaKeeper:
         self._number += 1
         self.state = ReplicaState.STARTING
         self._owner.record(self.replica, "starting")
-        incarnation = self._incarnation = self._start()
+        try:
+            incarnation = self._incarnation = self._start()
+        except BridgeError as error:
+            return self._begun_badly(error)
         target: MeshTarget | None = None
         vigil: asyncio.Task[None] | None = None
         try:
@@ -166,16 +173,22 @@ class ReplicaKeeper:
         except TargetGone as gone:
             return str(gone)
         except BridgeError as error:
-            if self.served.done():
-                return f"it could not be started again: {error}"
-            # It has never served, so it never will: what it was given is wrong.
-            self.state = ReplicaState.FAILED
-            self.served.set_exception(error)
-            self._leaving.set()
-            return None
+            return self._begun_badly(error)
         finally:
             beginning.cancel()
             await asyncio.gather(beginning, return_exceptions=True)
+
+    def _begun_badly(self, error: BridgeError) -> str | None:
+        if self.served.done():
+            return f"it could not be started again: {error}"
+        # It has never served, so it never will: what it was given is wrong.
+        self._refuse(error)
+        return None
+
+    def _refuse(self, error: Exception) -> None:
+        self.state = ReplicaState.FAILED
+        self.served.set_exception(error)
+        self._leaving.set()
 
     async def _prepare(self, incarnation: Incarnation, target: MeshTarget) -> None:
         self.places = tuple(await target.call_all("_place", (), {}))

@@ -21,6 +21,9 @@ SILENT_BEATS = 10
 LEAST_SILENCE_S = 5.0
 """A machine under load answers late; that is no death."""
 
+ENDED = "its process ended"
+"""How the reason of a loss begins where a process is known to be dead, not only silent."""
+
 OnReport = Callable[[str], None]
 
 _POLL = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
@@ -80,7 +83,7 @@ def _on_fault(failure: Any) -> None:
     # mark. One that names only what has ended comes late. One in an unforeseen form is everybody's.
     marks = set(_MARK.findall(report))
     if (death := _DEATH.search(report)) is not None:
-        report = f"its process ended: {death[1]}"
+        report = f"{ENDED}: {death[1]}"
     with _lock:
         told = [_watched[mark] for mark in marks if mark in _watched] if marks else list(_others.values())
     for loop, on_report in told:

@@ -1,0 +1,94 @@
+"""Which hosts and GPUs a replica gets."""
+
+from dataclasses import dataclass
+
+from rl_bridge.errors import RoleFailed
+from rl_bridge.services.options import ServiceOptions
+
+AVOIDED_S = 60.0
+"""How long a host is the last choice after something on it fell silent."""
+
+
+@dataclass(slots=True, frozen=True)
+class Slot:
+    """Room for one replica.
+
+    Attributes:
+        first: The first of its hosts; the others follow it.
+        hosts: How many.
+        procs: Processes on each of them.
+        gpus: For each host the GPUs of its processes; empty for a replica without.
+    """
+
+    first: int
+    hosts: int
+    procs: int
+    gpus: tuple[tuple[int, ...], ...]
+
+    def gpu_of(self, rank: int) -> int | None:
+        """The GPU of a rank on its host; ranks count through one host after the other."""
+        return self.gpus[rank // self.procs][rank % self.procs] if self.gpus else None
+
+
+class Placement:
+    """Shares hosts out among replicas: fewest processes first, hosts that fell silent last.
+
+    Args:
+        hosts: How many there are.
+        gpus: GPUs on each.
+    """
+
+    def __init__(self, hosts: int, gpus: int) -> None:
+        self._gpus = gpus
+        self._processes = [0] * hosts
+        self._free = [set(range(gpus)) for _ in range(hosts)]
+        self._avoided_until = [0.0] * hosts
+
+    def take(self, options: ServiceOptions, now: float) -> Slot:
+        """Find room for a replica.
+
+        Args:
+            options: Its hosts, processes, and whether it needs GPUs.
+            now: Seconds on any clock that only goes forward.
+
+        Raises:
+            RoleFailed: There is no room.
+        """
+        needed = options.procs if options.with_gpus else 0
+        firsts = [
+            first
+            for first in range(len(self._processes) - options.hosts + 1)
+            if all(len(free) >= needed for free in self._free[first : first + options.hosts])
+        ]
+        if not firsts:
+            raise RoleFailed(
+                f"expected {options.hosts} host(s) in a row with {needed} free GPU(s) each for a replica, got "
+                f"{len(self._processes)} host(s) with {[len(free) for free in self._free]} free; "
+                "give the roles fewer replicas or processes, or the run more hosts"
+            )
+
+        def unwelcome(first: int) -> tuple[int, int]:
+            span = range(first, first + options.hosts)
+            avoided = sum(self._avoided_until[host] > now for host in span)
+            return avoided, sum(self._processes[host] for host in span)
+
+        first = min(firsts, key=unwelcome)
+        gpus = tuple(tuple(sorted(self._free[host]))[:needed] for host in range(first, first + options.hosts))
+        slot = Slot(first, options.hosts, options.procs, gpus if needed else ())
+        for host in range(first, first + options.hosts):
+            self._processes[host] += options.procs
+        for host, taken in enumerate(slot.gpus, first):
+            self._free[host].difference_update(taken)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot's room back."""
+        for host in range(slot.first, slot.first + slot.hosts):
+            self._processes[host] -= slot.procs
+        for host, taken in enumerate(slot.gpus, slot.first):
+            self._free[host].update(taken)
+
+    def avoid(self, slot: Slot, now: float) -> None:
+        """Something on a slot's hosts fell silent: for a while others are preferred."""
+        for host in range(slot.first, slot.first + slot.hosts):
+            self._avoided_until[host] = now + AVOIDED_S

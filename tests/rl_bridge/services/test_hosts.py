@@ -1,0 +1,114 @@
+"""Several hosts: as processes, and as network namespaces whose link is cut."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.heavy
+
+HERE = Path(__file__).parent
+WORKER = (
+    "import sys; from monarch.actor import run_worker_loop_forever; "
+    "run_worker_loop_forever(ca='trust_all_connections', address=sys.argv[1])"
+)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def namespaces() -> Iterator[tuple[str, list[str], list[str]]]:
+    """A namespace for the controller, two for hosts, a link to each: their names, and the controller's ends."""
+    mark = f"{os.getpid() % 100000:x}"
+    controller, hosts = f"rwc{mark}", [f"rwh{number}{mark}" for number in (1, 2)]
+    links = [f"rwl{number}{mark}" for number in (1, 2)]
+    try:
+        for name in (controller, *hosts):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", controller, "addr", "add", "10.77.0.1/32", "dev", "lo")
+        for number, (host, link) in enumerate(zip(hosts, links, strict=True), 1):
+            ip("-n", controller, "link", "add", link, "type", "veth", "peer", "name", "uplink", "netns", host)
+            ip("-n", controller, "addr", "add", f"10.77.{number}.1/24", "dev", link)
+            ip("-n", controller, "link", "set", link, "up")
+            ip("-n", host, "addr", "add", f"10.77.{number}.2/24", "dev", "uplink")
+            ip("-n", host, "link", "set", "uplink", "up")
+            ip("-n", host, "route", "add", "default", "via", f"10.77.{number}.1")
+        yield controller, hosts, links
+    finally:
+        for name in (controller, *hosts):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and the ip command"
+)
+def test_a_cut_link_is_noticed_and_healed(tmp_path: Path) -> None:
+    own, workers = "tcp://10.77.0.1:26700", ["tcp://10.77.1.2:26600", "tcp://10.77.2.2:26600"]
+    with namespaces() as (controller, hosts, links), contextlib.ExitStack() as stack:
+        for host, worker in zip(hosts, workers, strict=True):
+            process = subprocess.Popen(["ip", "netns", "exec", host, sys.executable, "-c", WORKER, worker])
+            stack.callback(process.wait, 20)
+            stack.callback(process.terminate)
+        words = [str(HERE / "hosts_controller.py"), str(tmp_path / "logs"), links[0], own, *workers]
+        ran = subprocess.run(
+            ["ip", "netns", "exec", controller, sys.executable, *words],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["one replica a host"]
+    # It is silence, not a death: nobody said that a process ended.
+    assert [detail for replica, what, detail in found["events"] if what == "lost" and "ended" in detail] == []
+    assert found["calls are answered by who can be reached"]
+    assert found["seconds until they were"] < 20
+    assert found["the new one is where the link is whole"]
+    assert found["seconds until two served again"] < 30
+    assert found["versions"] == [1]
+    assert found["the healed host serves again"]
+    assert found["its version"] == 1
+    assert found["left over"] == []
+
+
+async def test_the_hosts_of_a_job_share_the_replicas(tmp_path: Path) -> None:
+    from monarch.job import ProcessJob
+    from service_roles import Policy, Ranks
+    from service_waits import kill, until, until_gone
+
+    from rl_bridge.services import Fleet, Hosts
+
+    hosts = Hosts.from_job(ProcessJob({"machines": 2}), mesh="machines", gpus_per_host=2)
+    async with Fleet(tmp_path, hosts=hosts, heartbeat_s=0.2) as fleet:
+        policy = await Policy.options(num_replicas=2).as_service()
+        await policy.load.fanout(1)
+        parents = {_parent(pid) for status in policy.replicas for pid in status.pids}
+        assert len(parents) == 2
+        ranks = await Ranks.options(hosts=2, procs=2, with_gpus=True).as_actor()
+        assert len(set(ranks.replicas[0].pids)) == 4
+        assert {_parent(pid) for pid in ranks.replicas[0].pids} == parents
+        shown = [
+            await target.call_all("variable", ("CUDA_VISIBLE_DEVICES",), {})
+            for target in ranks.roster.targets
+        ]
+        assert shown == [["0", "1", "0", "1"]]
+        victim = policy.replicas[0].pids[0]
+        kill(victim)
+        await until(lambda: policy.replicas[0].restarts == 1 and policy.replicas[0].state == "serving")
+        assert (await fleet.guard(policy.generate.route()))[1] == 1
+        pids = [pid for service in (policy, ranks) for status in service.replicas for pid in status.pids]
+    await until_gone([*pids, *parents])
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])

@@ -1,0 +1,49 @@
+"""Which hosts and GPUs replicas get."""
+
+import pytest
+
+from rl_bridge.errors import RoleFailed
+from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.placement import AVOIDED_S, Placement
+
+ONE = ServiceOptions()
+PAIR = ServiceOptions(hosts=2, procs=2, with_gpus=True)
+
+
+def test_replicas_spread_over_hosts_and_room_comes_back() -> None:
+    placement = Placement(hosts=3, gpus=0)
+    slots = [placement.take(ONE, 0.0) for _ in range(4)]
+    assert [slot.first for slot in slots] == [0, 1, 2, 0]
+    placement.release(slots[1])
+    assert placement.take(ONE, 0.0).first == 1
+
+
+def test_gpus_are_shared_out_once() -> None:
+    placement = Placement(hosts=2, gpus=4)
+    pair = placement.take(PAIR, 0.0)
+    assert [pair.gpu_of(rank) for rank in range(4)] == [0, 1, 0, 1]
+    single = placement.take(ServiceOptions(procs=2, with_gpus=True), 0.0)
+    assert (single.first, [single.gpu_of(rank) for rank in range(2)]) == (0, [2, 3])
+    assert placement.take(ONE, 0.0).gpu_of(0) is None
+    with pytest.raises(RoleFailed, match=r"2 host\(s\) in a row with 2 free GPU\(s\) each .* \[0, 2\] free"):
+        placement.take(PAIR, 0.0)
+    placement.release(single)
+    again = placement.take(PAIR, 0.0)
+    assert [again.gpu_of(rank) for rank in range(4)] == [2, 3, 2, 3]
+
+
+def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
+    placement = Placement(hosts=2, gpus=1)
+    slot = placement.take(ONE, 0.0)
+    placement.release(slot)
+    placement.avoid(slot, 0.0)
+    assert [placement.take(ONE, 1.0).first for _ in range(3)] == [1, 1, 1]
+    # Where nothing else has room it is still good enough.
+    needy = ServiceOptions(with_gpus=True)
+    assert [placement.take(needy, 1.0).first for _ in range(2)] == [1, 0]
+    assert placement.take(ONE, AVOIDED_S).first == 0
+
+
+def test_more_hosts_than_there_are_is_an_error() -> None:
+    with pytest.raises(RoleFailed, match=r"expected 2 host\(s\) in a row with 0 free"):
+        Placement(hosts=1, gpus=0).take(ServiceOptions(hosts=2), 0.0)
