@@ -1,0 +1,190 @@
+"""Where a replica's weights come from, in which order it takes them, and for how long it holds what it reads."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generator_fixtures import engine_settings
+from torch import Tensor
+
+from rl_bridge.errors import GeneratorError, WeightsError
+from rl_bridge.generator.engine import LoadFigures
+from rl_bridge.generator.replica import PolicyReplica
+from rl_bridge.types import Completion, SamplingSettings
+
+
+class FakeEngine:
+    """Takes weights when it is told to."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.loads: list[tuple[int, dict[str, Tensor], Future[LoadFigures]]] = []
+        self.asked: list[tuple[Any, ...]] = []
+
+    def load(self, version: int, state: dict[str, Tensor]) -> "Future[LoadFigures]":
+        future: Future[LoadFigures] = Future()
+        self.loads.append((version, state, future))
+        return future
+
+    def finish(self, failure: Exception | None = None) -> None:
+        version, _, future = self.loads[-1]
+        if failure is not None:
+            future.set_exception(failure)
+            return
+        self.version = version
+        future.set_result(LoadFigures(pause_s=0.5, load_s=0.25))
+
+    def generate(self, *asked: Any) -> "Future[list[Completion]]":
+        self.asked.append(asked)
+        future: Future[list[Completion]] = Future()
+        future.set_result(
+            [Completion(tokens=[1], logprobs=[0.0], versions=[0], stopped=True) for _ in asked[0]]
+        )
+        return future
+
+
+class FakeStore:
+    """Has versions 1 to 9; knows which are held."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    @asynccontextmanager
+    async def open(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
+        if version > 9:
+            raise WeightsError(f"there is no version {version}")
+        await asyncio.sleep(0.02 if version == 1 else 0)  # the first is the slowest
+        self.held.append(version)
+        try:
+            yield {"weight": torch.full((2,), float(version))}
+        finally:
+            self.held.remove(version)
+
+
+class FakeCheckpoint:
+    def tensors(self) -> dict[str, Tensor]:
+        return {"weight": torch.zeros(2)}
+
+    def require_like(self, state: dict[str, Tensor]) -> None:
+        if state["weight"][0] == 7:
+            raise WeightsError("a weight is missing")
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.engine, self.store = FakeEngine(), FakeStore()
+        store: Any = self.store
+        self.replica: Any = PolicyReplica(engine_settings(Path("nowhere")), store)
+        self.replica._engine = self.engine
+        self.replica._checkpoint = FakeCheckpoint()
+
+    def update(self, version: int) -> "asyncio.Task[Any]":
+        return asyncio.ensure_future(self.replica.update_weights(version))
+
+    async def until_loads(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.engine.loads) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+async def test_a_snapshot_is_held_until_it_is_loaded() -> None:
+    stage = Stage()
+    task = stage.update(2)
+    await stage.until_loads(1)
+    assert stage.store.held == [2]
+    assert stage.engine.loads[0][1]["weight"].tolist() == [2.0, 2.0]
+    stage.engine.finish()
+    figures = await task
+    assert (figures.version, figures.pause_s, figures.load_s) == (2, 0.5, 0.25)
+    assert figures.transport_s >= 0
+    assert stage.store.held == []
+    assert stage.replica.version() == 2
+
+
+async def test_a_caller_who_leaves_does_not_take_the_snapshot_along() -> None:
+    stage = Stage()
+    task = stage.update(2)
+    await stage.until_loads(1)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert stage.store.held == [2]
+    assert not task.done()
+    stage.engine.finish()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stage.store.held == []
+
+
+async def test_versions_are_taken_in_the_order_asked_for() -> None:
+    stage = Stage()
+    tasks = [stage.update(version) for version in (1, 2, 3)]
+    for count in (1, 2, 3):
+        await stage.until_loads(count)
+        assert len(stage.engine.loads) == count
+        stage.engine.finish()
+    await asyncio.gather(*tasks)
+    assert [version for version, _, _ in stage.engine.loads] == [1, 2, 3]
+
+
+async def test_version_0_is_the_checkpoint() -> None:
+    stage = Stage()
+    assert (await stage.update(0)).load_s == 0
+    assert stage.engine.loads == []  # it is what the engine began with
+    task = stage.update(5)
+    await stage.until_loads(1)
+    stage.engine.finish()
+    await task
+    back = stage.update(0)
+    await stage.until_loads(2)
+    assert stage.engine.loads[1][1]["weight"].tolist() == [0.0, 0.0]
+    stage.engine.finish()
+    assert (await back).version == stage.replica.version() == 0
+
+
+@pytest.mark.parametrize("version", [10, 7])
+async def test_what_cannot_be_taken_changes_nothing(version: int) -> None:
+    stage = Stage()
+    with pytest.raises(WeightsError):
+        await stage.update(version)
+    assert stage.engine.loads == []
+    assert stage.store.held == []
+    later = stage.update(3)
+    await stage.until_loads(1)
+    stage.engine.finish()
+    assert (await later).version == 3
+
+
+async def test_a_load_that_fails_gives_the_snapshot_back() -> None:
+    stage = Stage()
+    task = stage.update(4)
+    await stage.until_loads(1)
+    stage.engine.finish(GeneratorError("half-way"))
+    with pytest.raises(GeneratorError, match="half-way"):
+        await task
+    assert stage.store.held == []
+
+
+async def test_without_a_store_there_is_version_0_alone() -> None:
+    replica = PolicyReplica(engine_settings(Path("nowhere")))
+    assert (await replica.update_weights(0)).version == 0
+    with pytest.raises(WeightsError, match="expected a store of weights to take version 1 from"):
+        await replica.update_weights(1)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+async def test_one_prompt_is_a_batch_of_one(seed: int | None) -> None:
+    stage = Stage()
+    hot = SamplingSettings(temperature=2.0, max_new_tokens=3)
+    assert (await stage.replica.generate([1, 2], hot, seed)).tokens == [1]
+    await stage.replica.generate([3])
+    seeds: Sequence[int] | None = None if seed is None else [seed]
+    assert stage.engine.asked == [
+        ([[1, 2]], hot, seeds),
+        ([[3]], stage.replica._settings.sampling, None),
+    ]
