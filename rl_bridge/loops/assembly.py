@@ -18,7 +18,7 @@ from rl_bridge.errors import ConfigError, ReplicaLost
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.introductions import Introductions
-from rl_bridge.loops.observation import SpanCollector
+from rl_bridge.loops.observer import RunObserver
 from rl_bridge.loops.rewind import rewind
 from rl_bridge.loops.roles import start_roles
 from rl_bridge.loops.run import Run
@@ -116,6 +116,7 @@ async def open_run(
             buffer=buffer,
             dispatcher=dispatcher,
             sync=sync,
+            observer=RunObserver(fleet),
             metrics=metrics,
             history=GroupHistory(folder, buffer.ledger),
             console=console,
@@ -125,12 +126,12 @@ async def open_run(
             console.print(
                 f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
             )
-        collector = SpanCollector(fleet)
         await stack.enter_async_context(
             StatusServer(
                 config.monarch.master_addr,
                 config.monarch.coord_port,
-                lambda: snapshot(run, fleet, servers, collector),
+                lambda: snapshot(run, fleet, servers),
+                refresh=run.observer.refresh,
                 folder=folder,
             )
         )

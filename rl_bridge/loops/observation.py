@@ -1,6 +1,7 @@
 """What can be seen of a run from outside: its processes' time, and the rows of a snapshot."""
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from rl_bridge.metrics.throughput import TRAINED
 from rl_bridge.types import PolicyVersion
 
 if TYPE_CHECKING:
+    from rl_bridge.environments.servers import EnvironmentServers
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.service import Service
 
@@ -98,6 +100,23 @@ def service_rows(
         )
         for name, service in fleet.services.items()
     )
+
+
+def server_row(servers: "EnvironmentServers") -> ServiceRow:
+    """The environment's servers. Of one that somebody else has started nothing is known but where it is."""
+    host = socket.gethostname()
+    started = tuple(
+        ReplicaRow(
+            id=number,
+            state=server.state,
+            host=host,
+            pids=() if server.pid is None else (server.pid,),
+            restarts=server.restarts,
+        )
+        for number, server in enumerate(servers.status)
+    )
+    given = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
+    return ServiceRow(name="environment", replicas=started or given)
 
 
 def event_rows(fleet: "Fleet") -> tuple[EventRow, ...]:

@@ -15,18 +15,17 @@ from rl_bridge.config import Config
 from rl_bridge.errors import RoleFailed
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.iteration import Iteration
+from rl_bridge.loops.observer import RunObserver
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import MetricsLog, span
 from rl_bridge.metrics.console import iteration_line
+from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.services import LocalService
 from rl_bridge.types import Group, PolicyVersion
-
-ELAPSED = "time/elapsed_s"
-"""Logged with each iteration: wall time of the training up to it, set-up apart, over every resumption."""
 
 
 class Preempted(Exception):  # noqa: N818 - no error
@@ -49,6 +48,7 @@ class Run:
         buffer: Groups between workers and trainer.
         dispatcher: Keeps groups in flight over the rollout workers.
         sync: Brings new weights to the generators.
+        observer: Knows what the processes do.
         metrics: Sinks.
         history: What became of each group.
         console: What a person watches.
@@ -67,6 +67,7 @@ class Run:
     buffer: ReplayBuffer
     dispatcher: Dispatcher
     sync: WeightSync
+    observer: RunObserver
     metrics: MetricsLog
     history: GroupHistory
     console: Console
@@ -128,6 +129,8 @@ class Run:
         if self.version == iterations or (every and self.version % every == 0):
             with span("probe", waits_for="policy"):
                 complete.update(await self.probe())
+        with span("ask for spans", waits_for="processes"):
+            complete.update(await self.observer.spans.figures())
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete

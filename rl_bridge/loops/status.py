@@ -5,13 +5,7 @@ import socket
 import time
 
 from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.loops.observation import (
-    SpanCollector,
-    event_rows,
-    group_counts,
-    lease_rows,
-    service_rows,
-)
+from rl_bridge.loops.observation import event_rows, group_counts, lease_rows, server_row, service_rows
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.services import Fleet
@@ -20,7 +14,7 @@ BEGAN = time.time()
 """When this process was started, near enough."""
 
 
-def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers, collector: SpanCollector) -> StatusSnapshot:
+def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers) -> StatusSnapshot:
     """Take a snapshot; nothing is waited for."""
     return StatusSnapshot(
         name=run.folder.name,
@@ -33,10 +27,10 @@ def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers, collector: Spa
         version=run.version,
         served=run.buffer.admission.served,
         max_staleness=run.config.rollout.max_staleness,
-        services=service_rows(fleet, {}),
+        services=(*service_rows(fleet, run.observer.versions), server_row(servers)),
         groups=group_counts(run.buffer.ledger),
-        leases=lease_rows(run.buffer.ledger, {}, now=time.monotonic()),
+        leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),
         events=event_rows(fleet),
-        spans=collector.known,
+        spans=run.observer.spans.known,
         figures=run.newest,
     )

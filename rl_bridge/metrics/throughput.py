@@ -16,7 +16,7 @@ TRAINED: Final = "trained"
 GROUPS: Final = "rollout/groups"
 """Logged with each iteration: how many groups it was trained on."""
 ELAPSED: Final = "time/elapsed_s"
-"""Logged with each iteration: the time of training up to it."""
+"""Logged with each iteration: wall time of the training up to it, set-up apart, over every resumption."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

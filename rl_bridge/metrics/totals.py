@@ -63,7 +63,11 @@ class SpanTotals:
             began=self.began,
             wall_s=self.wall_s - earlier.wall_s,
             cpu_s=self.cpu_s - earlier.cpu_s,
-            seconds={key: spent - earlier.seconds.get(key, 0.0) for key, spent in self.seconds.items()},
+            seconds={
+                key: spent - earlier.seconds.get(key, 0.0)
+                for key, spent in self.seconds.items()
+                if spent > earlier.seconds.get(key, 0.0)
+            },
         )
 
     def merged(self, other: Self) -> Self:

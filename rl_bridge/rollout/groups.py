@@ -59,6 +59,7 @@ def rollout_figures(groups: Sequence[Group], *, version: int) -> Mapping[str, fl
         "reward/mean": sum(t.reward for t in trajectories) / count,
         "rollout/trajectories": float(count),
         "rollout/turns_mean": sum(len(t.turns) for t in trajectories) / count,
+        "rollout/groups": float(len(groups)),
         "rollout/zero_variance_share": 1.0 - with_variance / len(groups),
         "rollout/truncated_share": sum(n for e, n in endings.items() if e.is_truncated()) / count,
         **{f"rollout/ending/{ending.value}": endings[ending] / count for ending in Ending},

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLost, RoleFailed, RolloutError, TrainerWentBack
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.history import GroupHistory
+from rl_bridge.loops.observer import RunObserver
 from rl_bridge.loops.rewind import rewind
 from rl_bridge.loops.run import Preempted, Run
 from rl_bridge.loops.settings import dispatch_settings
@@ -198,6 +200,7 @@ class Stage:
                     buffer=buffer,
                     dispatcher=dispatcher,
                     sync=sync,
+                    observer=RunObserver(SimpleNamespace(services={})),  # type: ignore[arg-type]
                     metrics=metrics,
                     history=GroupHistory(self.folder, buffer.ledger),
                     console=Console(file=io.StringIO()),

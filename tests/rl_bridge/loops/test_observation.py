@@ -10,8 +10,10 @@ from rl_bridge.loops.observation import (
     event_rows,
     group_counts,
     lease_rows,
+    server_row,
     service_rows,
 )
+from rl_bridge.loops.observer import RunObserver
 from rl_bridge.metrics import Spans, SpanTotals
 
 
@@ -78,6 +80,45 @@ def test_mesh_and_versions() -> None:
     assert (first.id, first.state, first.host, first.pids) == (0, "serving", "one", (7, 8))
     assert (first.in_flight, first.restarts, first.version) == (3, 1, 12)
     assert (second.host, second.version) == (None, None)
+
+
+def test_environment_servers_are_a_service_too() -> None:
+    started = SimpleNamespace(state="restarting", pid=None, restarts=2)
+    row = server_row(SimpleNamespace(status=[started], urls=()))  # type: ignore[arg-type]
+    assert row.name == "environment"
+    (server,) = row.replicas
+    assert (server.state, server.pids, server.restarts) == ("restarting", (), 2)
+    given = server_row(SimpleNamespace(status=[], urls=("http://a:1", "http://b:2")))  # type: ignore[arg-type]
+    assert [server.host for server in given.replicas] == ["http://a:1", "http://b:2"]
+    assert {server.pids for server in given.replicas} == {()}  # they count for no host
+
+
+async def test_who_serves_what_and_works_on_what_is_asked() -> None:
+    class Answering:
+        def __init__(self, **values: Any) -> None:
+            self.endpoints = frozenset(values)
+            for name, value in values.items():
+                setattr(self, name, SimpleNamespace(fanout=self.answer(value)))
+
+        @staticmethod
+        def answer(value: Any) -> Any:
+            async def fanout() -> SimpleNamespace:
+                if isinstance(value, Exception):
+                    raise value
+                return SimpleNamespace(values=value)
+
+            return fanout
+
+    observer = RunObserver(
+        fleet(
+            policy=Answering(version={0: 3, 1: 2}, spans=RuntimeError("gone")),  # type: ignore[arg-type]
+            rollout=Answering(playing={0: (7, 8), 1: ()}, version=RuntimeError("gone")),  # type: ignore[arg-type]
+        )
+    )
+    await observer.refresh()
+    assert observer.versions == {"policy": {0: 3, 1: 2}, "rollout": {}}
+    assert observer.workers == {7: "rollout-0", 8: "rollout-0"}
+    assert observer.spans.known.keys() == {"controller"}
 
 
 def test_last_events_with_their_reasons() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -105,12 +104,10 @@ async def test_engine_trainer_and_workers_account_for_their_time(tiny_policy: Pa
     await store.close()
 
     del spent["controller"]
-    figures: dict[str, Any] = {process: totals.figures("") for process, totals in spent.items()}
-    assert figures.keys() == {"policy-0", "trainer-0", "rollout-0"}
+    assert spent.keys() == {"policy-0", "trainer-0", "rollout-0"}
     for process, totals in spent.items():
         assert totals.wall_s > 0.1
-        assert totals.unaccounted_s / totals.wall_s <= UNACCOUNTED, (process, figures[process])
+        assert totals.unaccounted_s / totals.wall_s <= UNACCOUNTED, (process, totals)
     assert {"generate", "load weights"} <= spent["policy-0"].work.keys()
     assert {"train", "push"} <= spent["trainer-0"].work.keys()
     assert {"environment", "policy", "assignments"} <= spent["rollout-0"].idle.keys()
-    print(figures)

@@ -5,19 +5,23 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rl_bridge.config import Config
 from rl_bridge.metrics.status import ReplicaRow, StatusSnapshot
 
 pytestmark = pytest.mark.heavy
 
 PATIENCE_S = 60.0
+CONFIG = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}}
 
 
 async def test_mesh_leases_and_a_restart_are_seen_from_outside(tmp_path: Path) -> None:
-    from rl_bridge.loops.observation import SpanCollector
     from rl_bridge.loops.observer import RunObserver
+    from rl_bridge.loops.status import snapshot
     from rl_bridge.metrics.status_server import StatusServer, ask_status, served_address
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.synthetic.actor import SyntheticRolloutActor, SyntheticTrainerActor
@@ -29,17 +33,21 @@ async def test_mesh_leases_and_a_restart_are_seen_from_outside(tmp_path: Path) -
     async with Fleet(tmp_path / "logs") as fleet:
         rollout = await SyntheticRolloutActor.options(name="rollout", num_replicas=2).as_service(settings)
         trainer = await SyntheticTrainerActor.options(name="trainer").as_service(settings)
-        buffer, collector = make_buffer(settings), SpanCollector(fleet)
-        observer = RunObserver(
-            fleet,
-            buffer,
-            collector,
-            folder=tmp_path,
-            iterations=settings.iterations,
-            version=lambda: buffer.admission.served,
-        )
-        server = StatusServer("127.0.0.1", 0, observer.snapshot, refresh=observer.refresh, folder=tmp_path)
-        async with server:
+        buffer, observer = make_buffer(settings), RunObserver(fleet)
+        servers: Any = SimpleNamespace(status=[], urls=("http://elsewhere:8000",))
+
+        def take() -> StatusSnapshot:
+            run: Any = SimpleNamespace(
+                folder=tmp_path,
+                config=Config.model_validate(CONFIG),
+                version=buffer.admission.served,
+                buffer=buffer,
+                observer=observer,
+                newest={},
+            )
+            return snapshot(run, fleet, servers)
+
+        async with StatusServer("127.0.0.1", 0, take, refresh=observer.refresh, folder=tmp_path):
             job = asyncio.ensure_future(run_job(settings, rollout, trainer, buffer))
 
             async def seen(wanted: Callable[[StatusSnapshot], bool]) -> StatusSnapshot:
@@ -54,6 +62,7 @@ async def test_mesh_leases_and_a_restart_are_seen_from_outside(tmp_path: Path) -
             assert {service.name: len(service.replicas) for service in first.services} == {
                 "rollout": 2,
                 "trainer": 1,
+                "environment": 1,
             }
             assert first.pid == os.getpid()
             assert len(first.hosts) == 1

@@ -202,8 +202,8 @@ def totals(began: float, wall_s: float, **work: float) -> SpanTotals:
 
 def test_window_is_what_was_spent_since_the_last_one() -> None:
     window = SpanWindow()
-    assert window.advance({"trainer-0": totals(1, 10, train=6)})["trainer-0"].work == {"train": 6}
-    spent = window.advance({"trainer-0": totals(1, 14, train=9, save=1)})["trainer-0"]
+    assert window.advance({"trainer-0": totals(1, 10, train=4, start=2)})["trainer-0"].work["train"] == 4
+    spent = window.advance({"trainer-0": totals(1, 14, train=7, start=2, save=1)})["trainer-0"]
     assert (spent.wall_s, spent.work, spent.unaccounted_s) == (4, {"train": 3, "save": 1}, 0)
 
 

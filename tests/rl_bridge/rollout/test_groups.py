@@ -107,6 +107,7 @@ def test_figures_by_hand() -> None:
         "reward/mean": -0.125,
         "rollout/trajectories": 4.0,
         "rollout/turns_mean": 2.0,
+        "rollout/groups": 2.0,
         "rollout/zero_variance_share": 0.5,
         "rollout/truncated_share": 0.5,
         "rollout/ending/completed": 0.25,
