@@ -17,6 +17,7 @@ import pytest
 from rl_bridge.errors import RewardFailed
 from rl_bridge.rewards import pool as pool_module
 from rl_bridge.rewards.pool import RewardPool
+from rl_bridge.rewards.worker import RewardWorker
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -54,6 +55,10 @@ def alive(pid: int) -> bool:
 async def pids_in(file: Path) -> list[int]:
     await until(file.exists)
     return [int(word) for word in file.read_text().split()]  # noqa: ASYNC240
+
+
+def guards() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "_guard.py" in " ".join(child.cmdline())]
 
 
 async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
@@ -109,6 +114,27 @@ async def test_a_killed_process_costs_nobody_a_reward(tmp_path: Path) -> None:
         # One that kills whatever evaluates it is left out, and counted as infrastructure's failure.
         assert await ask(pool, "die") is None
         assert (pool.counts.lost, pool.counts.scored) == (1, 5)
+        assert await ask(pool, "return", 1) == 1.0
+
+
+async def test_a_process_that_had_died_before_is_no_loss_of_the_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RewardWorker, "lost", False)  # as if nobody had noticed yet
+    async with open_pool() as pool:
+        for pid in pool.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert await ask(pool, "return", 1) == 1.0
+        assert (pool.counts.workers_lost, pool.counts.lost) == (2, 0)
+
+
+async def test_a_slot_that_was_given_to_somebody_who_left_goes_to_the_next() -> None:
+    async with open_pool(workers=1) as pool:
+        worker = await pool._take()
+        leaving = asyncio.ensure_future(pool._take())
+        await asyncio.sleep(0)
+        pool._give(worker)
+        leaving.cancel()
         assert await ask(pool, "return", 1) == 1.0
 
 
@@ -179,7 +205,7 @@ async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str,
     with pytest.raises(RewardFailed, match=words):
         async with open_pool(function, workers=1):
             pytest.fail("it was started")
-    assert [child for child in psutil.Process().children() if "_guard.py" in " ".join(child.cmdline())] == []
+    assert guards() == []
 
 
 async def test_a_module_that_cannot_be_imported_is_told_at_the_start() -> None:
@@ -218,12 +244,15 @@ async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
         with pytest.raises(RewardFailed, match="got one that was closed"):
             await task
     assert not alive(pid)
+    await until(lambda: not pool._renewals)
     assert pool.pids == []
+    assert guards() == []
 
 
 OWNER = """
 import asyncio, sys
 from rl_bridge.rewards.pool import RewardPool
+from rl_bridge.rewards.worker import RewardWorker
 
 async def main():
     async with RewardPool(["reward_functions.compute_reward"], workers=1, timeout_s=600) as pool:
@@ -274,4 +303,4 @@ async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
         assert len(pool._idle) == 3
         assert not pool._waiting
         assert len(set(await asyncio.gather(*(ask(pool, "pid") for _ in range(30))))) == 3
-    assert [child for child in psutil.Process().children() if "_guard.py" in " ".join(child.cmdline())] == []
+    assert guards() == []
