@@ -160,8 +160,16 @@ class Ledger:
         self._finished.add(ended.group)
         return True
 
-    def lose(self, lease: int) -> bool:
-        """The work is gone: the group waits again, ahead of new ones, or is dropped. False where it is no news."""
+    def lose(self, lease: int, *, floor: PolicyVersion | None = None) -> bool:
+        """The work is gone: the group waits again, ahead of new ones, or is dropped.
+
+        Args:
+            lease: Whose work it was.
+            floor: The oldest weights in what is kept of the group; None where nothing is.
+
+        Returns:
+            Whether the group waits again.
+        """
         losses = self._losses.get(lease, 0) + 1
         ended = self._end(lease)
         if ended is None:
@@ -169,8 +177,8 @@ class Ledger:
         self.lost += 1
         if self._max_losses is not None and losses > self._max_losses:
             self._drop(ended.group, f"lost {losses} times")
-        else:
-            self._waiting.append(_Waiting(group=ended.group, attempts=ended.attempt, losses=losses))
+            return False
+        self._waiting.append(_Waiting(group=ended.group, attempts=ended.attempt, losses=losses, floor=floor))
         return True
 
     def give_back(self, lease: int, *, floor: PolicyVersion | None) -> bool:

@@ -100,9 +100,9 @@ class ReplayBuffer:
         self._tell_sampler()
         return True
 
-    def lose(self, lease: Lease) -> bool:
+    def lose(self, lease: Lease, *, floor: PolicyVersion | None = None) -> bool:
         """The work under a lease is gone; see `Ledger.lose`."""
-        return self._ended(lease, self.ledger.lose(lease.id))
+        return self._ended(lease, self.ledger.lose(lease.id, floor=floor))
 
     def give_back(self, lease: Lease, *, floor: PolicyVersion | None) -> bool:
         """Others shall go on with the work; see `Ledger.give_back`."""
@@ -218,11 +218,10 @@ class ReplayBuffer:
             self.ledger.train(group.id, version)
         return taken
 
-    def _ended(self, lease: Lease, current: bool) -> bool:
+    def _ended(self, lease: Lease, outcome: bool) -> bool:
         self._was_cut.discard(lease.id)
-        if current:
-            self._notify()
-        return current
+        self._notify()
+        return outcome
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

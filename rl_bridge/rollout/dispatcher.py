@@ -232,7 +232,7 @@ class Dispatcher:
                 result = await self._rollout.play.route(assignment)
         except (ReplicaLost, NoReplica, TimeoutError) as error:
             logger.warning("group %d is played again: %s", lease.group, error or "its worker does not answer")
-            self._buffer.lose(lease)
+            self._hand_on(lease, kept, waits=self._buffer.lose(lease, floor=lease.floor if kept else None))
             if isinstance(error, TimeoutError):
                 self._cut([lease])
             return
@@ -243,8 +243,9 @@ class Dispatcher:
     ) -> None:
         if result.preempted:
             kept = _final(outcomes.items())
-            if self._buffer.give_back(lease, floor=lease.floor if kept else None):
-                self._kept[lease.group] = kept
+            waits = self._buffer.give_back(lease, floor=lease.floor if kept else None)
+            self._hand_on(lease, kept, waits=waits)
+            if waits:
                 self.counts.attempted(result)
             return
         trajectories = [one for _, one in sorted(outcomes.items()) if isinstance(one, Trajectory)]
@@ -259,6 +260,10 @@ class Dispatcher:
             self.counts.attempted(result)
             self.counts.ended(outcomes.values())
             self._require_some_success(outcomes.values())
+
+    def _hand_on(self, lease: Lease, kept: dict[int, Outcome], *, waits: bool) -> None:
+        if waits and kept:
+            self._kept[lease.group] = kept
 
     def _require_some_success(self, outcomes: Iterable[Outcome]) -> None:
         if self._lost_in_a_row >= self._buffer.admission.groups_per_batch:

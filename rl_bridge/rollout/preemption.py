@@ -46,7 +46,10 @@ async def on_termination(notify: Callable[[], None]) -> None:
 
 
 def _running_loops() -> list[asyncio.AbstractEventLoop]:
-    # Loops know no list of themselves, and only the thread of one can name it.
+    # Loops know no list of themselves, and only the thread of one can name it. By its type: some objects of other
+    # libraries do things when they are asked for their class.
     return [
-        one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop) and one.is_running()
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), asyncio.AbstractEventLoop) and one.is_running()
     ]

@@ -18,10 +18,15 @@ class SlowPolicy(ServiceActor):
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._version = 0
+        self._asked = 0
 
     @concurrent_endpoint
     async def update_weights(self, version: int) -> None:
         self._version = version
+
+    @concurrent_endpoint
+    async def asked(self) -> int:
+        return self._asked
 
     @concurrent_endpoint
     async def generate_many(
@@ -31,6 +36,7 @@ class SlowPolicy(ServiceActor):
         seeds: Sequence[int] | None = None,
     ) -> list[Completion]:
         version = self._version
+        self._asked += len(prompts)
         await asyncio.sleep(self._wait_s)
         return [
             Completion(tokens=[3 + seed % 8], logprobs=[-0.5], versions=[version], stopped=True)
