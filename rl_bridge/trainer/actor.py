@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from monarch.actor import concurrent_endpoint, context, endpoint
+from monarch.actor import concurrent_endpoint, context
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, RankLost, TrainingError
@@ -21,7 +21,7 @@ from rl_bridge.titan.ranks import ALONE, Rank
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.trainer import Trainer
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights import SharedMemoryPublisher, SnapshotHandle, WeightStore
+from rl_bridge.weights import WeightStore
 
 T = TypeVar("T")
 
@@ -49,7 +49,6 @@ class TrainerActor(ServiceActor):
         self._store = store
         self._rank = ALONE
         self._thread = ThreadPoolExecutor(1, "trainer")
-        self._publisher = SharedMemoryPublisher()
 
     @concurrent_endpoint
     async def setup(self) -> None:
@@ -125,9 +124,8 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Finish what is being written, and give the shared memory back."""
+        """Finish what is under way, and leave."""
         await self._work("close", self._trainer.close)
-        self._publisher.close()
         if self._store is not None:
             await self._store.close()
 
@@ -165,28 +163,3 @@ class TrainerActor(ServiceActor):
             for left in folder.glob(f"{_MEETING}*"):
                 if left != self._rank.meeting:
                     left.unlink(missing_ok=True)
-
-    # For an assembly that spawns roles without services.
-
-    @endpoint
-    async def start(self, resume: bool) -> PolicyVersion:
-        """Load the model, and the newest checkpoint where asked; returns the version."""
-        self._trainer = await self._work("start", Trainer, self._settings)
-        return (await self._work("start", self._trainer.resume)).version if resume else 0
-
-    @endpoint
-    async def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Train one iteration; returns its figures."""
-        return await self._work("train", self._trainer.step, batch)
-
-    @endpoint
-    async def publish(self) -> SnapshotHandle:
-        """Put a snapshot of the weights where generators can read it."""
-        return self._publisher.publish(self._trainer.version, self._trainer.hf_state_dict())
-
-    @endpoint
-    async def save(self, last: bool) -> None:
-        """Write a checkpoint if one is due."""
-        interval, version = self._settings.trainer.checkpoint_interval, self._trainer.version
-        if interval and (last or version % interval == 0):
-            await self._work("save", self._trainer.save, version)

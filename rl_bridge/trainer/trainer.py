@@ -11,20 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.aggregation import token_weights
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.policy_loss import LossSettings
 from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.buffer.packing import pack
 from rl_bridge.errors import CheckpointError, NonFiniteLoss, TrainerWentBack
-from rl_bridge.titan.logprobs import rows_log_distributions
 from rl_bridge.titan.model import Parallelism, TitanModel, own_device
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
 from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
 from rl_bridge.trainer.figures import FigureAccumulator, figures_of
+from rl_bridge.trainer.gradients import Gradients
 from rl_bridge.trainer.readers import Readers
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.types import PolicyVersion
@@ -88,6 +85,7 @@ class Trainer:
         self._shuffle = np.random.default_rng(settings.seed)
         self._checkpoints = Checkpoints(settings.folder)
         self._readers = Readers()
+        self._gradients = Gradients(self._model, settings)
 
     def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
@@ -144,7 +142,7 @@ class Trainer:
         waited = 0.0
         learning_rate = self._scheduler.schedulers[0].get_last_lr()[0]
         for part in batch.split_by_trajectory(config.updates_per_iteration, self._shuffle):
-            losses.append(self._backward(part, loss_settings, accumulator, fresh=not losses))
+            losses.append(self._gradients.accumulate(part, loss_settings, accumulator, fresh=not losses))
             norms.append(self._clip(losses[-1]))
             waited += self._readers.wait_until_none(self._settings.collective_timeout_s)
             self._optimizer.step()
@@ -181,67 +179,6 @@ class Trainer:
             final_factor=algorithm.entropy_final_factor,
         )
         return replace(settings, entropy_coef=coefficient)
-
-    def _backward(
-        self, batch: TrainBatch, loss_settings: LossSettings, accumulator: FigureAccumulator, *, fresh: bool
-    ) -> float:
-        """The loss of one update over all ranks; each has the gradient of its own share of the weights."""
-        # Weights are those of the whole batch, so the parts of micro-batches and ranks simply add up.
-        weights = token_weights(
-            batch.trajectory,
-            aggregation=self._settings.algorithm.aggregation,
-            max_length=self._settings.max_loss_tokens,
-        )
-        parts = list(batch.micro_batches(self._rows_a_pass(batch)))
-        first, ranks = self._model.data_rank, self._model.data_ranks
-        total = 0.0
-        for start in range(0, len(parts), ranks):
-            with self._model.spmd():
-                if start + first < len(parts):
-                    micro, chosen = parts[start + first]
-                    total += self._pass(micro, weights[chosen], loss_settings, accumulator, fresh=fresh)
-                else:
-                    self._idle_pass()
-        return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))
-
-    def _rows_a_pass(self, batch: TrainBatch) -> int:
-        rows = pack(batch.lengths).rows
-        passes = self._settings.gradient_accumulation_steps * self._model.data_ranks
-        return min(self._settings.trainer.micro_batch_size, math.ceil(rows / passes))
-
-    def _pass(
-        self,
-        micro: TrainBatch,
-        weights: NDArray[np.float32],
-        loss_settings: LossSettings,
-        accumulator: FigureAccumulator,
-        *,
-        fresh: bool,
-    ) -> float:
-        device, reference = self._model.device, micro.reference_logprobs
-        rows = micro.packed(multiple_of=self._model.row_multiple)
-        loss, figures = policy_loss(
-            LossInputs(
-                log_distribution=rows_log_distributions(
-                    self._model, rows, temperature=self._settings.temperature
-                ),
-                targets=torch.from_numpy(micro.target).to(device),
-                old_logprobs=torch.from_numpy(micro.old_logprobs).to(device),
-                advantages=torch.from_numpy(micro.advantages).to(device),
-                weights=torch.from_numpy(weights).to(device),
-                reference_logprobs=None if reference is None else torch.from_numpy(reference).to(device),
-            ),
-            loss_settings,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        accumulator.add(figures, fresh=fresh)
-        accumulator.add_rows(valid=int(micro.lengths.sum()), padded=rows.tokens.size)
-        return float(loss.detach())
-
-    def _idle_pass(self) -> None:
-        """Take part in the others' collectives without a share of the batch."""
-        tokens = torch.zeros((1, self._model.row_multiple), dtype=torch.int64, device=self._model.device)
-        (self._model.logits(tokens).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
 
     def _clip(self, loss: float) -> float:
         norm = titan_dist.clip_grad_norm_(

@@ -121,16 +121,16 @@ def test_heads_that_cannot_be_shared_are_refused(pair: Ranks, tiny_policy: Path,
 def test_accumulation_takes_more_passes_to_the_same_gradient(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_bridge.trainer.trainer import Trainer
+    from rl_bridge.trainer.gradients import Gradients
 
     passes: list[int] = []
-    original = Trainer._pass
+    original = Gradients._pass
 
-    def counted(self: Trainer, micro: TrainBatch, *arguments: Any, **options: Any) -> float:
+    def counted(self: Gradients, micro: TrainBatch, *arguments: Any, **options: Any) -> float:
         passes[-1] += 1
         return original(self, micro, *arguments, **options)
 
-    monkeypatch.setattr(Trainer, "_pass", counted)
+    monkeypatch.setattr(Gradients, "_pass", counted)
     states = []
     for steps in (1, 4):
         trainer = alone(policy, tmp_path, ranks={"gradient_accumulation_steps": steps}, micro_batch_size=4096)
