@@ -13,6 +13,7 @@ from rl_bridge.weights import WeightStore
 
 FIRST = "the first transfer"
 STEADY = "from then on"
+MEMORY = "a rank's memory / the model"
 
 
 class BenchError(Exception):
@@ -69,8 +70,7 @@ async def _transfer(trainer: Any, generator: Any, version: int, add: Callable[[s
     add("memcpy ms", 1000 * taken.memcpy_s)
     add("to tensors / memcpy", (taken.opened - began) / taken.memcpy_s)
     add("to the engine's own memory / memcpy", (taken.copied - began) / taken.memcpy_s)
-    add("a rank's private memory / the model", max(put.private_mb for put in puts) / megabytes)
-    add("a rank's shared memory / the model", max(put.shared_mb for put in puts) / megabytes)
+    add(MEMORY, max(put.memory_mb for put in puts) / megabytes)
     began = time.monotonic()
     add("get, into fresh memory ms", 1000 * (await generator.get.call_one(version) - began))
 

@@ -25,14 +25,12 @@ class Put:
     Attributes:
         began: When, in seconds of the machine's monotonic clock.
         seconds: How long the rank was busy with it.
-        private_mb: The peak of its private memory meanwhile, beyond what it had.
-        shared_mb: The same of its shared memory.
+        memory_mb: The peak of its memory meanwhile, private and shared, beyond what it had.
     """
 
     began: float
     seconds: float
-    private_mb: float
-    shared_mb: float
+    memory_mb: float
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -78,19 +76,12 @@ class TrainerRole(Actor):  # type: ignore[misc]
     @endpoint  # type: ignore[untyped-decorator]
     async def put(self, version: int) -> Put:
         """Publish."""
-        before = _memory()
+        before = _memory_mb("VmRSS")
         _forget_peak()
         began = time.monotonic()
         await self._store.put(version, self._state, rank=self._rank, ranks=self._ranks)
         seconds = time.monotonic() - began
-        after = _memory()
-        shared = after["RssShmem"] - before["RssShmem"]
-        return Put(
-            began=began,
-            seconds=seconds,
-            private_mb=after["VmHWM"] - before["VmRSS"] - shared,
-            shared_mb=shared,
-        )
+        return Put(began=began, seconds=seconds, memory_mb=_memory_mb("VmHWM") - before)
 
 
 class GeneratorRole(Actor):  # type: ignore[misc]
@@ -138,11 +129,10 @@ def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _memory() -> dict[str, float]:
-    """The process's memory by kind, in MiB."""
-    found = {}
+def _memory_mb(kind: str) -> float:
+    """A line of the process's status, in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
-        if name in ("VmHWM", "VmRSS", "RssAnon", "RssShmem"):
-            found[name] = int(value.split()[0]) / 1024
-    return found
+        if name == kind:
+            return int(value.split()[0]) / 1024
+    raise ValueError(f"expected {kind} in /proc/self/status")

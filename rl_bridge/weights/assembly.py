@@ -1,12 +1,13 @@
 """From the bytes that ranks have published to the tensors that a reader wants."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rl_bridge.errors import WeightsError
+from rl_bridge.weights.copying import copy_all
 from rl_bridge.weights.slices import Box, Like, ShardSpec, dtensor_box, is_dtensor
 from rl_bridge.weights.snapshot import Snapshot, StoredPart, told
 
@@ -76,7 +77,7 @@ def copied(wants: Sequence[Wanted], held: Mapping[int, Tensor], like: Like | Non
         model = None if like is None else like[want.name]
         device = model.device if isinstance(model, Tensor) else torch.device("cpu")
         state[want.name] = torch.empty(want.box.shape, dtype=want.dtype, device=device)
-        _fill(state[want.name], want, held)
+    copy_all(pair for want in wants for pair in _copies(state[want.name], want, held))
     return state
 
 
@@ -85,6 +86,7 @@ def seen(
 ) -> dict[str, Tensor]:
     """What is wanted where it lies; what lies in parts, or in another type, put together in `staging`."""
     state = {}
+    copies: list[tuple[Tensor, Tensor]] = []
     for want in wants:
         if want.contained:
             state[want.name] = _contained_view(want, held)
@@ -92,8 +94,9 @@ def seen(
         kept = staging.get(want.name)
         if kept is None or kept.shape != want.box.shape or kept.dtype != want.dtype:
             kept = staging[want.name] = torch.empty(want.box.shape, dtype=want.dtype)
-        _fill(kept, want, held)
+        copies += _copies(kept, want, held)
         state[want.name] = kept
+    copy_all(copies)
     return state
 
 
@@ -123,12 +126,12 @@ def _contained_view(want: Wanted, held: Mapping[int, Tensor]) -> Tensor:
     return view(held[rank], part)[want.box.within(part.box)]
 
 
-def _fill(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> None:
-    """Copy what is wanted into a tensor of its shape, each overlap from where it was published."""
+def _copies(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """What has to be copied to where, for a tensor of the shape wanted: each overlap from where it lies."""
     for rank, part in want.sources:
         overlap = part.box.intersection(want.box)
         if overlap is not None:
-            destination[overlap.within(want.box)].copy_(view(held[rank], part)[overlap.within(part.box)])
+            yield destination[overlap.within(want.box)], view(held[rank], part)[overlap.within(part.box)]
 
 
 def _whole(snapshot: Snapshot, name: str, found: Sequence[tuple[int, StoredPart]]) -> Wanted:

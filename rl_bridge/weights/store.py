@@ -11,6 +11,7 @@ from torch import Tensor
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.assembly import Wanted, copied, distributed, seen, view, wanted
+from rl_bridge.weights.copying import copy_all
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.local import SegmentPublisher, SegmentReader
 from rl_bridge.weights.processes import has_died, own_origin
@@ -279,8 +280,7 @@ class WeightStore:
 
 
 def _pack(slot: Slot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
-    for name, shard in shards.items():
-        view(slot.target, parts[name]).copy_(shard.local)
+    copy_all((view(slot.target, parts[name]), shard.local) for name, shard in shards.items())
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

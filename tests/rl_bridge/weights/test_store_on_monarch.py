@@ -154,6 +154,44 @@ async def test_a_remote_reader_killed_while_it_fetches_does_not_hold_up_the_trai
         assert float((await store.get(version))["weight"][0, 0]) == version
 
 
+async def test_what_is_leased_is_not_overwritten_and_blocks_are_reused(fleet: "Fleet") -> None:
+    from store_roles import state_of
+
+    from rl_bridge.weights import WeightStore
+    from rl_bridge.weights.directory import LocalDirectory
+    from rl_bridge.weights.rdma import BufferPublisher
+    from rl_bridge.weights.snapshot import Snapshot
+
+    directory = LocalDirectory()
+    store = WeightStore(directory, transport="rdma", timeout_s=0.3)
+    publisher = store._publisher
+    assert isinstance(publisher, BufferPublisher)
+    leased: list[tuple[int, Snapshot, torch.Tensor, torch.Tensor]] = []
+    for version in range(1, 6):
+        if version == 5:
+            with pytest.raises(
+                WeightsError, match=r"expected one of 4 blocks .* by reader 1, reader 2, reader 3;"
+            ):
+                await store.put(version, state_of(float(version)))
+            break
+        await store.put(version, state_of(float(version)))
+        snapshot = await directory.find(version, 0)
+        assert isinstance(snapshot, Snapshot)
+        if version < 4:
+            await directory.lease(version, snapshot.publication, f"reader {version}", 60)
+            block = publisher._rings[None][version - 1].target
+            leased.append((version, snapshot, block, block.clone()))
+    assert len(leased) == 3
+    for version, snapshot, block, before in leased:
+        assert torch.equal(block, before)
+        await directory.end_lease(version, snapshot.publication, f"reader {version}")
+    for version in range(6, 12):
+        await store.put(version, state_of(float(version)))
+        assert torch.equal((await store.get(version))["weight"], state_of(float(version))["weight"])
+    assert len(publisher._rings[None]) == 4
+    await store.close()
+
+
 async def test_without_torchstore_its_transport_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     from rl_bridge.weights import WeightStore
 
