@@ -10,6 +10,7 @@ from monarch.actor import concurrent_endpoint, endpoint
 from rl_bridge.data.cursor import CursorFile
 from rl_bridge.data.dataset import Dataset
 from rl_bridge.data.examples import Example, open_source
+from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.services.actor import ServiceActor
 
 
@@ -50,6 +51,7 @@ class DatasetActor(ServiceActor):
         self._dataset = Dataset(source, seed=settings.seed, shuffle=settings.shuffle)
         self._cursor = CursorFile(Path(settings.cursor))
         self._dataset.taken = self._cursor.read()
+        PROCESS_SPANS.rest("requests")
 
     @endpoint
     async def sample(self) -> Example:

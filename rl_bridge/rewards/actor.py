@@ -5,6 +5,7 @@ from typing import Any
 
 from monarch.actor import concurrent_endpoint
 
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.rewards.pool import RewardCounts, RewardPool
 from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
 from rl_bridge.services.actor import ServiceActor
@@ -30,6 +31,7 @@ class RewardActor(ServiceActor):
             drop_failures=settings.drop_failures,
         )
         await self._pool.__aenter__()
+        PROCESS_SPANS.rest("responses")
 
     @concurrent_endpoint
     async def evaluate_response(self, prompt: Any, response: str, target: Any) -> float | None:
@@ -40,7 +42,8 @@ class RewardActor(ServiceActor):
                 prompt=prompt, response=response, target=target, function=function
             )
 
-        return await self._settings.ensemble.evaluate(vote)
+        with PROCESS_SPANS.call(), span("evaluate", waits_for="reward functions"):
+            return await self._settings.ensemble.evaluate(vote)
 
     @concurrent_endpoint
     async def counts(self) -> RewardCounts:
@@ -78,6 +81,7 @@ class RewardModelActor(ServiceActor):
 
         model = await asyncio.to_thread(RewardModel, self._settings)
         self._batches = RewardBatches(model.score, max_batch=self._settings.max_batch)
+        PROCESS_SPANS.rest("responses")
 
     @concurrent_endpoint
     async def evaluate_response(self, prompt: Any, response: str, target: Any = None) -> float | None:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 
 from rl_bridge.errors import BridgeError, MissingStack, ModelError, RewardFailed
+from rl_bridge.metrics.spans import span
 from rl_bridge.rewards.settings import RewardModelSettings
 from rl_bridge.tokens.chat import Message
 
@@ -70,6 +71,10 @@ class RewardModel:
         Raises:
             RewardFailed: The model says what is no number.
         """
+        with span("score"):
+            return self._score(pairs)
+
+    def _score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[float | None]:
         rows = [self._tokens(prompt, response) for prompt, response in pairs]
         rewards: list[float | None] = [None] * len(rows)
         fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._settings.max_length]
