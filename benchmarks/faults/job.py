@@ -1,0 +1,114 @@
+"""A real run of the example, small, in processes of its own, with its status asked for as it goes."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rl_bridge.errors import StatusError
+from rl_bridge.loops.history import HISTORY_FILE
+from rl_bridge.metrics.status import StatusSnapshot
+from rl_bridge.metrics.status_server import ask_status, served_address
+
+CONFIG = "examples/grpo_blackjack/config.yaml"
+MARK = "ROPEWALK_FAULTS_RUN"
+GONE_WITHIN_S = 20.0
+
+SMALL = (
+    "rollout.batch_size=256",
+    "env.sessions=64",
+    "rollout.num_workers=2",
+    "monarch.roles.policy.replicas=2",
+    "monarch.restarts.budget=40",
+    "monarch.restarts.max_backoff_s=1",
+    "env.restarts=40",
+    "evaluation.interval=0",
+    "evaluation.episodes=256",
+    "trainer.checkpoint_interval=5",
+)
+"""Two of what can be lost, and a budget for what will be."""
+
+
+class Job:
+    """One run of `ropewalk train`.
+
+    Args:
+        root: A checkout.
+        folder: Where the run writes.
+        words: Overrides beside `SMALL`.
+    """
+
+    def __init__(self, root: Path, folder: Path, *words: str) -> None:
+        self.folder = folder
+        self._mark = uuid.uuid4().hex
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self._log = (folder.parent / f"{folder.name}.log").open("wb")
+        command = [sys.executable, "-m", "openenv_core.cli", "train", "--config", CONFIG, "--name", folder.name]
+        self.process = subprocess.Popen(
+            [*command, f"output_dir={folder.parent}", *SMALL, *words],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, MARK: self._mark, "COLUMNS": "200"},
+        )
+
+    def output(self) -> str:
+        """What the command has printed."""
+        return Path(self._log.name).read_text(errors="replace")
+
+    def status(self) -> StatusSnapshot | None:
+        """How the run stands; None before it says so, and after."""
+        try:
+            address = served_address(self.folder)
+            return None if address is None else asyncio.run(ask_status(address))
+        except (OSError, StatusError):
+            return None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status; None where it still runs."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process of the run, wherever it stands in the tree by now."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def left_behind(self) -> list[psutil.Process]:
+        """What is still there when it had time to go."""
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while (left := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def rows(self, file: str) -> list[dict[str, Any]]:
+        """A file of JSON lines in the run's folder."""
+        return [json.loads(line) for line in (self.folder / file).read_text().splitlines()]
+
+    def trained(self) -> list[int]:
+        """The groups that were trained, in order, in the history that led to the weights."""
+        return [group for row in self.rows(HISTORY_FILE) for group in row["trained"]]
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        for process in self.alive():
+            process.kill()
+        self.process.wait()
+        self._log.close()

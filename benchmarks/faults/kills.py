@@ -1,0 +1,135 @@
+"""Kills processes of a run at drawn times, and watches how it goes on."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from benchmarks.faults.job import Job
+from rl_bridge.metrics.status import SERVING, ReplicaRow, StatusSnapshot
+
+KINDS = ("policy", "rollout", "reward", "environment")
+"""Services of a run that are killed: a generator of two, a rollout worker of two, the reward pool, the server."""
+LOOK_S = 0.2
+START_TIMEOUT_S = 300.0
+RECOVERY_TIMEOUT_S = 180.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Kill:
+    """One SIGKILL.
+
+    Attributes:
+        kind: The service.
+        replica: Which of it.
+        version: How far the run was.
+        noticed_s: Until the run said that the replica is lost.
+        serving_s: Until it served again, with whatever it needs for that.
+    """
+
+    kind: str
+    replica: int
+    version: int
+    noticed_s: float | None = None
+    serving_s: float | None = None
+
+
+@dataclass(slots=True)
+class Killer:
+    """Kills one process after the other, each when the last one's replica serves again.
+
+    Args:
+        job: The run.
+        seed: Draws the times between a recovery and the next kill, and which replica.
+        pause_s: Shortest and longest of these times.
+        progress: Told what happens.
+    """
+
+    job: Job
+    seed: int
+    pause_s: tuple[float, float] = (1.0, 4.0)
+    progress: Callable[[str], None] = lambda text: None
+    kills: list[Kill] = field(default_factory=list)
+    cold_start_s: float | None = None
+
+    def all(self, kinds: Sequence[str]) -> list[Kill]:
+        """Kill one of each of `kinds`, in an order that the seed draws; less where the run ends before."""
+        drawn = random.Random(self.seed)
+        order = list(kinds)
+        drawn.shuffle(order)
+        status = self._until(lambda now: now is not None and now.version >= 1, START_TIMEOUT_S)
+        if status is not None:
+            self.cold_start_s = _cold_start(status)
+        for number, kind in enumerate(order):
+            time.sleep(drawn.uniform(*self.pause_s))
+            status = self.job.status()
+            if status is None:
+                break
+            serving = [one for one in _replicas(status, kind) if one.state == SERVING and one.pids]
+            if not serving:
+                raise RuntimeError(f"expected a replica of {kind} to serve, none does: {status.services}")
+            victim = drawn.choice(serving)
+            kill = Kill(kind=kind, replica=victim.id, version=status.version)
+            began = time.time()
+            _kill(drawn.choice(victim.pids), kind)
+            self.kills.append(kill)
+            self._watch(kill, victim.restarts, began)
+            self.progress(f"{number + 1} of {len(order)}: {kill}")
+        return self.kills
+
+    def _watch(self, kill: Kill, restarts: int, began: float) -> None:
+        def again(status: StatusSnapshot | None) -> bool:
+            if status is None:
+                return self.job.process.poll() is not None
+            (now,) = [one for one in _replicas(status, kill.kind) if one.id == kill.replica]
+            if kill.noticed_s is None and (now.state != SERVING or now.restarts > restarts):
+                kill.noticed_s = _event(status, kill, "lost", began) or time.time() - began
+            if now.restarts > restarts and now.state == SERVING:
+                kill.serving_s = _event(status, kill, "serving", began) or time.time() - began
+                return True
+            return False
+
+        self._until(again, RECOVERY_TIMEOUT_S)
+
+    def _until(
+        self, condition: Callable[[StatusSnapshot | None], bool], timeout_s: float
+    ) -> StatusSnapshot | None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self.job.process.poll() is None:
+            status = self.job.status()
+            if condition(status):
+                return status
+            time.sleep(LOOK_S)
+        return None
+
+
+def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:
+    return next((service.replicas for service in status.services if service.name == kind), ())
+
+
+def _event(status: StatusSnapshot, kill: Kill, what: str, began: float) -> float | None:
+    """Seconds from the kill to the first event of a kind, as the run dates it."""
+    for event in status.events:
+        if (event.service, event.replica) == (kill.kind, kill.replica) and event.at >= began:
+            if event.what.partition(":")[0] == what:
+                return event.at - began
+    return None
+
+
+def _cold_start(status: StatusSnapshot) -> float | None:
+    """Seconds from a generator's process to its serving, at the run's beginning; the longest."""
+    starts = {e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "starting"}
+    serves = {e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "serving"}
+    taken = [serves[replica] - at for replica, at in starts.items() if replica in serves]
+    return max(taken, default=None)
+
+
+def _kill(pid: int, kind: str) -> None:
+    if kind == "environment":  # what is told is the guard; the server is its child
+        children = psutil.Process(pid).children()
+        pid = children[0].pid if children else pid
+    os.kill(pid, signal.SIGKILL)
