@@ -1,0 +1,59 @@
+"""The loop is stepped with pdb: it stops where it is told to, and everything that it works with can be looked at."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rl_bridge.loops import grpo
+
+LOOP = Path(grpo.__file__)
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from test_grpo_loop import Stage
+
+asyncio.run(Stage(Path(sys.argv[1]), iterations=2, timeout_s=60.0).train())
+"""
+
+
+def line_of(text: str) -> int:
+    (number,) = [n for n, line in enumerate(LOOP.read_text().splitlines(), 1) if text in line]
+    return number
+
+
+def test_loop_is_a_page() -> None:
+    assert len(LOOP.read_text().splitlines()) < 150
+
+
+def test_a_person_steps_through_an_iteration(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    commands = [
+        f"break {LOOP}:{line_of('groups = await replay_buffer.sample')}",
+        "continue",
+        "p ('before', run.version)",
+        f"until {line_of('figures = await trainer.train_step')}",
+        "p ('groups', [group.id for group in groups], len(batch))",
+        "next",
+        "p ('figures', figures)",
+        "continue",
+        "p ('again', run.version)",
+        "clear 1",
+        "continue",
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pdb", str(program), str(tmp_path)],
+        input="\n".join([*commands, "quit", ""]),
+        env={"PATH": "", "PYTHONPATH": f"{Path(__file__).parent}:{LOOP.parents[2]}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    for expected in (
+        "('before', 0)",
+        "('groups', [0, 1, 2, 3], 8)",
+        "('figures', {'loss/total': 0.0})",
+        "('again', 1)",
+    ):
+        assert expected in ran.stdout, ran.stdout + ran.stderr
