@@ -50,7 +50,16 @@ class Job:
         self._mark = uuid.uuid4().hex
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._log = (folder.parent / f"{folder.name}.log").open("wb")
-        command = [sys.executable, "-m", "openenv_core.cli", "train", "--config", CONFIG, "--name", folder.name]
+        command = [
+            sys.executable,
+            "-m",
+            "openenv_core.cli",
+            "train",
+            "--config",
+            CONFIG,
+            "--name",
+            folder.name,
+        ]
         self.process = subprocess.Popen(
             [*command, f"output_dir={folder.parent}", *SMALL, *words],
             cwd=root,

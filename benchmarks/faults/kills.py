@@ -122,8 +122,12 @@ def _event(status: StatusSnapshot, kill: Kill, what: str, began: float) -> float
 
 def _cold_start(status: StatusSnapshot) -> float | None:
     """Seconds from a generator's process to its serving, at the run's beginning; the longest."""
-    starts = {e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "starting"}
-    serves = {e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "serving"}
+    starts = {
+        e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "starting"
+    }
+    serves = {
+        e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "serving"
+    }
     taken = [serves[replica] - at for replica, at in starts.items() if replica in serves]
     return max(taken, default=None)
 

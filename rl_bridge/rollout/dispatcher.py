@@ -100,9 +100,12 @@ class Dispatcher:
 
     async def __aenter__(self) -> Self:
         """Begin to play."""
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
         self._leasing = asyncio.create_task(self._lease())
         self._leasing.add_done_callback(self._ended)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -146,6 +149,8 @@ class Dispatcher:
         else:
             self.counts = EpisodeCounts(**state["episodes"])
             self._buffer.restore(state["ledger"], attachments["groups"], served=version)
+        if self._leasing is not None and self._leasing.done():
+            self._begin()  # it has ended with the loss that made us go back
 
     async def play_held_out(
         self,
@@ -210,7 +215,11 @@ class Dispatcher:
     async def _lease(self) -> None:
         while True:
             await self._slots.acquire()
-            lease = await self._buffer.lease()
+            try:
+                lease = await self._buffer.lease()
+            except BaseException:
+                self._slots.release()
+                raise
             play = asyncio.create_task(self._play(lease))
             self._plays[play] = lease
             play.add_done_callback(self._ended)

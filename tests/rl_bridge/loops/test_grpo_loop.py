@@ -147,6 +147,7 @@ class Stage:
         *,
         lost: Callable[[int], bool] = lambda number: False,
         max_staleness: int = 0,
+        sessions: int = 8,
         **trainer: Any,
     ) -> None:
         self.folder = folder
@@ -154,7 +155,7 @@ class Stage:
         self.lost = lost
         self.config = Config.model_validate(
             {
-                "env": {"app": "a:b", "sessions": 8},
+                "env": {"app": "a:b", "sessions": sessions},
                 "rollout": {
                     "task": "c:D",
                     "batch_size": 8,
@@ -316,6 +317,29 @@ async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path,
     history = stage.rows("groups.jsonl")
     assert [row["iteration"] for row in history] == [1, 2, 3, 4, 5, 6, 7]
     assert [group for row in history for group in row["trained"]] == list(range(28))
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("slots", [4, 1])
+async def test_trainer_lost_while_the_loop_waits_for_rollouts(
+    tmp_path: Path, max_staleness: int, slots: int
+) -> None:
+    def while_the_sixteenth_group_is_played(number: int) -> bool:
+        if number == 16:
+            stage.run.buffer.fail(ReplicaLost("the trainer is gone"))
+        return False
+
+    stage = Stage(
+        tmp_path,
+        max_staleness=max_staleness,
+        iterations=6,
+        checkpoint_interval=2,
+        lost=while_the_sixteenth_group_is_played,
+        sessions=2 * slots,
+    )
+    run = await asyncio.wait_for(stage.train(losses=1), 20)
+    assert run.version == stage.parts.trained == 6
+    assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(24))
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
