@@ -1,0 +1,1 @@
+"""What a synchronisation of weights costs, up to an engine that samples from them: `python -m benchmarks.sync`."""

@@ -1,0 +1,134 @@
+"""Synchronisations with a real engine, each beside a reload of the engine from memory of its own."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from monarch.actor import concurrent_endpoint
+
+from benchmarks.wire.figures import Figures
+from rl_bridge.generator.actor import PolicyActor
+from rl_bridge.generator.checkpoint import Checkpoint
+from rl_bridge.generator.settings import EngineSettings, engine_environment
+from rl_bridge.services import Fleet
+from rl_bridge.types import SamplingSettings
+from rl_bridge.weights import WeightStore
+
+WHOLE: Final = "the whole sync / (transport + the engine's own reload)"
+IDLE, BUSY = "an idle engine", "an engine at work"
+WARM_UP = 3
+DIM, HIDDEN, VOCABULARY, HEADS, MAX_LENGTH = 640, 1728, 32_768, 10, 256
+LAYER_PARAMETERS = 3 * DIM * DIM + 3 * DIM * HIDDEN
+WORK = SamplingSettings(temperature=1.0, max_new_tokens=32)
+
+
+class MeasuredPolicy(PolicyActor):
+    """A policy that says what its engine's own reload takes."""
+
+    def __init__(self, settings: EngineSettings, store: WeightStore) -> None:
+        super().__init__(settings, store)
+        self._store = store
+
+    @concurrent_endpoint  # type: ignore[untyped-decorator]
+    async def reload(self, version: int) -> float:
+        """Load a version from memory of this process alone; returns the seconds it took."""
+        state = await self._store.get(version)
+        figures = await asyncio.wrap_future(self._replica._engine.load(version, state))
+        return float(figures.load_s)
+
+
+def make_checkpoint(folder: Path, parameters: int) -> None:
+    """Write a checkpoint of Qwen3's architecture with about so many parameters."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=DIM,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=max(1, round((parameters - 2 * DIM * VOCABULARY) / LAYER_PARAMETERS)),
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // 2,
+        head_dim=DIM // HEADS,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(str(folder))
+
+
+async def synchronisations(
+    parameters: int, rounds: int, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Synchronise `rounds` times with an idle engine and as often with one at work, and add the figures.
+
+    The trainer's side is this process: what it publishes is the checkpoint, again and again.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint = Path(scratch) / "checkpoint"
+        progress("writing the model")
+        make_checkpoint(checkpoint, parameters)
+        weights = Checkpoint(checkpoint).tensors()
+        figures.add("million parameters", "the model", "", sum(t.numel() for t in weights.values()) / 1e6)
+        store = WeightStore.create()
+        async with Fleet(Path(scratch) / "logs"):
+            progress("starting the engine")
+            policy = await MeasuredPolicy.options(environment=engine_environment(on_gpu=False)).as_service(
+                _settings(checkpoint), store
+            )
+            version = 0
+            for state in (IDLE, BUSY):
+                for number in range(WARM_UP + rounds):
+                    progress(f"{state}: {number + 1} of {WARM_UP + rounds}")
+                    version += 1
+                    found = await _synchronise(policy, store, weights, version, busy=state == BUSY)
+                    for figure, value in found.items():
+                        if number >= WARM_UP:
+                            figures.add(figure, state, "", value)
+        await store.close()
+
+
+async def _synchronise(
+    policy: Any, store: WeightStore, weights: dict[str, torch.Tensor], version: int, *, busy: bool
+) -> dict[str, float]:
+    prompts = [[token, token + 1, token + 2] for token in range(16)]
+    working = asyncio.ensure_future(policy.generate_many.route(prompts, WORK)) if busy else None
+    if working is not None:
+        await asyncio.sleep(0.2)
+    began = time.monotonic()
+    await store.put(version, weights)
+    put = time.monotonic() - began
+    taken = (await policy.update_weights.fanout(version)).values[0]
+    whole = time.monotonic() - began
+    if working is not None:
+        await working
+    reload = await policy.reload.route(version)
+    transport = put + taken.transport_s
+    return {
+        "whole ms": 1000 * whole,
+        "put ms": 1000 * put,
+        "to tensors ms": 1000 * taken.transport_s,
+        "replacing the weights ms": 1000 * taken.load_s,
+        "own reload ms": 1000 * reload,
+        "pause ms": 1000 * taken.pause_s,
+        WHOLE: whole / (transport + reload),
+    }
+
+
+def _settings(checkpoint: Path) -> EngineSettings:
+    return EngineSettings(
+        model_path=str(checkpoint),
+        dtype="float32",
+        max_length=MAX_LENGTH,
+        max_num_seqs=16,
+        kv_cache_bytes=128 << 20,
+        gpu_memory_utilization=0.4,
+        seed=0,
+        weight_update="continue",
+    )
