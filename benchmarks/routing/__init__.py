@@ -1,0 +1,1 @@
+"""What least-loaded routing gains over round robin, and what a routed call costs."""

@@ -1,0 +1,138 @@
+"""The same jobs through both ways of routing, seed by seed; and a routed call beside a bare one."""
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.wire.figures import Figures
+
+if TYPE_CHECKING:
+    from rl_bridge.services import Service
+
+LEAST_LOADED: Final = "least loaded"
+ROUND_ROBIN: Final = "round robin"
+WAYS: Final = (ROUND_ROBIN, LEAST_LOADED)
+EVEN: Final = "all alike"
+UNEVEN: Final = "one slowed three times"
+LOADS: Final = {EVEN: 1.0, UNEVEN: 3.0}
+MAKESPAN, P99, MEAN = "makespan s", "p99 s", "mean s"
+
+ROUTED: Final = "route"
+BARE: Final = "bare call"
+CALL: Final = "p50 µs a call"
+
+Send = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        seeds: How many lists of jobs; each goes through both ways, under both loads.
+        jobs: In a list.
+        callers: Each sends its next job when its last is done.
+        replicas: Each works on one job at a time.
+        job_s: The median job, in seconds.
+        sigma: Of the logarithm of the jobs' lengths, which are log-normal: at 1.5 a job in a hundred is 33 times
+            as long as the median.
+        calls: Empty calls in a row, a round.
+        rounds: Of empty calls, each way in turns.
+    """
+
+    seeds: int = 10
+    jobs: int = 300
+    callers: int = 12
+    replicas: int = 4
+    job_s: float = 0.01
+    sigma: float = 1.5
+    calls: int = 500
+    rounds: int = 5
+
+    def quick(self) -> "Plan":
+        """Return the same with numbers that show whether it works, and nothing else."""
+        return replace(self, seeds=1, jobs=24, callers=6, replicas=2, calls=20, rounds=1)
+
+
+def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
+    """Run a plan, and add its figures.
+
+    Raises:
+        rl_bridge.errors.BridgeError: The services did not work, or Monarch is not installed.
+    """
+    asyncio.run(_measure(plan, figures, progress))
+
+
+async def _measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
+    from benchmarks.routing.roles import Worker
+    from rl_bridge.services import Fleet
+
+    with tempfile.TemporaryDirectory() as logs:
+        async with Fleet(Path(logs)) as fleet:
+            workers = await Worker.options(num_replicas=plan.replicas).as_service()
+            await fleet.guard(_jobs(plan, workers, figures, progress))
+            progress("empty calls")
+            await fleet.guard(_calls(plan, workers, figures))
+
+
+async def _jobs(plan: Plan, workers: "Service", figures: Figures, progress: Callable[[str], None]) -> None:
+    slowed = workers.replicas[0].pids[0]
+    for seed in range(plan.seeds):
+        lengths = [
+            plan.job_s * random.Random(f"{seed} {job}").lognormvariate(0.0, plan.sigma)
+            for job in range(plan.jobs)
+        ]
+        for load, slowness in LOADS.items():
+            await workers.slow_down.fanout(slowed, slowness)
+            for way in WAYS:
+                progress(f"seed {seed + 1} of {plan.seeds}: {way}, {load}")
+                send = workers.work.route if way == LEAST_LOADED else _in_turns(workers)
+                makespan, took = await _spread(lengths, plan.callers, send)
+                figures.add(MAKESPAN, way, load, makespan)
+                figures.add(P99, way, load, statistics.quantiles(took, n=100)[98])
+                figures.add(MEAN, way, load, statistics.fmean(took))
+
+
+def _in_turns(workers: "Service") -> Send:
+    turns = cycle(workers.roster.targets)
+
+    async def send(seconds: float) -> None:
+        await next(turns).call("work", (seconds,), {})
+
+    return send
+
+
+async def _spread(lengths: list[float], callers: int, send: Send) -> tuple[float, list[float]]:
+    """Send all jobs; the seconds that took, and those that each job took."""
+    waiting = iter(lengths)
+    took: list[float] = []
+
+    async def call() -> None:
+        for length in waiting:
+            begin = time.perf_counter()
+            await send(length)
+            took.append(time.perf_counter() - begin)
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(call() for _ in range(callers)))
+    return time.perf_counter() - begin, took
+
+
+async def _calls(plan: Plan, workers: "Service", figures: Figures) -> None:
+    bare = workers.roster.targets[0].ranks[0].nothing.call_one  # type: ignore[attr-defined]
+    ways: dict[str, Callable[[], Awaitable[None]]] = {ROUTED: workers.nothing.route, BARE: bare}
+    for _ in range(plan.rounds):
+        for name, call in ways.items():
+            took = []
+            for _ in range(plan.calls):
+                begin = time.perf_counter()
+                await call()
+                took.append(time.perf_counter() - begin)
+            figures.add(CALL, name, "", statistics.median(took) * 1e6)

@@ -1,0 +1,52 @@
+"""The benchmark of routing runs, and its figures add up. How large they are is nobody's business here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.routing.report import bars, report
+from benchmarks.wire.figures import Figures
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.heavy
+def test_a_quick_run_measures_both_ways(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.routing", "--quick", "--json", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(out.read_text())
+    assert found["notes"] == []
+    assert len(found["bars"]) == 4
+    measured = {(row["figure"], row["of"]) for row in found["figures"] if row["median"] > 0}
+    assert measured == {
+        *(
+            (figure, way)
+            for figure in ("makespan s", "p99 s", "mean s")
+            for way in ("least loaded", "round robin")
+        ),
+        *(("p50 µs a call", way) for way in ("route", "bare call")),
+    }
+
+
+def test_the_bars_compare_medians_of_the_same_load() -> None:
+    figures = Figures()
+    for way, makespans in (("round robin", [2.0, 4.0, 3.0]), ("least loaded", [1.0, 9.0, 1.5])):
+        for makespan in makespans:
+            figures.add("makespan s", way, "one slowed three times", makespan)
+    (bar,) = bars(figures)
+    assert bar.what == "makespan, one slowed three times: least loaded / round robin"
+    assert bar.value == pytest.approx(0.5)
+    assert bar.met
+    assert "| makespan, one slowed three times: least loaded / round robin | 0.50" in report(figures)
