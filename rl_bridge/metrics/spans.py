@@ -24,6 +24,7 @@ from typing import Self
 
 from rl_bridge.metrics.totals import REST, Key, SpanTotals
 
+START: Key = ("start", None)
 Owner = asyncio.Task[object] | int
 """The task, or the thread by its number, that a span belongs to."""
 
@@ -67,10 +68,14 @@ class Spans:
     def rest(self, waits_for: str) -> None:
         """From now on, whenever nothing is attended to, the process waits for this.
 
-        For a process that does something only when it is called: then every call belongs into `call`.
+        For a process that does something only when it is called: then every call belongs into `call`. What no span
+        names before that went into its start.
         """
         with self._lock:
-            self._settle()
+            now = self._settle()
+            if self._rest is None:
+                named = sum(self._seconds.values())
+                self._seconds[START] = self._seconds.get(START, 0.0) + now - self._began_clock - named
             self._rest = (REST, waits_for)
 
     @contextmanager
