@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
-from rl_bridge.weights.processes import own_machine
+from rl_bridge.weights.processes import has_died, own_machine
 from rl_bridge.weights.segments import SegmentAddress
 from rl_bridge.weights.snapshot import Key, Origin, told
 
@@ -88,6 +88,8 @@ class Attachments:
             if os.stat(path).st_ino != address.inode:
                 raise _overwritten(key)
         except OSError as error:
+            if origin.machine == own_machine() and not has_died(origin):
+                raise _overwritten(key) from None  # the segment itself has been given up
             self._forget(origin.pid, frozenset())
             if origin.machine != own_machine():
                 why = "it is on another machine, which the transport 'rdma' can reach"

@@ -146,20 +146,26 @@ class BufferPublisher:
             if block.reserved:
                 continue
             block.reserved = True
-            holders = [] if block.holds is None else await self._directory.retire(*block.holds)
-            if holders:
+            try:
+                holders = [] if block.holds is None else await self._directory.retire(*block.holds)
+                if not holders:
+                    await self._enlarge(block, nbytes)
+                    return block, []
+            except BaseException:
                 block.reserved = False
-                in_the_way += holders
-                continue
-            if len(block.target) < nbytes:
-                await asyncio.to_thread(block.forget)
-                block.target = _memory(nbytes)
-            return block, []
+                raise
+            block.reserved = False
+            in_the_way += holders
         if len(ring) >= self._depth + EXTRA_SEGMENTS:
             return None, in_the_way
         block = _Block(_memory(nbytes))
         ring.append(block)
         return block, []
+
+    async def _enlarge(self, block: _Block, nbytes: int) -> None:
+        if len(block.target) < nbytes:
+            await asyncio.to_thread(block.forget)
+            block.target = _memory(nbytes)
 
     async def close(self) -> None:
         """See `Publisher`."""

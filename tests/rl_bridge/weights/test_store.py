@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -354,6 +355,10 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
         raise AssertionError
     # And what it tried to hold is not held.
     assert store._publisher._rings[None].segments[0].readers() == []
+    for version in (4, 5):
+        await store.put(version, state_of(4.0, size=1000))  # its segment is given up
+    with pytest.raises(SnapshotOverwritten, match="version 1"), attachments.hold(1, old.origin, old.location):
+        raise AssertionError
     attachments.close()
 
 
@@ -456,6 +461,30 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
     assert await store.latest() == 1
     await store.put(2, state_of(2.0))
     assert_same(await store.get(2), state_of(2.0))
+
+
+async def test_what_a_killed_publisher_had_published_is_gone_with_it_and_the_error_says_so(
+    store: WeightStore, directory: Directory
+) -> None:
+    await store.put(1, state_of(1.0))
+    (own,) = (await snapshot_of(directory, 1)).contributions
+    with child(lambda: True) as pid:
+        ticks = _started(pid)
+        assert ticks is not None
+    for origin, why in (
+        (
+            replace(own.origin, pid=pid, started=ticks),
+            f"process {pid}, No such file or directory.: did it die",
+        ),
+        (
+            replace(own.origin, pid=pid, machine="another"),
+            "it is on another machine, which the transport 'rdma'",
+        ),
+    ):
+        entry = directory._entries[1]
+        entry.finished[0] = replace(own, origin=origin)
+        with pytest.raises(WeightsError, match=why):
+            await store.get(1)
 
 
 async def test_memory_that_is_not_there_is_an_error_and_older_snapshots_stay(store: WeightStore) -> None:

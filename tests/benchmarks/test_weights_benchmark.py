@@ -1,0 +1,57 @@
+"""The benchmark of weights runs, and its figures add up. How large they are is nobody's business here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.wire.figures import Figures
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.heavy
+def test_a_quick_run_measures_one_rank_and_two(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.weights", "--quick", "--json", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(out.read_text())
+    assert found["notes"] == []
+    measured = {
+        (row["of"], row["load"]) for row in found["figures"] if row["figure"] == "to tensors / memcpy"
+    }
+    assert measured == {
+        (f"{transport}, {ranks}", load)
+        for transport in ("shared_memory", "rdma")
+        for ranks in ("1 rank", "2 ranks")
+        for load in ("the first transfer", "from then on")
+    }
+    # A rank of two needs memory for its half of the model: that is no matter of time, so it holds here too.
+    gathered = [bar for bar in found["bars"] if bar["what"].startswith("a rank's memory")]
+    assert len(gathered) == 4
+    assert all(bar["met"] for bar in gathered)
+
+
+@pytest.mark.heavy
+def test_the_bars_take_the_median_of_times_and_the_most_of_memory() -> None:
+    from benchmarks.weights.measures import MEMORY, STEADY
+    from benchmarks.weights.report import bars, report
+
+    figures = Figures()
+    for ratio, share in ((2.0, 0.0), (9.0, 0.7), (3.5, 0.1)):
+        figures.add("to tensors / memcpy", "shared_memory, 2 ranks", STEADY, ratio)
+        figures.add(MEMORY, "shared_memory, 2 ranks", STEADY, share)
+    times, memory = bars(figures)
+    assert (times.value, times.met) == (3.5, True)
+    assert (memory.value, memory.met) == (0.7, False)
+    assert "| 0.70     | at most 0.6 | NOT met |" in report(figures, [times, memory])
