@@ -26,8 +26,8 @@ class Address:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.idle: list[Client] = []
-        """Open sessions that nobody uses."""
+        self.idle: list[tuple[float, Client]] = []
+        """Open sessions that nobody uses, and since when; the one that was used last is the last."""
         self.held = 0
         """Sessions that are in use, or being opened or closed."""
         self.opening = 0
@@ -55,8 +55,8 @@ class Address:
 
     @property
     def crowded(self) -> bool:
-        """Whether it serves, but has no room for more sessions than are in use."""
-        return self._room is not None and not self._failures and self.held > 0
+        """Whether it serves, but had no room for a session that was asked for."""
+        return self._room is not None and not self._failures
 
     def asked(self, now: float) -> None:
         """A session is being opened."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from openenv_core.errors import CapacityReached
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.environments.pool import Connect, SessionPool, shut
 from rl_bridge.environments.session import LeasedSession
@@ -152,10 +153,10 @@ class SessionLeases:
         self._free += 1
         self._places.release()
 
-    async def _exchange(self, session: LeasedSession) -> None:
+    async def _exchange(self, session: LeasedSession, since: float, refusal: CapacityReached) -> None:
         """Put another session into the place of one that was refused after it was opened."""
         refused = session.address, session.client
-        session.address, session.client = await self._pool.obtain()
+        session.address, session.client = await self._pool.obtain(since=since, last=refusal)
         self._discarded += 1
         self._pool.end(*refused)
 

@@ -24,6 +24,8 @@ Connect: TypeAlias = Callable[[str], Client]
 """Makes a client of the server at a URL, not connected yet. Its own deadline for replies should not be the
 shorter one: `SessionDeadlines` has them."""
 
+IDLE_S = 30.0
+"""How long a session stays open that nobody uses. Other workers may wait for room on its server."""
 CLOSE_S = 5.0
 """How long a session that ends may hold its place. What is still open then is broken off."""
 
@@ -44,6 +46,7 @@ class SessionPool:
         self._addresses: dict[str, Address] = {}
         self._held = 0
         self._ends: set[asyncio.Task[None]] = set()
+        self._sweep: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._closed = False
         self._told_of_refusal = False
@@ -72,19 +75,25 @@ class SessionPool:
             self._addresses.setdefault(url, Address(url)).renewed()
         self._wake()
 
-    async def obtain(self) -> tuple[Address, Client]:
+    async def obtain(
+        self, *, since: float | None = None, last: ClientError | None = None
+    ) -> tuple[Address, Client]:
         """Return a session, an idle one or a fresh one. It is held until it is given to `keep` or `end`.
+
+        Args:
+            since: When the wait began, where this is not the first attempt.
+            last: What came of the attempt before.
 
         Raises:
             SessionUnavailable: None was to be had within the deadlines.
             openenv_core.ClientError: A server refuses sessions for a reason that will not pass.
             RolloutError: The pool is closed.
         """
-        last: ClientError | None = None
         clock = asyncio.get_running_loop().time
-        began = clock()
+        began = clock() if since is None else since
+        latest = began + self._deadlines.free_s
         try:
-            async with asyncio.timeout(self._deadlines.connect_s) as timeout:
+            async with asyncio.timeout_at(min(clock() + self._deadlines.connect_s, latest)) as timeout:
                 while True:
                     if self._closed:
                         raise RolloutError("expected open sessions, got some that were closed")
@@ -92,12 +101,11 @@ class SessionPool:
                     if address is None:
                         await self._pause()
                         if any(known.crowded for known in self._addresses.values()):
-                            # What is waited for is the end of another episode, not a server.
-                            latest = began + self._deadlines.free_s
+                            # What is waited for is the end of an episode, of ours or of others, not a server.
                             timeout.reschedule(min(clock() + self._deadlines.connect_s, latest))
                     elif address.idle:
                         self._hold(address)
-                        return address, address.idle.pop()
+                        return address, address.idle.pop()[1]
                     else:
                         try:
                             return address, await self._open(address)
@@ -120,7 +128,10 @@ class SessionPool:
         if address.gone or self._closed:
             self.end(address, client)
         else:
-            address.idle.append(client)
+            loop = asyncio.get_running_loop()
+            address.idle.append((loop.time(), client))
+            if self._sweep is None:
+                self._sweep = loop.call_later(IDLE_S, self._close_unused)
             self._release(address)
 
     def end(self, address: Address, client: Client) -> "asyncio.Task[None]":
@@ -151,6 +162,8 @@ class SessionPool:
         self._closed = True
         for address in self._addresses.values():
             self._close_idle(address)
+        if self._sweep is not None:
+            self._sweep.cancel()
         self._wake()
         await asyncio.gather(*self._ends)
 
@@ -201,12 +214,24 @@ class SessionPool:
         if self.idle and self._held + self.idle > self._limit:
             fullest = max(self._addresses.values(), key=lambda address: len(address.idle))
             self._hold(fullest)
-            self.end(fullest, fullest.idle.pop(0))
+            self.end(fullest, fullest.idle.pop(0)[1])
 
     def _close_idle(self, address: Address) -> None:
         while address.idle:
             self._hold(address)
-            self.end(address, address.idle.pop())
+            self.end(address, address.idle.pop()[1])
+
+    def _close_unused(self) -> None:
+        """Close the sessions that nobody has used for long, and come back when the next has become one of them."""
+        loop = asyncio.get_running_loop()
+        for address in self._addresses.values():
+            while address.idle and address.idle[0][0] + IDLE_S <= loop.time():
+                self._hold(address)
+                self.end(address, address.idle.pop(0)[1])
+        oldest = min(
+            (address.idle[0][0] for address in self._addresses.values() if address.idle), default=None
+        )
+        self._sweep = None if oldest is None else loop.call_at(oldest + IDLE_S, self._close_unused)
 
     def _hold(self, address: Address) -> None:
         self._held += 1

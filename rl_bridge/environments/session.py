@@ -10,7 +10,7 @@ from rl_bridge.environments.address import Address, Client
 from rl_bridge.environments.deadlines import SessionDeadlines
 
 Learn: TypeAlias = Callable[[Address, BaseException], None]
-Exchange: TypeAlias = Callable[["LeasedSession"], Awaitable[None]]
+Exchange: TypeAlias = Callable[["LeasedSession", float, CapacityReached], Awaitable[None]]
 
 
 class LeasedSession:
@@ -59,13 +59,14 @@ class LeasedSession:
             openenv_core.ClientError: As `EnvClient.reset`; `RequestTimeout` after the deadline.
             rl_bridge.errors.SessionUnavailable: No server had room in time.
         """
+        began = asyncio.get_running_loop().time()
         while True:
             try:
                 return await self._within(
                     self._deadlines.reset_s, "reset", "env.reset_timeout_s", self.client.reset(**options)
                 )
-            except CapacityReached:
-                await self._exchange(self)
+            except CapacityReached as refusal:
+                await self._exchange(self, began, refusal)
                 self.broken = False
 
     async def step(self, action: Any) -> StepResult[Any]:

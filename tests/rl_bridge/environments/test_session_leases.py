@@ -13,7 +13,7 @@ import pytest
 from slow_server import SlowClient, Wait
 
 from openenv_core import ExecutionFailed, LocalProcessProvider, RequestTimeout
-from rl_bridge.environments import address
+from rl_bridge.environments import address, pool
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import LeasedSession
@@ -175,12 +175,12 @@ async def test_sessions_that_a_server_has_no_room_for_wait_for_the_others(
 ) -> None:
     monkeypatch.setattr(address, "FULL_S", 0.05)
     # Waiting for the end of others' episodes is no failure of the server's, however long it takes.
-    async with leases_on(urls["narrow"], sessions=8, connect_s=1.0) as leases:
+    async with leases_on(urls["narrow"], sessions=8, connect_s=3.0) as leases:
 
         async def slow() -> None:
             async with leases.lease() as session:
                 await session.reset()
-                await session.step(Wait(seconds=0.2))
+                await session.step(Wait(seconds=0.5))
 
         async with asyncio.timeout(HANG_S):
             await asyncio.gather(*(slow() for _ in range(24)))
@@ -188,6 +188,37 @@ async def test_sessions_that_a_server_has_no_room_for_wait_for_the_others(
     told = [record.getMessage() for record in caplog.records if record.name.startswith("rl_bridge.env")]
     assert len(told) == 1
     assert "fewer than the 8 sessions of env.sessions" in told[0]
+
+
+@pytest.mark.slow
+async def test_a_worker_gets_room_when_others_have_no_more_use_for_theirs(
+    urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "FULL_S", 0.05)
+    monkeypatch.setattr(pool, "IDLE_S", 0.5)
+    # A server without room can be reached: what bounds the wait is not how long that may take.
+    async with (
+        leases_on(urls["narrow"], sessions=2) as first,
+        leases_on(urls["narrow"], connect_s=2.0, free_s=4.0) as hasty,
+        leases_on(urls["narrow"], connect_s=2.0) as second,
+    ):
+        async with first.lease() as one, first.lease() as other:
+            await asyncio.gather(one.reset(), other.reset())
+            with pytest.raises(SessionUnavailable, match=r"within [4-9].* s, got none: CAPACITY_REACHED"):
+                await play(hasty)
+            waiting = asyncio.ensure_future(play(second))
+        assert first.counts.idle == 2
+        async with asyncio.timeout(HANG_S):
+            assert await waiting == 2
+        await until_idle(first, 0)
+        assert (first.counts.discarded, first.counts.free) == (0, 2)
+        assert await play(first) == 2
+
+
+async def until_idle(leases: SessionLeases, count: int) -> None:
+    async with asyncio.timeout(HANG_S):
+        while leases.counts.idle != count:  # noqa: ASYNC110 - it is about time
+            await asyncio.sleep(0.01)
 
 
 async def test_a_full_server_is_left_for_one_with_room(urls: dict[str, str]) -> None:
