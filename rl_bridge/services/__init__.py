@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from rl_bridge.services.keeper import ReplicaState
     from rl_bridge.services.local import LocalService
     from rl_bridge.services.restarts import RestartPolicy
-    from rl_bridge.services.service import ReplicaStatus, Service
+    from rl_bridge.services.service import Service
+    from rl_bridge.services.status import ReplicaStatus
     from rl_bridge.services.surface import Endpoint, Fanout, Routed
 
 # Each name's module is imported when the name is first asked for: the logic needs no Monarch.
@@ -24,7 +25,7 @@ _HOMES = {
     "Hosts": "hosts",
     "LocalService": "local",
     "ReplicaState": "keeper",
-    "ReplicaStatus": "service",
+    "ReplicaStatus": "status",
     "RestartPolicy": "restarts",
     "Roster": "handle",
     "Routed": "surface",

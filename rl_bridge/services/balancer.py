@@ -137,21 +137,25 @@ class Balancer:
             NoReplica: None came within the deadline.
             Exception: What `fail` was told.
         """
+        if (target := self._pick()) is not None:
+            return target
         try:
             async with asyncio.timeout(self._wait_s):
-                while True:
-                    if self._failure is not None:
-                        raise self._failure
-                    replica = self._router.pick(time.monotonic())
-                    if replica is not None:
-                        return self._targets[replica]
+                while (target := self._pick()) is None:
                     self._changed.clear()
                     await self._changed.wait()
+                return target
         except TimeoutError as error:
             raise NoReplica(
                 f"expected a replica of {self._service} to serve within {self._wait_s:g} s, none did; "
                 "see its log for why it does not start, or give it longer (start_timeout_s)"
             ) from error
+
+    def _pick(self) -> Target | None:
+        if self._failure is not None:
+            raise self._failure
+        replica = self._router.pick(time.monotonic())
+        return None if replica is None else self._targets[replica]
 
     async def route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call an endpoint of one replica.

@@ -136,16 +136,18 @@ class _Remote(Hosts):
     async def open(self) -> None:
         if self._address is not None:
             enable_transport(self._address)
-        mesh = self._attach()
         try:
+            self._mesh = self._attach()
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                await mesh.initialized
-        except Exception as error:
+                await self._mesh.initialized
+        except BaseException as error:
+            await self.close()  # what was asked of a scheduler is not left to it
+            if not isinstance(error, Exception):
+                raise
             raise RoleFailed(
                 f"expected to reach the hosts {self._named()} within {ATTACH_TIMEOUT_S:g} s, they did not answer: "
                 f"{error or type(error).__name__}; is a Monarch worker running on each, and the port open?"
             ) from error
-        self._mesh = mesh
 
     def mesh_of(self, slot: Slot) -> Any:
         return self._mesh.slice(hosts=slice(slot.first, slot.first + slot.hosts))

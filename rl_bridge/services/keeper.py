@@ -169,7 +169,12 @@ class ReplicaKeeper:
             beginning.result()
             return None
         except TimeoutError:
-            return f"it did not serve within {self._options.start_timeout_s:g} s"
+            return self._begun_badly(
+                RoleFailed(
+                    f"replica {self.replica} of {self._owner.name} did not serve within "
+                    f"{self._options.start_timeout_s:g} s; see its log, or give it longer (start_timeout_s)"
+                )
+            )
         except TargetGone as gone:
             return str(gone)
         except BridgeError as error:
@@ -207,6 +212,7 @@ class ReplicaKeeper:
 
     def _give_up(self, reason: str) -> None:
         self.state = ReplicaState.FAILED
+        self._owner.record(self.replica, "failed", reason)
         policy = self._options.restarts
         losses = (
             f"is lost, and it is never restarted: {reason}"

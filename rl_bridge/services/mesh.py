@@ -1,6 +1,7 @@
 """One start of a replica on Monarch, as something to call from any process."""
 
 import asyncio
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from rl_bridge.services.balancer import TargetGone
 
 try:
     from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+    from monarch._src.actor.endpoint import EndpointProperty
     from monarch.actor import ActorError
 except ModuleNotFoundError as missing:
     raise MissingStack("torchmonarch") from missing
@@ -77,3 +79,12 @@ async def _answer(sent: Any) -> Any:
 def _told(error: BaseException) -> str:
     """What Monarch says of a lost process, in one line."""
     return " ".join(str(error).split())
+
+
+def endpoints_of(actor: type[Any]) -> frozenset[str]:
+    """The public endpoints of an actor's class."""
+    return frozenset(
+        name
+        for name in dir(actor)
+        if not name.startswith("_") and isinstance(inspect.getattr_static(actor, name), EndpointProperty)
+    )

@@ -1,60 +1,24 @@
 """A service: replicas of one actor, kept running, called as one."""
 
 import asyncio
-import inspect
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from rl_bridge.errors import BridgeError, MissingStack, NoReplica, RoleFailed
+from rl_bridge.errors import BridgeError, NoReplica, RoleFailed
 from rl_bridge.services.balancer import Balancer, Key, Target, TargetGone, key_of
 from rl_bridge.services.handle import Roster, Session
 from rl_bridge.services.incarnation import Incarnation
 from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
-from rl_bridge.services.mesh import MeshTarget
+from rl_bridge.services.mesh import MeshTarget, endpoints_of
 from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.place import Place
 from rl_bridge.services.replays import Replays
+from rl_bridge.services.status import ReplicaStatus
 from rl_bridge.services.surface import Fanout, Routed
-
-try:
-    from monarch._src.actor.endpoint import EndpointProperty
-except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
 
 HEALTH_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 40.0
 LOSSES_TOLD = 64
-
-
-@dataclass(slots=True, frozen=True)
-class ReplicaStatus:
-    """How one replica stands.
-
-    Attributes:
-        id: Its number in the service.
-        state: Where it is in its life.
-        places: Host and process of each rank, of the latest start.
-        in_flight: Calls it has begun and not ended.
-        restarts: How often it was started again.
-    """
-
-    id: int
-    state: ReplicaState
-    places: tuple[Place, ...]
-    in_flight: int
-    restarts: int
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process of each rank."""
-        return tuple(place.pid for place in self.places)
-
-    @property
-    def host(self) -> str:
-        """The host of the first rank; empty before it has told."""
-        return self.places[0].host if self.places else ""
 
 
 class Service(Routed):
@@ -146,6 +110,24 @@ class Service(Routed):
     def session(self) -> Session:
         """Calls that stay with one replica as long as it lives."""
         return Session(self._balancer, self._endpoints, self._actor.REPEATABLE)
+
+    async def look(self, name: str) -> dict[int, Any]:
+        """Ask the replicas that serve for what an endpoint tells, beside their traffic.
+
+        It is no sign of whether a replica does its work: loads and suspicions stay as they are.
+
+        Returns:
+            What each replica answered, by its id; those that failed, or were lost meanwhile, are left out.
+        """
+        targets = self._balancer.targets
+        answers = await asyncio.gather(
+            *(target.call(name, (), {}) for target in targets), return_exceptions=True
+        )
+        return {
+            target.replica: answer
+            for target, answer in zip(targets, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
 
     async def scale(self, replicas: int) -> None:
         """Change the number of replicas; returns when the new ones serve, or the others are gone.
@@ -321,12 +303,3 @@ class Service(Routed):
             )
             raise refused or next(iter(failed.values()), nobody)
         return Fanout(values, failed)
-
-
-def endpoints_of(actor: type[Any]) -> frozenset[str]:
-    """The public endpoints of an actor's class."""
-    return frozenset(
-        name
-        for name in dir(actor)
-        if not name.startswith("_") and isinstance(inspect.getattr_static(actor, name), EndpointProperty)
-    )

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,76 @@ async def test_the_hosts_of_a_job_share_the_replicas(tmp_path: Path) -> None:
         assert (await fleet.guard(policy.generate.route()))[1] == 1
         pids = [pid for service in (policy, ranks) for status in service.replicas for pid in status.pids]
     await until_gone([*pids, *parents])
+
+
+SBATCH = """#!/bin/sh
+cat > "$STAND_IN/script"
+setsid bash "$STAND_IN/script" >"$STAND_IN/output" 2>&1 &
+echo $! > "$STAND_IN/pid"
+echo "Submitted batch job 7"
+"""
+SQUEUE = """#!/bin/sh
+echo '{"jobs": [{"job_state": ["RUNNING"], "job_resources": {"nodes": {"allocation": [{"name": "'$(hostname)'"}]}}}]}'
+"""
+SRUN = """#!/bin/sh
+SLURM_NODEID=0 exec "$@"
+"""
+SCANCEL = """#!/bin/sh
+echo "$1" >> "$STAND_IN/cancelled"
+kill -9 -- -$(cat "$STAND_IN/pid")
+"""
+SLURM_CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from monarch.job import SlurmJob
+from service_roles import Policy
+from rl_bridge.services import Fleet, Hosts
+
+async def main(folder):
+    job = SlurmJob(
+        {"machines": 1}, python_exe=sys.executable, monarch_port=int(sys.argv[2]), partition="gpu", log_dir=str(folder)
+    )
+    hosts = Hosts.from_job(job, mesh=sys.argv[4], address=sys.argv[3])
+    async with Fleet(folder / "logs", hosts=hosts):
+        policy = await Policy.options(num_replicas=2).as_service()
+        print((await policy.load.fanout(3)).values)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("mesh", ["machines", "mistyped"])
+def test_a_slurm_job_is_submitted_used_and_cancelled(tmp_path: Path, mesh: str) -> None:
+    """Slurm itself is a stand-in of four scripts that run the job here; the job and its script are Monarch's."""
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("srun", SRUN), ("scancel", SCANCEL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    port, own = free_port(), free_port()
+    ran = subprocess.run(
+        [sys.executable, "-c", SLURM_CONTROLLER, str(tmp_path), str(port), f"tcp://127.0.0.1:{own}", mesh],
+        env={**os.environ, "STAND_IN": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if mesh == "machines":
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.splitlines()[-1] == "{0: 3, 1: 3}"
+    else:
+        assert "RoleFailed: expected to reach the hosts 'mistyped' of SlurmJob" in ran.stderr
+    script = (tmp_path / "script").read_text()
+    assert "#SBATCH --nodes=1" in script
+    assert "#SBATCH --partition=gpu" in script
+    # However it ends, the allocation is given back.
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _parent(pid: int) -> int:

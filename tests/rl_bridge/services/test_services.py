@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from service_waits import WAIT_S, descendants, kill, until, until_gone
@@ -91,6 +92,22 @@ async def test_what_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -
             await Policy.as_service(tmp_path)
         started = descendants() - before
     await until_gone(started)
+
+
+async def test_a_first_start_that_takes_too_long_is_an_error_at_once(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet
+
+    before = descendants()
+    (tmp_path / "wait").touch()
+    async with Fleet(tmp_path / "logs"):
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(RoleFailed, match="replica 0 of policy did not serve within 2 s"):
+                await Policy.options(start_timeout_s=2.0).as_service(tmp_path)
+            with pytest.raises(TypeError, match="pickle"):
+                await Policy.as_service(Lock())
+        await until_gone(descendants() - before)
 
 
 async def test_the_ranks_of_a_replica_act_as_one(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""Kills at random times, from a seed, under calls and fan-outs: every call is answered, never from the past."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from service_waits import descendants, kill, until, until_gone
+
+pytestmark = pytest.mark.heavy
+
+KILLS = 10
+CALLERS = 8
+
+
+@pytest.mark.parametrize("seed", [7])
+async def test_calls_and_fan_outs_among_kills(tmp_path: Path, seed: int) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet, RestartPolicy
+
+    chance = random.Random(seed)
+    before = descendants()
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        patient = RestartPolicy(budget=KILLS, backoff_s=0.05, max_backoff_s=0.05)
+        policy = await Policy.options(num_replicas=3, restarts=patient).as_service()
+        await policy.load.fanout(0)
+        taken = 0
+        done = asyncio.Event()
+        answers: list[tuple[int, int]] = []
+
+        async def call() -> None:
+            while not done.is_set():
+                held = taken
+                _, version, _ = await policy.generate.route(0.05)
+                answers.append((held, version))
+
+        async def publish() -> None:
+            nonlocal taken
+            while not done.is_set():
+                fanout = await policy.load.fanout(taken + 1, 0.1)
+                assert set(fanout.values.values()) == {taken + 1}
+                taken += 1
+
+        async def storm() -> None:
+            killed: set[int] = set()
+            for _ in range(KILLS):
+                await asyncio.sleep(chance.uniform(0.05, 0.8))
+                alive = [pid for status in policy.replicas for pid in status.pids if pid not in killed]
+                if alive:
+                    victim = chance.choice(alive)
+                    killed.add(victim)
+                    try:
+                        kill(victim)
+                    except ProcessLookupError:  # it was ended while it started
+                        continue
+            done.set()
+
+        async with asyncio.timeout(90):
+            await fleet.guard(
+                asyncio.wait_for(_together(*(call() for _ in range(CALLERS)), publish(), storm()), 80)
+            )
+        await until(lambda: all(status.state == "serving" for status in policy.replicas))
+        assert {version for _, version, _ in [await policy.generate.route() for _ in range(6)]} == {taken}
+        assert sum(event.what == "lost" for event in fleet.events) >= KILLS // 2
+        started = descendants() - before
+    assert len(answers) > 20
+    # What was asked after a fan-out had returned was answered by its state, or a later one.
+    assert [pair for pair in answers if pair[1] < pair[0]] == []
+    assert taken > 3
+    await until_gone(started)
+
+
+async def _together(*works: object) -> None:
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(work)  # type: ignore[arg-type]
