@@ -110,7 +110,50 @@ async def test_a_server_that_is_lost_is_started_again_and_told(
         await until(lambda: told.lists == [(first, second), (second,), (third, second)])
 
 
+class Mortal:
+    """A provider whose server dies as soon as somebody looks, and at times cannot even be started."""
+
+    def __init__(self, *starts: bool) -> None:
+        self.starts = list(starts)
+        self.alive = False
+        self.stops = 0
+
+    def output(self) -> str:
+        return "the last words"
+
+    def start(self) -> str:
+        if not self.starts.pop(0):
+            raise ServerStartFailed("it cannot be started")
+        return f"http://server:{len(self.starts)}"
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
 async def test_a_restart_budget_that_is_gone_ends_the_run_with_the_servers_last_words() -> None:
+    provider = Mortal(True, True, False, True)
+    urls: list[str | None] = []
+    with ThreadPoolExecutor(3) as threads:
+        server = SupervisedServer(
+            "mortal",
+            provider,
+            threads,
+            RestartPolicy(budget=3, backoff_s=0.0),
+            lambda: urls.append(server.url),
+        )
+        await server.start()
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(
+                RoleFailed, match=r"mortal to need at most 3 restarts .* it ended\nthe last words"
+            ):
+                await server.supervise()
+        assert urls == ["http://server:3", None, "http://server:2", None, "http://server:0", None]
+        assert server.status.state is ServerState.FAILED
+        assert server.status.restarts == provider.stops == 3
+
+
+@pytest.mark.slow
+async def test_a_server_that_dies_too_often_ends_the_run() -> None:
     restarts = RestartPolicy(budget=1, backoff_s=0.0)
     async with none_left(), EnvironmentServers(app=APP, restarts=restarts) as servers:
         watching = asyncio.ensure_future(servers.watch())

@@ -101,7 +101,9 @@ class Client:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))]
+)
 async def test_slots_in_equal_slots_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((address, "BACKOFF_S"), (address, "FULL_S"), (address, "MAX_BACKOFF_S")):
         monkeypatch.setattr(module, name, 0.002)
