@@ -7,14 +7,14 @@ that at most k, a group may start only while
 
 where `served` is what every generator holds at least. A group that started under weights s can be trained from version
 s + k at the latest. Call that its last step. A step takes B = `groups_per_batch` groups, those with the earliest last
-steps first, and it waits for groups under way as long as more would be left over than the steps to come have room for:
+steps first, and it waits for groups under way as long as more of them are left than the steps to come have room for:
 
-    for every d >= v: the groups whose last step is d or earlier, without those now taken, are at most (d - v) * B   (2)
+    for every d >= v: the groups under way whose last step is d or earlier are at most (d - v) * B                (2)
 
-By (1), and since v steps have taken v * B groups, what is left over is never more than (served + k - v + 1) * B: a
-group that starts cannot break (2) for the next step. And where (2) held for one step, it is within reach of the next.
-So waiting always ends, no bound is ever broken, and nothing is thrown away for being old. With k = 0 a step's groups
-start when the step's weights are served, and nothing else does: the loop is synchronous.
+Why that is enough: at version v, at most (d - v + 1) * B groups are left whose last step is d or earlier. By (1) that
+is so when they start, as v steps have taken v * B. It stays so: a step takes B of them, or all that are finished, and
+then (2) bounds the rest. So waiting always ends, no bound is ever broken, and nothing is thrown away for being old.
+With k = 0 a step's groups start when the step's weights are served, and nothing else does: the loop is synchronous.
 """
 
 from bisect import bisect_right
@@ -57,21 +57,15 @@ class Admission:
         """The oldest weights that a step from `version` may learn from."""
         return version - self.max_staleness
 
-    def overdue(
-        self, version: PolicyVersion, finished: Sequence[PolicyVersion], under_way: Sequence[PolicyVersion]
-    ) -> int:
+    def overdue(self, version: PolicyVersion, under_way: Sequence[PolicyVersion]) -> int:
         """How many of the groups under way, oldest first, the step from `version` has to wait for: rule (2).
 
         Args:
             version: The trainer's weights.
-            finished: The oldest weights of each finished group, ascending.
             under_way: The oldest weights that each group under way may come from, ascending.
         """
-        overdue = 0
-        for last_step in range(version, version + self.max_staleness + 1):
-            oldest = self.oldest(last_step)
-            there, missing = bisect_right(finished, oldest), bisect_right(under_way, oldest)
-            left_over = there + missing - min(there, self.groups_per_batch)
-            room = (last_step - version) * self.groups_per_batch
-            overdue = max(overdue, min(left_over - room, missing))
-        return overdue
+        last_steps = range(version, version + self.max_staleness + 1)
+        return max(
+            bisect_right(under_way, self.oldest(last_step)) - (last_step - version) * self.groups_per_batch
+            for last_step in last_steps
+        )

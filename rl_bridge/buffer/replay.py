@@ -190,12 +190,8 @@ class ReplayBuffer:
 
     def _held_up_by(self, version: PolicyVersion) -> list[UnderWay]:
         under_way = self.ledger.under_way(served=self.admission.served)
-        overdue = self.admission.overdue(
-            version,
-            sorted(group.version for group in self._groups.values()),
-            [group.floor for group in under_way],
-        )
-        return under_way[:overdue]
+        overdue = self.admission.overdue(version, [group.floor for group in under_way])
+        return under_way[: max(overdue, 0)]
 
     def _hurry(self, lease: Lease, *, began: float, now: float) -> float:
         """Cut a straggler where it is time to, drop it where that did not help. Returns when to look again."""

@@ -107,12 +107,15 @@ class Dispatcher:
         self._leasing = asyncio.create_task(self._lease())
         self._leasing.add_done_callback(self._ended)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def _end(self) -> None:
         if self._leasing is not None:
             self._leasing.cancel()
             await asyncio.gather(self._leasing, return_exceptions=True)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
         await self._recall()
         for cut in self._cuts:
             cut.cancel()
@@ -140,6 +143,9 @@ class Dispatcher:
         Raises:
             RolloutError: The checkpoint is damaged.
         """
+        await (
+            self._end()
+        )  # first, so that nothing begins meanwhile; it may have ended with what made us go back
         await self._recall()
         self._kept.clear()
         self._lost_in_a_row = 0
@@ -149,8 +155,8 @@ class Dispatcher:
         else:
             self.counts = EpisodeCounts(**state["episodes"])
             self._buffer.restore(state["ledger"], attachments["groups"], served=version)
-        if self._leasing is not None and self._leasing.done():
-            self._begin()  # it has ended with the loss that made us go back
+        if self._leasing is not None:
+            self._begin()
 
     async def play_held_out(
         self,

@@ -1,35 +1,11 @@
-"""Seeds in, groups of siblings out; and groups into training samples."""
+"""Groups of siblings: into training samples, and into figures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from rl_bridge.algorithms.advantages import group_advantages, has_variance
-from rl_bridge.rollout.seeds import TRAINING_SEEDS
 from rl_bridge.tokens.accumulator import training_rows
-from rl_bridge.types import Ending, Group, TrainSample, Trajectory
-
-
-def training_seeds(run_seed: int, iteration: int, count: int) -> list[int]:
-    """The deals of one iteration; the same for the same run and iteration, so a resumed run goes on alike."""
-    generator = np.random.default_rng([run_seed, iteration])
-    return [int(seed) for seed in generator.integers(0, TRAINING_SEEDS, size=count)]
-
-
-def siblings(seeds: Sequence[int], group_size: int) -> list[int]:
-    """Every seed `group_size` times, in one list."""
-    return [seed for seed in seeds for _ in range(group_size)]
-
-
-def into_groups(trajectories: Sequence[Trajectory | None], group_size: int) -> list[Group]:
-    """Siblings back together. Dropped ones are left out, and so are groups with fewer than two left."""
-    groups = []
-    for first in range(0, len(trajectories), group_size):
-        members = [trajectory for trajectory in trajectories[first : first + group_size] if trajectory]
-        if len(members) > 1:
-            groups.append(Group(seed=members[0].seed, trajectories=members))
-    return groups
+from rl_bridge.types import Ending, Group, TrainSample
 
 
 def training_samples(groups: Sequence[Group], *, normalize_std: bool) -> list[TrainSample]:

@@ -25,7 +25,7 @@ from rl_bridge.errors import (
 )
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
-from rl_bridge.rollout.episode import play_episode
+from rl_bridge.rollout.episode import EpisodeSettings, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 
@@ -108,18 +108,7 @@ class RolloutWorker:
                 with span("back off", waits_for="environment"):
                     await asyncio.sleep(BACKOFF_S * 2 ** (number - 1))
             try:
-                async with self._sessions.lease() as session:
-                    trajectory = await play_episode(
-                        session,
-                        self._policy,
-                        self._task,
-                        seed=seed,
-                        settings=assignment.settings,
-                        sampling_key=key,
-                    )
-            except EpisodeUnscored as reason:
-                # The policy has played, so it is not played again until it suits.
-                return NoTrajectory(absence=Absence.UNSCORED, reason=str(reason))
+                return await self._play(seed, assignment.settings, key)
             except PromptRefused:
                 raise
             except (ClientError, EpisodeLost, GeneratorError, NoReplica, ReplicaLost) as error:
@@ -127,13 +116,22 @@ class RolloutWorker:
                     raise RolloutError(f"the environment refuses what it is sent: {error}") from error
                 failure = playing.last_failure = f"{type(error).__name__}: {error}"
                 playing.retried += 1
-            else:
-                return trajectory or NoTrajectory(
-                    absence=Absence.NO_TURN,
-                    reason="the episode was over when it began, or its first prompt leaves no room for an answer "
-                    "(rollout.max_length)",
-                )
         return NoTrajectory(absence=Absence.DROPPED, reason=failure)
+
+    async def _play(self, seed: int, settings: EpisodeSettings, key: tuple[int, int, int] | None) -> Outcome:
+        async with self._sessions.lease() as session:
+            try:
+                trajectory = await play_episode(
+                    session, self._policy, self._task, seed=seed, settings=settings, sampling_key=key
+                )
+            except EpisodeUnscored as reason:
+                # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
+                return NoTrajectory(absence=Absence.UNSCORED, reason=str(reason))
+        return trajectory or NoTrajectory(
+            absence=Absence.NO_TURN,
+            reason="the episode was over when it began, or its first prompt leaves no room for an answer "
+            "(rollout.max_length)",
+        )
 
 
 class _Playing:

@@ -249,7 +249,8 @@ def test_a_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_twice
     simulate(scenario())
 
 
-def test_what_a_preempted_worker_finished_does_not_become_too_old_meanwhile() -> None:
+@pytest.mark.parametrize("lost_too", [False, True])
+def test_what_a_preempted_worker_finished_does_not_become_too_old_meanwhile(lost_too: bool) -> None:
     async def scenario() -> None:
         async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
             if len(workers.assignments) == 1:
@@ -257,6 +258,8 @@ def test_what_a_preempted_worker_finished_does_not_become_too_old_meanwhile() ->
                 return AssignmentResult(
                     lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
                 )
+            if lost_too and len(workers.assignments) == 2:
+                raise ReplicaLost("and another")
             if len(assignment.seeds) == 3:
                 await asyncio.sleep(30.0)  # the rest of that group takes its time
             return await at_once(workers, assignment)
@@ -382,6 +385,46 @@ def test_a_rewind_recalls_what_is_under_way_and_repeats_what_came_after() -> Non
 
             await bridge.dispatcher.rewind(0, None, {})
             assert [group.id for group in await bridge.sample(0)] == [0, 1]
+
+    simulate(scenario())
+
+
+def test_what_was_handed_on_before_a_rewind_is_forgotten() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            if len(workers.assignments) == 1:
+                done, *_ = answer(assignment).outcomes
+                return AssignmentResult(
+                    lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
+                )
+            return await at_once(workers, assignment)
+
+        bridge = Bridge(how, groups=1, slots=1)
+        async with bridge.dispatcher:
+            begun = bridge.dispatcher.state()
+            while not bridge.buffer.ledger.waiting:  # noqa: ASYNC110 - simulated
+                await asyncio.sleep(0)
+            await bridge.dispatcher.rewind(0, *begun)
+            assert len(bridge.workers.assignments) == 1  # nothing begins while it goes back
+            await bridge.sample()
+        assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 4]
+
+    simulate(scenario())
+
+
+def test_what_comes_too_late_is_not_counted() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            await asyncio.sleep(100.0 if len(workers.assignments) == 1 else 1.0)  # it does not listen
+            return answer(assignment, retried=1)
+
+        bridge = Bridge(how, groups=1)
+        async with bridge.dispatcher:
+            (group,) = await bridge.sample()
+            await asyncio.sleep(100.0)
+        assert group.id == 1
+        assert bridge.buffer.ledger.late == 1
+        assert (bridge.dispatcher.counts.played, bridge.dispatcher.counts.retried) == (SIBLINGS, 1)
 
     simulate(scenario())
 

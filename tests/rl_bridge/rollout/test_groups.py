@@ -1,17 +1,11 @@
-"""Seeds into deals, trajectories into groups, groups into samples and figures."""
+"""Groups into samples and figures."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rl_bridge.rollout.groups import (
-    into_groups,
     rollout_figures,
-    siblings,
     training_samples,
-    training_seeds,
 )
-from rl_bridge.rollout.seeds import TRAINING_SEEDS, held_out_seeds
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 
@@ -26,46 +20,6 @@ def trajectory(
         for place, version in enumerate(versions)
     ]
     return Trajectory(seed=seed, turns=turns, ending=ending, reward=reward)
-
-
-RUN, ITERATION = st.integers(0, 2**31 - 1), st.integers(0, 10_000)
-
-
-@given(RUN, ITERATION, st.integers(0, 2**40), st.integers(1, 64))
-def test_held_out_seeds_are_never_trained_on(run: int, iteration: int, first: int, count: int) -> None:
-    training, held_out = training_seeds(run, iteration, count), held_out_seeds(first, count)
-    assert len(training) == len(held_out) == count
-    assert 0 <= min(training) <= max(training) < TRAINING_SEEDS <= min(held_out)
-
-
-def test_held_out_seeds_go_on_where_the_last_part_ended() -> None:
-    assert [*held_out_seeds(0, 5), *held_out_seeds(5, 3)] == [*held_out_seeds(0, 8)]
-
-
-@given(RUN, ITERATION, st.integers(1, 32), st.integers(0, 32))
-def test_training_seeds_depend_on_run_and_iteration_alone(
-    run: int, iteration: int, count: int, more: int
-) -> None:
-    seeds = training_seeds(run, iteration, count)
-    assert training_seeds(run, iteration, count + more)[:count] == seeds
-
-
-def test_other_iterations_and_other_runs_have_other_deals() -> None:
-    deals = [tuple(training_seeds(run, iteration, 4)) for run in range(4) for iteration in range(50)]
-    assert len(set(deals)) == len(deals)
-    # A pair, not a sum: the next run does not repeat this one's next iteration.
-    assert training_seeds(0, 1, 4) != training_seeds(1, 0, 4)
-
-
-def test_siblings_stand_together() -> None:
-    assert siblings([5, 6], 3) == [5, 5, 5, 6, 6, 6]
-
-
-def test_groups_come_back_together_without_what_was_dropped() -> None:
-    played = [trajectory(5), None, trajectory(5), trajectory(6), None, None, None, None, None]
-    groups = into_groups(played, 3)
-    # Of the second deal one is left, which has nobody to be compared with; of the third none.
-    assert [(group.seed, len(group.trajectories)) for group in groups] == [(5, 2)]
 
 
 def test_samples_carry_the_advantage_within_their_own_group() -> None:

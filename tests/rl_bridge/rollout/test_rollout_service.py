@@ -109,8 +109,8 @@ async def bridge(
 ) -> AsyncIterator[Bridge]:
     from rollout_roles import SlowPolicy
 
+    from rl_bridge.loops.introductions import Introductions
     from rl_bridge.rollout.actor import RolloutActor
-    from rl_bridge.rollout.news import WorkerNews
     from rl_bridge.services import Fleet, RestartPolicy
 
     settings = WorkerSettings(
@@ -127,8 +127,14 @@ async def bridge(
         policy = await SlowPolicy.options(num_replicas=2, restarts=restarts).as_service(wait_s)
         rollout = await RolloutActor.options(num_replicas=workers, restarts=restarts).as_service(settings)
         running = Bridge(rollout, policy, fleet, max_staleness=max_staleness, slots=slots)
-        async with WorkerNews(rollout, policy, [url]), running.dispatcher:
+        introductions = Introductions(failed=running.buffer.fail)
+        introductions.tell("take_policy", policy.roster)
+        introductions.tell("take_servers", (url,))
+        policy.on_roster(lambda roster: introductions.tell("take_policy", roster))
+        await introductions.begin(rollout)
+        async with running.dispatcher:
             yield running
+        await introductions.close()
 
 
 def numbers(groups: list[Group]) -> list[int]:
