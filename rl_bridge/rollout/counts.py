@@ -1,5 +1,6 @@
 """What became of the episodes of a run, counted."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -54,3 +55,20 @@ class EpisodeCounts:
     def state(self) -> dict[str, Any]:
         """For `json`."""
         return asdict(self)
+
+
+def final_outcomes(outcomes: Iterable[tuple[int, Outcome]]) -> dict[int, Outcome]:
+    """Those of episodes, by their places, that no other worker has to play."""
+    return {
+        place: outcome
+        for place, outcome in outcomes
+        if not (isinstance(outcome, NoTrajectory) and outcome.absence is Absence.UNFINISHED)
+    }
+
+
+def summary(outcomes: Iterable[Outcome]) -> str:
+    """How many episodes ended in which way, for a person."""
+    numbers = Counter(
+        outcome.absence.value if isinstance(outcome, NoTrajectory) else "played" for outcome in outcomes
+    )
+    return ", ".join(f"{number} {how}" for how, number in sorted(numbers.items()))

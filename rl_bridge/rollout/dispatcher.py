@@ -4,48 +4,22 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rl_bridge.buffer.ledger import Lease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
-from rl_bridge.rollout.counts import EpisodeCounts
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.counts import EpisodeCounts, final_outcomes, summary
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.seeds import group_seed
+from rl_bridge.rollout.service import RolloutService
 from rl_bridge.types import Group, PolicyVersion, Trajectory
 
 logger = logging.getLogger(__name__)
-
-
-class PlayEndpoint(Protocol):
-    """`rollout.play`."""
-
-    async def route(self, assignment: Assignment) -> AssignmentResult:
-        """Have one worker play."""
-
-
-class CutEndpoint(Protocol):
-    """`rollout.cut`."""
-
-    async def fanout(self, leases: tuple[int, ...]) -> object:
-        """Tell every worker."""
-
-
-class RolloutService(Protocol):
-    """The service of the `RolloutActor`, as far as it is needed here."""
-
-    @property
-    def play(self) -> PlayEndpoint:
-        """Plays an assignment."""
-
-    @property
-    def cut(self) -> CutEndpoint:
-        """Ends assignments early."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -215,7 +189,7 @@ class Dispatcher:
             )
             with contextlib.suppress(ReplicaLost, NoReplica):
                 result = await self._rollout.play.route(assignment)
-                outcomes |= _final(zip(left, result.outcomes, strict=True))
+                outcomes |= final_outcomes(zip(left, result.outcomes, strict=True))
         return [outcomes[place] for place in range(len(seeds))]
 
     async def _lease(self) -> None:
@@ -257,7 +231,7 @@ class Dispatcher:
         self, lease: Lease, seed: int, outcomes: dict[int, Outcome], result: AssignmentResult
     ) -> None:
         if result.preempted:
-            kept = _final(outcomes.items())
+            kept = final_outcomes(outcomes.items())
             waits = self._buffer.give_back(lease, floor=lease.floor if kept else None)
             self._hand_on(lease, kept, waits=waits)
             if waits:
@@ -269,7 +243,7 @@ class Dispatcher:
             current = await self._buffer.add(group, lease)
             self._lost_in_a_row = 0
         else:
-            current = self._buffer.drop(lease, _why_too_few(outcomes.values()))
+            current = self._buffer.drop(lease, f"too few siblings: {summary(outcomes.values())}")
             self._lost_in_a_row += current
         if current:
             self.counts.attempted(result)
@@ -285,7 +259,7 @@ class Dispatcher:
             absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
             raise RolloutError(
                 f"none of the last {self._lost_in_a_row} groups could be trained; the last one had "
-                f"{_why_too_few(outcomes)}; the last because: {absent[-1].reason}"
+                f"too few siblings: {summary(outcomes)}; the last because: {absent[-1].reason}"
             )
 
     def _cut(self, leases: Sequence[Lease]) -> None:
@@ -315,21 +289,3 @@ class Dispatcher:
             self._slots.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._buffer.fail(error)
-
-
-def _final(outcomes: Any) -> dict[int, Outcome]:
-    """Those that no other worker has to play."""
-    return {
-        place: outcome
-        for place, outcome in outcomes
-        if not (isinstance(outcome, NoTrajectory) and outcome.absence is Absence.UNFINISHED)
-    }
-
-
-def _why_too_few(outcomes: Any) -> str:
-    reasons = Counter(
-        outcome.absence.value if isinstance(outcome, NoTrajectory) else "played" for outcome in outcomes
-    )
-    return "too few siblings: " + ", ".join(
-        f"{number} {reason}" for reason, number in sorted(reasons.items())
-    )

@@ -12,8 +12,9 @@ from rl_bridge.environments.address import Client
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
-from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings, RolloutService
+from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.service import RolloutService
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.synthetic.environment import InstantPolicy, SleepingClient, SleepingTask
 from rl_bridge.synthetic.settings import SyntheticSettings
