@@ -114,9 +114,9 @@ def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:
 def _event(status: StatusSnapshot, kill: Kill, what: str, began: float) -> float | None:
     """Seconds from the kill to the first event of a kind, as the run dates it."""
     for event in status.events:
-        if (event.service, event.replica) == (kill.kind, kill.replica) and event.at >= began:
-            if event.what.partition(":")[0] == what:
-                return event.at - began
+        ours = (event.service, event.replica, event.what.partition(":")[0]) == (kill.kind, kill.replica, what)
+        if ours and event.at >= began:
+            return event.at - began
     return None
 
 

@@ -79,6 +79,9 @@ async def open_run(
         roles.policy.on_roster(partial(introductions.tell, "take_policy"))
         introductions.tell("take_policy", roles.policy.roster)
         introductions.tell("take_servers", servers.urls)
+        if roles.reward is not None:
+            roles.reward.on_roster(partial(introductions.tell, "take_reward"))
+            introductions.tell("take_reward", roles.reward.roster)
         await fleet.guard(introductions.begin(roles.rollout))
 
         client = GeneratorClient(

@@ -13,8 +13,16 @@ from rl_bridge.config import Config, MonarchConfig, RoleConfig
 from rl_bridge.errors import RoleFailed
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.settings import ONE_THREAD, engine_environment
-from rl_bridge.loops.settings import engine_settings, restart_policy, trainer_settings, worker_settings
+from rl_bridge.loops.settings import (
+    engine_settings,
+    restart_policy,
+    reward_model_settings,
+    reward_settings,
+    trainer_settings,
+    worker_settings,
+)
 from rl_bridge.reference.actor import ReferenceActor
+from rl_bridge.rewards.actor import RewardActor, RewardModelActor
 from rl_bridge.rollout.actor import RolloutActor
 from rl_bridge.services import BoundOptions, Service, ServiceActor
 from rl_bridge.trainer.actor import TrainerActor
@@ -35,12 +43,14 @@ class Roles:
         trainer: Of `TrainerActor`: one replica, with a process a rank.
         rollout: Of `RolloutActor`.
         reference: Of `ReferenceActor`; None where the KL coefficient is 0.
+        reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
     """
 
     policy: Service
     trainer: Service
     rollout: Service
     reference: Service | None
+    reward: Service | None
 
 
 async def start_roles(config: Config, folder: Path, model_path: Path, store: WeightStore) -> Roles:
@@ -64,6 +74,14 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         starting["reference"] = _of(
             config, ReferenceActor, "reference", table.reference, ONE_THREAD
         ).as_service(trainer)
+    if config.reward.function:
+        starting["reward"] = _of(config, RewardActor, "reward", table.reward, {}).as_service(
+            reward_settings(config)
+        )
+    elif config.reward.model is not None:
+        starting["reward"] = _of(config, RewardModelActor, "reward", table.reward, ONE_THREAD).as_service(
+            reward_model_settings(config, config.reward.model)
+        )
     try:
         async with asyncio.timeout(START_TIMEOUT_S), asyncio.TaskGroup() as group:
             tasks = {name: group.create_task(start) for name, start in starting.items()}
@@ -80,6 +98,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         trainer=started["trainer"],
         rollout=started["rollout"],
         reference=started.get("reference"),
+        reward=started.get("reward"),
     )
 
 

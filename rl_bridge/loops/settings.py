@@ -5,6 +5,8 @@ from pathlib import Path
 from rl_bridge.config import Config, MonarchConfig
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.rewards.ensemble import Ensemble, Rule
+from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.settings import WorkerSettings
@@ -108,3 +110,22 @@ def worker_settings(config: Config, folder: Path, model_path: Path) -> WorkerSet
         generation_timeout_s=rollout.generate_timeout_s,
         checkpoint_on_preemption=rollout.checkpoint_on_preemption,
     )
+
+
+def reward_settings(config: Config) -> RewardSettings:
+    """What reward functions are called with."""
+    reward = config.reward
+    functions = (reward.function,) if isinstance(reward.function, str) else reward.function
+    return RewardSettings(
+        ensemble=Ensemble(
+            functions=functions, weights=reward.weights, rule=Rule(reward.rule), quorum=reward.quorum
+        ),
+        workers=reward.workers,
+        timeout_s=reward.timeout_seconds,
+        drop_failures=reward.drop_failures,
+    )
+
+
+def reward_model_settings(config: Config, model_path: str) -> RewardModelSettings:
+    """What a reward model is loaded with."""
+    return RewardModelSettings(model_path=model_path, max_length=config.rollout.max_length)

@@ -24,7 +24,7 @@ from rl_bridge.rollout.task import Task
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle
-from rl_bridge.tokens.chat import ChatTokenizer
+from rl_bridge.tokens.chat import ChatTokenizer, Message
 
 GRACE_S = 10.0
 """How long a preempted worker takes at most to hand back what it has."""
@@ -37,11 +37,12 @@ _log = logging.getLogger(__name__)
 class RolloutActor(ServiceActor):
     """A thin shell around `RolloutWorker`. It asks the policy's replicas by itself, wherever they are."""
 
-    REPLAYED = ("take_policy", "take_servers")
+    REPLAYED = ("take_policy", "take_servers", "take_reward")
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._policy: ServiceHandle | None = None
+        self._reward: ServiceHandle | None = None
         self._client: GeneratorClient | None = None
 
     @concurrent_endpoint
@@ -73,7 +74,11 @@ class RolloutActor(ServiceActor):
             max_length=config.rollout.max_length,
         )
         self._worker = RolloutWorker(
-            self._sessions, task=task, policy=policy, max_attempts=config.rollout.max_attempts
+            self._sessions,
+            task=task,
+            policy=policy,
+            max_attempts=config.rollout.max_attempts,
+            judge=self._evaluate if config.reward.function or config.reward.model else None,
         )
         PROCESS_SPANS.rest("assignments")
         if settings.checkpoint_on_preemption:
@@ -83,6 +88,22 @@ class RolloutActor(ServiceActor):
         if self._policy is None:
             raise RolloutError("expected take_policy before the first assignment, it was not called")
         return await self._policy.generate_many.route(*args)
+
+    async def _evaluate(self, prompt: Sequence[Message], response: str, target: Any) -> float | None:
+        if self._reward is None:
+            raise RolloutError("expected take_reward before the first assignment, it was not called")
+        reward: float | None = await self._reward.evaluate_response.route(
+            prompt=prompt, response=response, target=target
+        )
+        return reward
+
+    @concurrent_endpoint
+    async def take_reward(self, roster: Roster) -> None:
+        """Have these replicas judge from now on."""
+        if self._reward is None:
+            self._reward = ServiceHandle(roster)
+        else:
+            self._reward.update(roster)
 
     @concurrent_endpoint
     async def take_policy(self, roster: Roster) -> None:

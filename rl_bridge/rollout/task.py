@@ -62,6 +62,10 @@ class Task(ABC):
     def parse(self, text: str) -> Any | None:
         """The action that an answer means; None where it means none. Never a guess."""
 
+    def target(self, observation: Any) -> Any:
+        """What reward functions are told of the right answer, from an episode's first observation."""
+        return None
+
     def make_policy(self) -> Path:
         """Make an initial policy, for runs without `model.path`.
 

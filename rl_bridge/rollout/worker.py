@@ -45,13 +45,23 @@ class RolloutWorker:
         task: What ties the episodes to the policy.
         policy: Who plays.
         max_attempts: How often an episode is tried before it is dropped.
+        judge: Says what answers earn beside what the environment gives.
     """
 
-    def __init__(self, sessions: SessionLeases, *, task: Task, policy: ChatPolicy, max_attempts: int) -> None:
+    def __init__(
+        self,
+        sessions: SessionLeases,
+        *,
+        task: Task,
+        policy: ChatPolicy,
+        max_attempts: int,
+        judge: Judge | None = None,
+    ) -> None:
         self._sessions = sessions
         self._task = task
         self._policy = policy
         self._max_attempts = max_attempts
+        self._judge = judge
         self._playing: dict[int, _Playing] = {}
         self._leaving = asyncio.Event()
         self._idle = asyncio.Event()
@@ -122,7 +132,13 @@ class RolloutWorker:
         async with self._sessions.lease() as session:
             try:
                 trajectory = await play_episode(
-                    session, self._policy, self._task, seed=seed, settings=settings, sampling_key=key
+                    session,
+                    self._policy,
+                    self._task,
+                    seed=seed,
+                    settings=settings,
+                    sampling_key=key,
+                    judge=self._judge,
                 )
             except EpisodeUnscored as reason:
                 # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
