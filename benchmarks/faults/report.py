@@ -1,0 +1,64 @@
+"""What must show of a run that lost processes."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from benchmarks.faults.kills import Killer
+from benchmarks.wire.bars import Bar
+from benchmarks.wire.report import table
+
+NOTICED_S = 10.0
+START_FACTOR = 2.0
+
+
+def bars(killer: Killer, *, wanted: int, trained: Sequence[int], groups: int, left: int) -> Iterator[Bar]:
+    """Yield every bar.
+
+    Args:
+        killer: With its kills.
+        wanted: Kills that were asked for.
+        trained: The groups of the history that led to the final weights.
+        groups: How many the run was to train.
+        left: Processes that were there after the end.
+    """
+    job, kills = killer.job, killer.kills
+    yield Bar("exit status of the run", job.process.returncode, 0, "at most")
+    yield Bar("processes killed", len(kills), wanted, "at least")
+    yield Bar("groups trained", len(trained), groups, "at least")
+    yield Bar("groups trained twice", len(trained) - len(set(trained)), 0, "at most")
+    yield Bar("processes left", left, 0, "at most")
+    for kind in Counter(kill.kind for kill in kills):
+        ours = [kill for kill in kills if kill.kind == kind]
+        noticed = [float("inf") if kill.noticed_s is None else kill.noticed_s for kill in ours]
+        yield Bar(f"{kind}: slowest loss noticed and given to others, s", max(noticed), NOTICED_S, "at most")
+        serving = max(float("inf") if kill.serving_s is None else kill.serving_s for kill in ours)
+        if kind == "policy" and killer.cold_start_s is not None:
+            yield Bar(
+                "policy: slowest to serve again, over the cold start",
+                serving / killer.cold_start_s,
+                START_FACTOR,
+                "at most",
+            )
+        elif kind != "policy":
+            yield Bar(f"{kind}: slowest to serve again, s", serving, NOTICED_S, "at most")
+
+
+def report(killer: Killer, held: Sequence[Bar]) -> str:
+    """Return the kills and the bars as Markdown."""
+    rows = [
+        (kill.kind, str(kill.replica), str(kill.version), _seconds(kill.noticed_s), _seconds(kill.serving_s))
+        for kill in killer.kills
+    ]
+    parts = [table(("killed", "replica", "at version", "noticed s", "serving again s"), rows)]
+    if killer.cold_start_s is not None:
+        parts.append(f"cold start of a generator in this run: {killer.cold_start_s:.1f} s")
+    shown = [
+        (bar.what, f"{bar.value:.3g}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
+        for bar in held
+    ]
+    parts.append(table(("what", "measured", "bar", ""), shown))
+    return "\n\n".join(parts)
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f}"
