@@ -25,7 +25,7 @@ from rl_bridge.errors import (
 )
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
-from rl_bridge.rollout.episode import EpisodeSettings, play_episode
+from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 
