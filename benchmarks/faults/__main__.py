@@ -20,8 +20,8 @@ END_TIMEOUT_S = 1800.0
 _DESCRIPTION = """\
 What a run survives: a real training run of the BlackJack example, two generators, two rollout workers, a reward pool
 and an environment's server, whose processes get SIGKILL at times drawn from a seed, each when the last one is back.
-Prints when each loss was noticed, when the replica served again, and what must show: the run ends by itself with every group
-trained, none twice, and no process left."""
+Prints when each loss was noticed, when the replica served again, and what must show: the run ends by itself with every
+group trained, none twice, and no process left."""
 
 _EXAMPLES = """\
 examples:
