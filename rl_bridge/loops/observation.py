@@ -67,9 +67,8 @@ async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
 async def _ask(service: "Service", endpoint: str) -> dict[int, Any]:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            values: dict[int, Any] = (await getattr(service, endpoint).fanout()).values
-            return values
-    except Exception:  # what befalls a service is its supervisor's; here it means that nobody answers
+            return await service.look(endpoint)
+    except TimeoutError:
         return {}
 
 

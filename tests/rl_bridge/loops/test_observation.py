@@ -1,10 +1,14 @@
 """What a snapshot says of a run's parts."""
 
+import asyncio
 from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.loops import observation
 from rl_bridge.loops.observation import (
     SpanCollector,
     event_rows,
@@ -17,27 +21,22 @@ from rl_bridge.loops.observer import RunObserver
 from rl_bridge.metrics import Spans, SpanTotals
 
 
-class Endpoint:
-    def __init__(self, service: "Service") -> None:
-        self.service = service
-
-    async def fanout(self) -> SimpleNamespace:
-        if self.service.failure is not None:
-            raise self.service.failure
-        return SimpleNamespace(values=dict(self.service.totals))
-
-
 class Service:
     endpoints = frozenset({"spans"})
 
     def __init__(self, **totals: SpanTotals) -> None:
         self.totals = {int(replica.removeprefix("r")): spent for replica, spent in totals.items()}
-        self.failure: Exception | None = None
-        self.spans = Endpoint(self)
+        self.answers = True
         self.replicas = [
             SimpleNamespace(id=0, state="serving", host="one", pids=(7, 8), in_flight=3, restarts=1),
             SimpleNamespace(id=1, state="starting", host="", pids=(), in_flight=0, restarts=0),
         ]
+
+    async def look(self, endpoint: str) -> dict[int, SpanTotals]:
+        assert endpoint == "spans"
+        if not self.answers:
+            await asyncio.Event().wait()
+        return dict(self.totals)
 
 
 def spent(wall_s: float, train_s: float, began: float = 1.0) -> SpanTotals:
@@ -60,12 +59,15 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
     assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
 
 
-async def test_process_that_does_not_answer_is_as_it_was_last_known() -> None:
+async def test_process_that_does_not_answer_is_as_it_was_last_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observation, "ANSWER_TIMEOUT_S", 0.05)
     trainer = Service(r0=spent(10, 5))
     run = fleet(trainer=trainer)
     collector = SpanCollector(run, own=Spans())
     await collector.collect()
-    trainer.failure = RuntimeError("it is gone")
+    trainer.answers = False
+    await collector.collect()
+    trainer.answers, trainer.totals = True, {}
     await collector.collect()
     assert collector.known["trainer-0"] == spent(10, 5)
     del run.services["trainer"]
@@ -95,24 +97,17 @@ def test_environment_servers_are_a_service_too() -> None:
 
 async def test_who_serves_what_and_works_on_what_is_asked() -> None:
     class Answering:
-        def __init__(self, **values: Any) -> None:
-            self.endpoints = frozenset(values)
-            for name, value in values.items():
-                setattr(self, name, SimpleNamespace(fanout=self.answer(value)))
+        def __init__(self, **answers: dict[int, Any]) -> None:
+            self.endpoints = frozenset(answers)
+            self.answers = answers
 
-        @staticmethod
-        def answer(value: Any) -> Any:
-            async def fanout() -> SimpleNamespace:
-                if isinstance(value, Exception):
-                    raise value
-                return SimpleNamespace(values=value)
-
-            return fanout
+        async def look(self, endpoint: str) -> dict[int, Any]:
+            return self.answers[endpoint]
 
     observer = RunObserver(
         fleet(
-            policy=Answering(version={0: 3, 1: 2}, spans=RuntimeError("gone")),  # type: ignore[arg-type]
-            rollout=Answering(playing={0: (7, 8), 1: ()}, version=RuntimeError("gone")),  # type: ignore[arg-type]
+            policy=Answering(version={0: 3, 1: 2}, spans={}),  # type: ignore[arg-type]
+            rollout=Answering(playing={0: (7, 8), 1: ()}, version={}),  # type: ignore[arg-type]
         )
     )
     await observer.refresh()

@@ -227,6 +227,7 @@ def test_replicas_and_ranks_of_a_role_are_one_line() -> None:
     assert roles.keys() == {"reward_model", "controller"}
     merged = roles["reward_model"]
     assert (merged.wall_s, merged.work, merged.unaccounted_s) == (40, {"score": 10, "load": 1}, 29)
+    assert merged.began == 1
 
 
 def test_shares_in_the_log_are_read_back() -> None:
