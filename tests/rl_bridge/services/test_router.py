@@ -75,6 +75,16 @@ def test_suspensions_double_up_to_a_bound_and_a_success_clears_them() -> None:
     assert made.end(0, failed=True, now=now) is False  # it has its tries again
 
 
+def test_what_was_in_flight_at_a_suspension_does_not_lengthen_it() -> None:
+    made = router(0)
+    for _ in range(10):
+        made.begin(0)
+    asked = [made.end(0, failed=True, now=0.0) for _ in range(10)]
+    assert sum(asked) == 1
+    assert made.is_suspended(0, FIRST_SUSPENSION_S - 0.01)
+    assert not made.is_suspended(0, FIRST_SUSPENSION_S)
+
+
 def test_failures_in_between_successes_and_calls_given_up_are_no_suspicion() -> None:
     made = router(0)
     for failed in (True, True, False, True, None, True, False, True, True):

@@ -142,9 +142,13 @@ async def test_a_replica_that_came_back_starts_with_nothing_in_flight() -> None:
     await turns()
     # Three were lost and went to who has less: the three to the new one.
     assert (len(other.calls), len(again.calls)) == (3, 3)
+    # What ended of the one before took nothing from the load of the new one.
+    under_way += [asyncio.ensure_future(handle.ask.route()) for _ in range(6)]
+    await turns()
+    assert (len(other.calls), len(again.calls)) == (6, 6)
     again.released.set()
     other.released.set()
-    assert sorted(await asyncio.gather(*under_way)) == [0, 0, 0, 1, 1, 1]
+    assert sorted(await asyncio.gather(*under_way)) == [0] * 6 + [1] * 6
 
 
 async def test_a_session_says_how_often_it_had_to_move() -> None:
@@ -190,6 +194,21 @@ async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> N
     assert target.calls == [("tune", (0.5,)), ("load", (3,))]
     assert newest is not None
     assert newest.values == {}
+
+
+async def test_a_fan_out_that_comes_while_its_forerunner_is_taken_is_taken_too() -> None:
+    replays = Replays(("load",))
+    replays.keep("load", (1,), {})
+    target = FakeTarget(3)
+    target.hold()
+    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    await turns()
+    later = replays.keep("load", (2,), {})
+    target.released.set()
+    await catching_up
+    assert target.calls == [("load", (1,)), ("load", (2,))]
+    assert later is not None
+    assert later.values == {3: 3}
 
 
 async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
