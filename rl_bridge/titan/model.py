@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.fsdp import FSDPModule
 
 from rl_bridge.errors import ConfigError, ModelError
-from rl_bridge.titan.ranks import join_process_group
+from rl_bridge.titan.ranks import is_of_siblings, join_process_group
 
 # TorchTitan takes a machine without an accelerator for one with CUDA; its modules read this on import.
 if not torch.cuda.is_available():
@@ -136,6 +136,8 @@ class TitanModel:
         try:
             load_checkpoint(state, storage_reader=HuggingFaceStorageReader(path=str(path)))
         except (Exception, CheckpointException) as error:  # the latter is no Exception
+            if is_of_siblings(error):
+                raise
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
         self.module.load_state_dict(self.adapter.from_hf(state))
 

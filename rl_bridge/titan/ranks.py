@@ -68,12 +68,19 @@ def siblings_needed(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or any(mark in str(error) for mark in _MARKS)):
+        if not is_of_siblings(error):
             raise
         raise RankLost(
             f"expected every rank of the trainer {what}, one is gone or was late: {error}; "
             "the trainer goes on from its last checkpoint once all its ranks are started anew"
         ) from error
+
+
+def is_of_siblings(error: BaseException) -> bool:
+    """Whether an error says that a collective failed, and nothing about what it was for."""
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or any(mark in str(error) for mark in _MARKS)
+    )
 
 
 def agree(failure: str | None) -> str | None:

@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from rl_bridge.errors import CheckpointError, ModelError
-from rl_bridge.titan.ranks import agree
+from rl_bridge.titan.ranks import agree, is_of_siblings
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 
@@ -98,12 +99,8 @@ class Checkpoints:
             ModelError: The checkpoint is damaged, or of another model.
         """
         path = self._folder / f"step-{version}"
-        try:
+        with _damaged(path):
             load_distributed(state, storage_reader=FileSystemReader(path))
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
-            raise ModelError(
-                f"cannot resume from the checkpoint {str(path)!r}: {error}; remove it to go on from the one before"
-            ) from error
 
     def ranks(self, version: PolicyVersion) -> int:
         """How many ranks wrote a checkpoint."""
@@ -111,22 +108,16 @@ class Checkpoints:
 
     def run_state(self, version: PolicyVersion) -> ResumeState:
         """What the controller stored with a checkpoint."""
-        attachments = self._folder / f"step-{version}" / _ATTACHMENTS
-        return ResumeState(
-            version=version,
-            run_state=self._note(version)["run_state"],
-            attachments={file.name: file.read_bytes() for file in sorted(attachments.iterdir())},
-        )
+        run_state = self._note(version)["run_state"]
+        path = self._folder / f"step-{version}"
+        with _damaged(path):
+            attachments = {file.name: file.read_bytes() for file in sorted((path / _ATTACHMENTS).iterdir())}
+        return ResumeState(version=version, run_state=run_state, attachments=attachments)
 
     def _note(self, version: PolicyVersion) -> dict[str, Any]:
-        path = self._folder / f"step-{version}" / _RUN
-        try:
-            note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"cannot resume from the checkpoint {str(path.parent)!r}: {error}; "
-                "remove it to go on from the one before"
-            ) from error
+        path = self._folder / f"step-{version}"
+        with _damaged(path):
+            note: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
         return note
 
     def _finish(self, partial: Path, final: Path) -> None:
@@ -152,6 +143,20 @@ class Checkpoints:
 
 class _WriteError(Exception):
     """A part of a checkpoint could not be written, by this rank or another."""
+
+
+@contextmanager
+def _damaged(checkpoint: Path) -> Iterator[None]:
+    """What cannot be read within the block is the checkpoint's fault, unless a sibling is gone."""
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
+        if is_of_siblings(error):
+            raise
+        raise ModelError(
+            f"cannot resume from the checkpoint {str(checkpoint)!r}: {_reason(error)}; "
+            "remove it to go on from the one before"
+        ) from error
 
 
 def newest_checkpoint(folder: str | Path) -> PolicyVersion:

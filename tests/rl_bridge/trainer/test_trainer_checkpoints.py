@@ -116,10 +116,14 @@ def test_a_half_written_one_is_swept_and_never_read(trainer: Any, policy: Path, 
     assert whole(tmp_path) == ["step-1"]
 
 
-def test_a_checkpoint_without_its_note_is_named(trainer: Any, policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["run.json", "attachments", ".metadata", "__0_0.distcp"])
+def test_a_checkpoint_that_lacks_a_part_is_named(
+    trainer: Any, policy: Path, tmp_path: Path, part: str
+) -> None:
     trainer.step(batch(0))
     trainer.save(1)
-    (tmp_path / "checkpoint" / "step-1" / "run.json").unlink()
+    path = tmp_path / "checkpoint" / "step-1" / part
+    path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(ModelError, match=r"cannot resume from the checkpoint .*step-1.*remove it"):
         alone(policy, tmp_path).resume()
 

@@ -154,6 +154,11 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
         assert isinstance(answer, RankLost), answer
         assert time.monotonic() - killed < 10.0
         assert "in iteration 1, one is gone" in str(answer)
+        # Nor is what cannot be loaded without it taken for damaged.
+        answer = two.ask_one(0, "resume")
+        assert isinstance(answer, RankLost), answer
+        answer = two.ask_one(0, "build", settings(policy, folder=tmp_path))
+        assert isinstance(answer, RankLost), answer
 
 
 def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path, tmp_path: Path) -> None:
@@ -171,7 +176,6 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path,
 def test_a_rank_whose_siblings_never_come_gives_up(policy: Path, tmp_path: Path) -> None:
     with ranks(tmp_path, 2, timeout_s=5.0) as two:
         two.kill(1)
-        two._ends[0].send(("build", (settings(policy, folder=tmp_path),), {}))
-        [answer] = two.answers(0)
+        answer = two.ask_one(0, "build", settings(policy, folder=tmp_path))
         assert isinstance(answer, RankLost), answer
         assert "when the ranks met" in str(answer)

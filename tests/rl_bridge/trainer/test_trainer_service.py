@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from trainer_ranks import batch, divisible_policy, settings
@@ -113,3 +114,40 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
         assert (tmp_path / "model.safetensors").exists()
         assert trainer.replicas[0].restarts == 0
         await store.close()
+
+
+async def test_ranks_that_share_matrices_push_what_one_would(policy: Path, tmp_path: Path) -> None:
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.trainer.actor import TrainerActor
+    from rl_bridge.weights import WeightStore
+
+    _, weights = alone(policy, tmp_path / "alone", 1)
+    options = settings(policy, folder=tmp_path / "run", ranks={"tensor_parallel": 2})
+    async with asyncio.timeout(WAIT_S), Fleet(tmp_path / "logs"):
+        store = WeightStore.create()
+        trainer = await TrainerActor.options(procs=2).as_service(options, store)
+        await trainer.train_step.route(batch(0))
+        await trainer.push_weights.route(1)
+        pushed = await store.get(1)
+        await store.close()
+    assert set(pushed) == set(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(pushed[name], tensor, atol=2e-5, rtol=0.0)
+
+
+async def test_an_error_of_one_rank_alone_does_not_leave_the_other_waiting(
+    policy: Path, tmp_path: Path
+) -> None:
+    """It ends its process, and the service starts all ranks anew, long before a collective's time is up."""
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.trainer.actor import TrainerActor
+
+    options = settings(policy, folder=tmp_path / "run")
+    async with asyncio.timeout(WAIT_S), Fleet(tmp_path / "logs"):
+        trainer = await TrainerActor.options(procs=2, name="trainer").as_service(options)
+        broken = batch(0)
+        broken.target[:1] = 10_000  # no such word; the rank whose part it is meets an IndexError or the like
+        with pytest.raises(ReplicaLost):
+            await trainer.train_step.route(broken)
+        assert np.isfinite((await trainer.train_step.route(batch(0)))["loss/total"])
+        assert trainer.replicas[0].restarts == 1

@@ -122,6 +122,11 @@ class Ranks:
         self.ask(method, *arguments, **options)
         return self.raised()
 
+    def ask_one(self, index: int, method: str, *arguments: Any) -> Any:
+        """Have one rank's answer, while the others are not asked."""
+        self._ends[index].send((method, arguments, {}))
+        return self._answer(index)
+
     def kill(self, index: int) -> None:
         pid = self.processes[index].pid
         assert pid is not None
