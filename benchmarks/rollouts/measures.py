@@ -42,6 +42,7 @@ class Game:
         client: Plays it.
         act: Makes an action of a number.
         episodes: How many are played for each session.
+        least: How many are played at least.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Game:
     client: type[EnvClient[Any, Any, Any]]
     act: Callable[[int], Any]
     episodes: int
+    least: int = 0
 
 
 WAITING: Final = "four steps that wait 0.1 s"
@@ -60,6 +62,7 @@ GAMES: Final = (
         BlackjackEnv,
         lambda number: BlackjackAction(action="hit" if number % 2 else "stand"),
         20,
+        least=500,
     ),
 )
 
@@ -81,7 +84,10 @@ class Plan:
     def quick(self) -> "Plan":
         """Return the same with numbers that show whether it works, and nothing else."""
         return replace(
-            self, rounds=1, sessions=(1, 8), games=tuple(replace(game, episodes=2) for game in self.games)
+            self,
+            rounds=1,
+            sessions=(1, 8),
+            games=tuple(replace(game, episodes=2, least=0) for game in self.games),
         )
 
 
@@ -117,7 +123,7 @@ async def _measure(game: Game, sessions: int, url: str, figures: Figures) -> Non
         await _play(worker, sessions)
         async with _most_in_flight(leases) as most:
             began = time.perf_counter()
-            results = await _play(worker, sessions * game.episodes)
+            results = await _play(worker, max(sessions * game.episodes, game.least))
             seconds = time.perf_counter() - began
     finally:
         await leases.close()
