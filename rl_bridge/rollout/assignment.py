@@ -61,7 +61,7 @@ class AssignmentResult:
         outcomes: One an episode, in the assignment's order.
         retried: Attempts that failed through no fault of the policy's.
         last_failure: Why an attempt failed last; None where none has.
-        preempted: The worker has to go: what is unfinished is for others.
+        preempted: The worker has to go: what is unfinished, if anything is, is for others.
     """
 
     lease: int

@@ -117,9 +117,8 @@ class Dispatcher:
         Raises:
             RolloutError: The checkpoint is damaged.
         """
-        await (
-            self._end()
-        )  # first, so that nothing begins meanwhile; it may have ended with what made us go back
+        # First, so that nothing begins meanwhile. It may have ended already, with what made us go back.
+        await self._end()
         await self._recall()
         self._kept.clear()
         self._lost_in_a_row = 0
@@ -230,8 +229,8 @@ class Dispatcher:
     async def _settle(
         self, lease: Lease, seed: int, outcomes: dict[int, Outcome], result: AssignmentResult
     ) -> None:
-        if result.preempted:
-            kept = final_outcomes(outcomes.items())
+        kept = final_outcomes(outcomes.items())
+        if result.preempted and len(kept) < len(outcomes):
             waits = self._buffer.give_back(lease, floor=lease.floor if kept else None)
             self._hand_on(lease, kept, waits=waits)
             if waits:

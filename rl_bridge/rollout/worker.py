@@ -194,7 +194,7 @@ class _Playing:
             outcomes=outcomes,
             retried=self.retried,
             last_failure=self.last_failure,
-            preempted=preempted and unfinished in outcomes,
+            preempted=preempted,
         )
 
 

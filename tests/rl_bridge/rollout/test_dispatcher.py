@@ -252,13 +252,17 @@ def test_a_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_twice
 @pytest.mark.parametrize("lost_too", [False, True])
 def test_what_a_preempted_worker_finished_does_not_become_too_old_meanwhile(lost_too: bool) -> None:
     async def scenario() -> None:
+        lost: list[Assignment] = []
+
         async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
             if len(workers.assignments) == 1:
+                await asyncio.sleep(5.0)  # others are trained, and new weights served, meanwhile
                 done, *_ = answer(assignment).outcomes
                 return AssignmentResult(
                     lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
                 )
-            if lost_too and len(workers.assignments) == 2:
+            if lost_too and not lost and len(assignment.seeds) == 3:
+                lost.append(assignment)
                 raise ReplicaLost("and another")
             if len(assignment.seeds) == 3:
                 await asyncio.sleep(30.0)  # the rest of that group takes its time
@@ -273,6 +277,20 @@ def test_what_a_preempted_worker_finished_does_not_become_too_old_meanwhile(lost
                 bridge.serve(version + 1)
         assert (0, 1) in ages  # trained while it still could be
         assert not bridge.buffer.ledger.dropped
+
+    simulate(scenario())
+
+
+def test_a_worker_that_has_to_go_and_has_finished_hands_nothing_on() -> None:
+    async def scenario() -> None:
+        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+            return answer(assignment, preempted=True)
+
+        bridge = Bridge(how, groups=1)
+        async with bridge.dispatcher:
+            (group,) = await bridge.sample()
+        assert sibling_numbers(group) == [0, 1, 2, 3]
+        assert len(bridge.workers.assignments) == 1
 
     simulate(scenario())
 

@@ -296,16 +296,14 @@ async def test_a_cut_brings_what_is_finished_and_frees_the_sessions(notebook: st
 
 async def test_a_worker_that_has_to_go_hands_back_what_it_has_and_takes_no_more(notebook: str) -> None:
     async with playing([notebook], NotebookTask, word, sessions=4) as play:
-        await play([1, 2])
-
-        async def stall() -> None:
-            await asyncio.sleep(TIMEOUT_S)
-
-        play.engine.before = stall
-        stuck = asyncio.ensure_future(play([3, 4, 5]))
+        quick = asyncio.ensure_future(play([1]))
+        stuck = asyncio.ensure_future(play([3, 4, 5], wait_s=TIMEOUT_S))
+        await quick
         await asyncio.sleep(0.2)
         async with asyncio.timeout(10.0):
             await play.worker.leave()
+            await asyncio.sleep(0)
+            assert stuck.done()  # it has been answered, and the process may end
             left = await stuck
         assert left.preempted
         assert absences(left) == [Absence.UNFINISHED] * 3
