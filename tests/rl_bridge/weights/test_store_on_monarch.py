@@ -154,6 +154,7 @@ async def test_a_remote_reader_killed_while_it_fetches_does_not_hold_up_the_trai
         assert float((await store.get(version))["weight"][0, 0]) == version
 
 
+@pytest.mark.filterwarnings("default:No ibverbs RDMA hardware:Warning")  # this process publishes too
 async def test_what_is_leased_is_not_overwritten_and_blocks_are_reused(fleet: "Fleet") -> None:
     from store_roles import state_of
 
