@@ -14,7 +14,7 @@ from rl_bridge.errors import GeneratorError, PromptRefused, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 
