@@ -61,7 +61,7 @@ class BlackjackTask(Task):
         )
 
     def _rules(self) -> Rules:
-        reset = self.config.env.reset
+        reset = self.config.env.reset if self.config.env is not None else {}
         return Rules(natural=bool(reset.get("natural")), sab=bool(reset.get("sab")))
 
     async def _greedy(self, policy: Policy) -> Mapping[DecisionState, Answer]:

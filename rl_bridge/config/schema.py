@@ -82,10 +82,19 @@ class EnvConfig(Section):
         return self
 
 
+class DataConfig(Section):
+    """`data.*`: prompts to answer, instead of an environment to play."""
+
+    source: str
+    """A file of JSON lines (`prompt`, and if there are `target` and `id`), or the dotted path of an iterable."""
+    shuffle: bool = True
+    """Whether every epoch has an order of its own, drawn from the run's seed."""
+
+
 class RolloutConfig(Section):
     """`rollout.*`: how trajectories are collected."""
 
-    task: str
+    task: str | None = None
     """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task."""
     num_workers: Count = 1
     """Processes that play episodes; each has an equal share of `env.sessions`."""
@@ -239,7 +248,8 @@ class Config(Section):
     deterministic: bool = False
     """Every completion has a seed of its own, and batches an order: two runs of one seed are equal to the bit, killed
     and resumed or not. Needs `rollout.max_staleness` of 0."""
-    env: EnvConfig
+    env: EnvConfig | None = None
+    data: DataConfig | None = None
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
     model: ModelConfig = ModelConfig()
@@ -247,6 +257,19 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     monarch: MonarchConfig = MonarchConfig()
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> Self:
+        if (self.env is None) == (self.data is None):
+            raise ValueError(
+                "expected exactly one of env (an environment to play: env.app, env.image or env.url) and data "
+                "(prompts to answer: data.source)"
+            )
+        if self.env is not None and self.rollout.task is None:
+            raise ValueError("rollout.task: a value is needed with env, none was given")
+        if self.data is not None and not (self.reward.function or self.reward.model):
+            raise ValueError("expected reward.function or reward.model with data, got neither")
+        return self
 
     @model_validator(mode="after")
     def _repeatable(self) -> Self:

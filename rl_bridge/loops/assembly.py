@@ -6,13 +6,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
-from rl_bridge.config import Config, resolve
+from rl_bridge.config import Config, EnvConfig, resolve
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import ConfigError, ReplicaLost
 from rl_bridge.generator.client import GeneratorClient
@@ -20,17 +21,19 @@ from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.introductions import Introductions
 from rl_bridge.loops.observer import RunObserver
 from rl_bridge.loops.rewind import rewind
-from rl_bridge.loops.roles import start_roles
+from rl_bridge.loops.roles import Roles, start_roles
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import dispatch_settings, restart_policy
 from rl_bridge.loops.status import snapshot
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink
 from rl_bridge.metrics.status_server import StatusServer
+from rl_bridge.rollout.dataset_report import DatasetReport
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.single_turn import SingleTurn
 from rl_bridge.rollout.task import Task
-from rl_bridge.services import Fleet, Hosts, Roster
+from rl_bridge.services import Fleet, Hosts, LocalService, Roster, Service
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.weights import WeightStore
 
@@ -54,21 +57,19 @@ async def open_run(
         rl_bridge.errors.BridgeError: A part could not be started.
         openenv_core.ProviderError: The environment's server could not be started.
     """
-    task_type = resolve(config.rollout.task, key="rollout.task")
-    if not (isinstance(task_type, type) and issubclass(task_type, Task)):
-        raise ConfigError(
-            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
-        )
-    task = task_type(config, folder)
+    task = _task(config, folder)
     model_path = _model_path(config, task)
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
 
     async with AsyncExitStack() as stack:
-        console.print("starting the inference engine, the trainer and the environment's server …")
+        console.print("starting the inference engine, the trainer and what is learned from …")
         buffer = _buffer(config)
         introductions = Introductions(failed=buffer.fail)
         stack.push_async_callback(introductions.close)
-        servers = await stack.enter_async_context(_servers(config, introductions))
+        servers = None
+        if config.env is not None:
+            servers = await stack.enter_async_context(_servers(config, config.env, introductions))
+            stack.callback(_owned(asyncio.create_task(servers.watch()), buffer).cancel)
         fleet = await stack.enter_async_context(
             Fleet(folder / LOGS, hosts=_hosts(config), heartbeat_s=config.monarch.heartbeat_interval)
         )
@@ -76,14 +77,6 @@ async def open_run(
         stack.push_async_callback(store.close)
         roles = await fleet.guard(start_roles(config, folder, model_path, store))
         roles.trainer.on_roster(partial(_tell_of_the_trainer, buffer))
-        roles.policy.on_roster(partial(introductions.tell, "take_policy"))
-        introductions.tell("take_policy", roles.policy.roster)
-        introductions.tell("take_servers", servers.urls)
-        if roles.reward is not None:
-            roles.reward.on_roster(partial(introductions.tell, "take_reward"))
-            introductions.tell("take_reward", roles.reward.roster)
-        await fleet.guard(introductions.begin(roles.rollout))
-
         client = GeneratorClient(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
@@ -97,7 +90,13 @@ async def open_run(
             max_new_tokens=config.rollout.max_new_tokens,
             max_length=config.rollout.max_length,
         )
-        dispatcher = Dispatcher(roles.rollout, buffer, dispatch_settings(config))
+        rollout: Any
+        if roles.rollout is not None and servers is not None:
+            rollout = roles.rollout
+            await fleet.guard(_introduce(introductions, rollout, roles, servers))
+        else:
+            rollout = LocalService(SingleTurn(roles.dataloader, chat, roles.reward))
+        dispatcher = Dispatcher(rollout, buffer, dispatch_settings(config))
         metrics = stack.enter_context(
             MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
         )
@@ -111,7 +110,7 @@ async def open_run(
             config=config,
             folder=folder,
             model_path=model_path,
-            task=task,
+            task=task or DatasetReport(folder),
             chat=chat,
             policy=roles.policy,
             trainer=roles.trainer,
@@ -138,7 +137,6 @@ async def open_run(
                 folder=folder,
             )
         )
-        stack.callback(_owned(asyncio.create_task(servers.watch()), buffer).cancel)
         await stack.enter_async_context(dispatcher)
         yield run, fleet
 
@@ -160,9 +158,32 @@ def _owned(task: "asyncio.Task[None]", buffer: ReplayBuffer) -> "asyncio.Task[No
     return task
 
 
-def _servers(config: Config, introductions: Introductions) -> EnvironmentServers:
-    env = config.env
+def _task(config: Config, folder: Path) -> Task | None:
+    """What ties the run to its environment; None of a run on a dataset."""
+    if config.rollout.task is None:
+        return None
+    task_type = resolve(config.rollout.task, key="rollout.task")
+    if not (isinstance(task_type, type) and issubclass(task_type, Task)):
+        raise ConfigError(
+            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
+        )
+    return task_type(config, folder)
 
+
+async def _introduce(
+    introductions: Introductions, rollout: Service, roles: Roles, servers: EnvironmentServers
+) -> None:
+    """Tell the rollout workers whom they work with, now and whenever that changes."""
+    roles.policy.on_roster(partial(introductions.tell, "take_policy"))
+    introductions.tell("take_policy", roles.policy.roster)
+    introductions.tell("take_servers", servers.urls)
+    if roles.reward is not None:
+        roles.reward.on_roster(partial(introductions.tell, "take_reward"))
+        introductions.tell("take_reward", roles.reward.roster)
+    await introductions.begin(rollout)
+
+
+def _servers(config: Config, env: EnvConfig, introductions: Introductions) -> EnvironmentServers:
     async def changed(urls: tuple[str, ...]) -> None:
         introductions.tell("take_servers", urls)
 
@@ -194,12 +215,14 @@ def _buffer(config: Config) -> ReplayBuffer:
     )
 
 
-def _model_path(config: Config, task: Task) -> Path:
+def _model_path(config: Config, task: Task | None) -> Path:
     if config.model.path is not None:
         return Path(config.model.path).expanduser().absolute()
     try:
+        if task is None:
+            raise NotImplementedError
         return task.make_policy().absolute()
     except NotImplementedError:
         raise ConfigError(
-            "expected model.path, a checkpoint in the Hugging Face layout; this task makes no policy of its own"
+            "expected model.path, a checkpoint in the Hugging Face layout; nothing else makes a policy here"
         ) from None

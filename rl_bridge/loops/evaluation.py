@@ -13,12 +13,13 @@ CHUNK = 4096
 
 
 async def evaluate(run: Run) -> EvaluationResult:
-    """Play the held-out episodes of `evaluation.episodes`, with a progress bar.
+    """Play the held-out episodes of `evaluation.episodes`, with a progress bar; a dataset has none.
 
     Raises:
         rl_bridge.errors.BridgeError: They cannot be played.
     """
-    train_seconds, total = run.train_seconds, run.config.evaluation.episodes
+    train_seconds = run.train_seconds
+    total = 0 if run.config.env is None else run.config.evaluation.episodes
     rewards: list[float] = []
     endings: list[Ending] = []
     dropped = unscored = 0

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
+from rl_bridge.data.actor import DatasetActor
 from rl_bridge.errors import RoleFailed
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.settings import ONE_THREAD, engine_environment
 from rl_bridge.loops.settings import (
+    dataset_settings,
     engine_settings,
     restart_policy,
     reward_model_settings,
@@ -41,14 +43,16 @@ class Roles:
     Attributes:
         policy: Of `PolicyActor`.
         trainer: Of `TrainerActor`: one replica, with a process a rank.
-        rollout: Of `RolloutActor`.
+        rollout: Of `RolloutActor`; None of a run on a dataset.
+        dataloader: Of `DatasetActor`; None of a run on an environment.
         reference: Of `ReferenceActor`; None where the KL coefficient is 0.
         reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
     """
 
     policy: Service
     trainer: Service
-    rollout: Service
+    rollout: Service | None
+    dataloader: Service | None
     reference: Service | None
     reward: Service | None
 
@@ -66,10 +70,16 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
             config, PolicyActor, "policy", table.policy, engine_environment(on_gpu=torch.cuda.is_available())
         ).as_service(engine_settings(config, model_path), store),
         "trainer": _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD).as_service(trainer, store),
-        "rollout": _of(
-            config, RolloutActor, "rollout", RoleConfig(replicas=config.rollout.num_workers), ONE_THREAD
-        ).as_service(worker_settings(config, folder, model_path)),
     }
+    if config.env is not None:
+        workers = RoleConfig(replicas=config.rollout.num_workers)
+        starting["rollout"] = _of(config, RolloutActor, "rollout", workers, ONE_THREAD).as_service(
+            worker_settings(config, folder, model_path)
+        )
+    else:
+        starting["dataset"] = _of(config, DatasetActor, "dataset", RoleConfig(), ONE_THREAD).as_service(
+            dataset_settings(config, folder)
+        )
     if config.algorithm.kl_coef:
         starting["reference"] = _of(
             config, ReferenceActor, "reference", table.reference, ONE_THREAD
@@ -96,7 +106,8 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     return Roles(
         policy=started["policy"],
         trainer=started["trainer"],
-        rollout=started["rollout"],
+        rollout=started.get("rollout"),
+        dataloader=started.get("dataset"),
         reference=started.get("reference"),
         reward=started.get("reward"),
     )

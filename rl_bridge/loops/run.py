@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -23,9 +23,22 @@ from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.task import Task
+from rl_bridge.rollout.task import EvaluationResult, Policy
 from rl_bridge.services import LocalService
-from rl_bridge.types import Group, PolicyVersion
+from rl_bridge.types import Group, PolicyVersion, Trajectory
+
+
+class Report(Protocol):
+    """What a task says of a run."""
+
+    def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """Figures of its own to log with each iteration."""
+
+    async def probe(self, policy: Policy) -> Mapping[str, float]:
+        """Look at the greedy policy."""
+
+    async def report(self, policy: Policy, result: EvaluationResult) -> None:
+        """Write and print what came out."""
 
 
 class Preempted(Exception):  # noqa: N818 - no error
@@ -40,7 +53,7 @@ class Run:
         config: What was asked for.
         folder: Where everything about the run is written.
         model_path: The checkpoint that the run began with.
-        task: What ties the run to its environment.
+        task: Says what the run comes to: an environment's `Task`, or `DatasetReport`.
         chat: The policy behind a chat template.
         policy: The service of `PolicyActor`.
         trainer: The service of `TrainerActor`.
@@ -59,7 +72,7 @@ class Run:
     config: Config
     folder: Path
     model_path: Path
-    task: Task
+    task: Report
     chat: ChatPolicy
     policy: Any
     trainer: Any

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rl_bridge.config import Config, MonarchConfig
+from rl_bridge.data.actor import DatasetSettings
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.rewards.ensemble import Ensemble, Rule
@@ -66,6 +67,7 @@ def restart_policy(monarch: MonarchConfig) -> RestartPolicy:
 def session_deadlines(config: Config) -> SessionDeadlines:
     """How long a worker waits for what an environment does."""
     env = config.env
+    assert env is not None
     return SessionDeadlines(
         free_s=config.rollout.timeout_s,
         connect_s=env.connect_timeout_s,
@@ -76,22 +78,26 @@ def session_deadlines(config: Config) -> SessionDeadlines:
 
 def episode_settings(config: Config, *, temperature: float) -> EpisodeSettings:
     """How an episode is played; a temperature of 0 is greedy."""
+    env = config.env
     return EpisodeSettings(
         temperature=temperature,
         num_turns=config.rollout.num_turns,
         illegal_reward=config.reward.illegal_answer,
-        reset_options=config.env.reset,
+        reset_options={} if env is None else env.reset,
     )
 
 
 def dispatch_settings(config: Config) -> DispatchSettings:
     """How the controller gives groups out."""
-    rollout = config.rollout
+    rollout, env = config.rollout, config.env
+    in_flight = (
+        env.sessions if env is not None else rollout.max_num_seqs * config.monarch.roles.policy.replicas
+    )
     return DispatchSettings(
         run_seed=config.seed,
         group_size=rollout.group_size,
         min_group_size=rollout.min_group_size,
-        slots=max(1, config.env.sessions // rollout.group_size),
+        slots=max(1, in_flight // rollout.group_size),
         episode=episode_settings(config, temperature=rollout.temperature),
         deterministic=config.deterministic,
         timeout_s=rollout.timeout_s,
@@ -100,12 +106,13 @@ def dispatch_settings(config: Config) -> DispatchSettings:
 
 def worker_settings(config: Config, folder: Path, model_path: Path) -> WorkerSettings:
     """What a rollout worker is started with."""
-    rollout = config.rollout
+    rollout, env = config.rollout, config.env
+    assert env is not None
     return WorkerSettings(
         config=config,
         folder=str(folder.absolute()),
         model_path=str(model_path),
-        sessions=max(1, config.env.sessions // rollout.num_workers),
+        sessions=max(1, env.sessions // rollout.num_workers),
         deadlines=session_deadlines(config),
         generation_timeout_s=rollout.generate_timeout_s,
         checkpoint_on_preemption=rollout.checkpoint_on_preemption,
@@ -129,3 +136,12 @@ def reward_settings(config: Config) -> RewardSettings:
 def reward_model_settings(config: Config, model_path: str) -> RewardModelSettings:
     """What a reward model is loaded with."""
     return RewardModelSettings(model_path=model_path, max_length=config.rollout.max_length)
+
+
+def dataset_settings(config: Config, folder: Path) -> DatasetSettings:
+    """What the dataset is read with."""
+    data = config.data
+    assert data is not None
+    return DatasetSettings(
+        source=data.source, seed=config.seed, cursor=str(folder.absolute() / "cursor"), shuffle=data.shuffle
+    )

@@ -14,7 +14,7 @@ BEGAN = time.time()
 """When this process was started, near enough."""
 
 
-def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers) -> StatusSnapshot:
+def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> StatusSnapshot:
     """Take a snapshot; nothing is waited for."""
     return StatusSnapshot(
         name=run.folder.name,
@@ -27,7 +27,10 @@ def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers) -> StatusSnaps
         version=run.version,
         served=run.buffer.admission.served,
         max_staleness=run.config.rollout.max_staleness,
-        services=(*service_rows(fleet, run.observer.versions), server_row(servers)),
+        services=(
+            *service_rows(fleet, run.observer.versions),
+            *(() if servers is None else (server_row(servers),)),
+        ),
         groups=group_counts(run.buffer.ledger),
         leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),
         events=event_rows(fleet),

@@ -49,7 +49,7 @@ class RolloutActor(ServiceActor):
     async def setup(self) -> None:
         """Load the task and the tokenizer."""
         settings, config = self._settings, self._settings.config
-        task_type = resolve(config.rollout.task, key="rollout.task")
+        task_type = resolve(str(config.rollout.task), key="rollout.task")
         if not (isinstance(task_type, type) and issubclass(task_type, Task)):
             raise ConfigError(
                 f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"

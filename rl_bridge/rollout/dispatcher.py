@@ -213,6 +213,7 @@ class Dispatcher:
             seeds=(seed,) * len(left),
             siblings=left,
             settings=settings.episode,
+            group=lease.group,
             sampling_key=(settings.run_seed, lease.group) if settings.deterministic else None,
         )
         try:
