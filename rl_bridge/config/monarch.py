@@ -1,6 +1,6 @@
 """`monarch.*`: which processes a run consists of, on which hosts, and what happens when one is lost."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -97,6 +97,10 @@ class MonarchConfig(Section):
     restarts: RestartConfig = RestartConfig()
     workers: tuple[str, ...] = ()
     """Addresses of other hosts' workers, such as `tcp://10.0.0.2:29500`; none: everything runs on this machine."""
+    job: str | None = None
+    """What makes a Monarch job, as `package.module:function`: a SlurmJob or KubernetesJob with a mesh `hosts`."""
+    transport: Literal["auto", "shared_memory", "rdma", "torchstore"] = "auto"
+    """How weights travel; auto is shared memory on this machine, RDMA (or TCP, where there is none) between hosts."""
     master_addr: str = "127.0.0.1"
     """The controller's address: where the status is served, and what other hosts connect to."""
     master_port: Port = 29500
@@ -108,6 +112,8 @@ class MonarchConfig(Section):
 
     @model_validator(mode="after")
     def _the_cluster_fits(self) -> Self:
+        if self.workers and self.job is not None:
+            raise ValueError("expected monarch.workers or monarch.job, got both")
         there, used = self.num_nodes * self.gpus_per_node, self.roles.gpus()
         if there and used > there:
             raise ValueError(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
-from rl_bridge.config import Config, EnvConfig, resolve
+from rl_bridge.config import Config, EnvConfig, MonarchConfig, resolve
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import ConfigError, ReplicaLost
 from rl_bridge.generator.client import GeneratorClient
@@ -37,6 +37,7 @@ from rl_bridge.services import Fleet, Hosts, LocalService, Roster, Service
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.weights import WeightStore
 
+JOB_MESH = "hosts"
 LOGS = "logs"
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
 
@@ -71,9 +72,9 @@ async def open_run(
             servers = await stack.enter_async_context(_servers(config, config.env, introductions))
             stack.callback(_owned(asyncio.create_task(servers.watch()), buffer).cancel)
         fleet = await stack.enter_async_context(
-            Fleet(folder / LOGS, hosts=_hosts(config), heartbeat_s=config.monarch.heartbeat_interval)
+            Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
         )
-        store = WeightStore.create()
+        store = _store(config.monarch)
         stack.push_async_callback(store.close)
         roles = await fleet.guard(start_roles(config, folder, model_path, store))
         roles.trainer.on_roster(partial(_tell_of_the_trainer, buffer))
@@ -197,8 +198,20 @@ def _servers(config: Config, env: EnvConfig, introductions: Introductions) -> En
     )
 
 
-def _hosts(config: Config) -> Hosts:
+def _hosts(monarch: MonarchConfig) -> Hosts:
+    address = f"tcp://{monarch.master_addr}:{monarch.master_port}"
+    if monarch.workers:
+        return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
+    if monarch.job is not None:
+        job = resolve(monarch.job, key="monarch.job")()
+        return Hosts.from_job(job, mesh=JOB_MESH, gpus_per_host=monarch.gpus_per_node, address=address)
     return Hosts.this_machine()
+
+
+def _store(monarch: MonarchConfig) -> WeightStore:
+    if monarch.transport != "auto":
+        return WeightStore.create(transport=monarch.transport)
+    return WeightStore.create(transport="rdma" if monarch.workers or monarch.job else "shared_memory")
 
 
 def _buffer(config: Config) -> ReplayBuffer:

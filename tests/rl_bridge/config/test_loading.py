@@ -117,7 +117,7 @@ def test_every_fault_is_listed(file: Path) -> None:
         "trainer.learning_rate=fast",
         "seed=-1",
         "model.dtype=float8",
-        "rollout.task=null",
+        "rollout.batch_size=null",
         "evaluation.episodes=.nan",
     )
     for key in (
@@ -125,7 +125,7 @@ def test_every_fault_is_listed(file: Path) -> None:
         "trainer.learning_rate",
         "seed",
         "model.dtype",
-        "rollout.task",
+        "rollout.batch_size",
         "evaluation.episodes",
     ):
         assert f"\n  {key}: " in message
@@ -135,9 +135,57 @@ def test_every_fault_is_listed(file: Path) -> None:
 
 def test_a_missing_section_is_named(file: Path) -> None:
     file.write_text("seed: 1\n")
-    message = refusal(file)
-    assert "env: a value is needed" in message
-    assert "rollout: a value is needed" in message
+    assert "rollout: a value is needed" in refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["env=null"], "expected exactly one of env (an environment to play"),
+        (["data.source=prompts.jsonl"], "expected exactly one of env (an environment to play"),
+        (["rollout.task=null"], "rollout.task: a value is needed with env"),
+        (
+            ["env=null", "rollout.task=null", "data.source=prompts.jsonl"],
+            "expected reward.function or reward.model",
+        ),
+        (["reward.function=a.b", "reward.model=/m"], "expected reward.function or reward.model, got both"),
+        (["env.image=x"], "expected exactly one of env.app"),
+        (
+            ["deterministic=true", "rollout.max_staleness=1"],
+            "expected rollout.max_staleness of 0 with deterministic",
+        ),
+        (
+            ["rollout.min_group_size=9"],
+            "expected rollout.min_group_size of at most rollout.group_size, got 9 and 8",
+        ),
+        (["monarch.roles.trainer.replicas=2"], "more ranks are monarch.roles.trainer.procs"),
+        (["monarch.roles.policy.procs=2"], "more of it are replicas"),
+        (["monarch.roles.policy.gpus=2"], "expected gpus to be 0 or one a process"),
+        (["monarch.roles.environment.gpus=1"], "on one host without GPUs"),
+        (
+            ["monarch.num_nodes=1", "monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"],
+            "expected monarch.roles to use at most the 1 GPUs",
+        ),
+        (
+            ["monarch.workers=[tcp://a:1]", "monarch.job=a:b"],
+            "expected monarch.workers or monarch.job, got both",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[str], told: str) -> None:
+    assert told in refusal(file, *overrides)
+
+
+def test_dataset_in_place_of_an_environment(file: Path) -> None:
+    overrides = [
+        "env=null",
+        "rollout.task=null",
+        "data.source=prompts.jsonl",
+        "reward.function=mine.compute_reward",
+    ]
+    config = load_config(file, overrides)
+    assert config.data is not None
+    assert (config.data.source, config.env) == ("prompts.jsonl", None)
 
 
 @pytest.mark.parametrize(
