@@ -43,9 +43,10 @@ class Job:
         root: A checkout.
         folder: Where the run writes.
         words: Overrides beside `SMALL`.
+        resume: Go on with the run in the folder; without words.
     """
 
-    def __init__(self, root: Path, folder: Path, *words: str) -> None:
+    def __init__(self, root: Path, folder: Path, *words: str, resume: bool = False) -> None:
         self.folder = folder
         self._mark = uuid.uuid4().hex
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ class Job:
             folder.name,
         ]
         self.process = subprocess.Popen(
-            [*command, f"output_dir={folder.parent}", *SMALL, *words],
+            [*command, *(["--resume", str(folder)] if resume else anew), *words],
             cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -9,6 +9,8 @@ from benchmarks.wire.report import table
 
 NOTICED_S = 10.0
 START_FACTOR = 2.0
+ALONE = ("reward", "environment")
+"""Of these there is one in the run: work waits for its restart."""
 
 
 def bars(killer: Killer, *, wanted: int, trained: Sequence[int], groups: int, left: int) -> Iterator[Bar]:
@@ -39,7 +41,7 @@ def bars(killer: Killer, *, wanted: int, trained: Sequence[int], groups: int, le
                 START_FACTOR,
                 "at most",
             )
-        elif kind != "policy":
+        elif kind in ALONE:
             yield Bar(f"{kind}: slowest to serve again, s", serving, NOTICED_S, "at most")
 
 

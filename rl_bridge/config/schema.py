@@ -169,8 +169,8 @@ class TrainerConfig(Section):
     """Distinct rows a forward pass; smaller takes less memory and gives the same gradient. Logits alone take
     rows x length x vocabulary x 4 bytes: 16 rows of 128 tokens and Qwen3's vocabulary are 1.2 GB."""
     gradient_accumulation_steps: Count = 1
-    """Passes forward and backward behind one optimizer step, on every rank, at least; `micro_batch_size` may ask for more.
-    The gradient is the same."""
+    """Passes forward and backward behind one optimizer step, on every rank, at least; a small `micro_batch_size` makes
+    more. The gradient is the same."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
     pipeline_parallel: Count = 1

@@ -173,13 +173,60 @@ def test_loss_that_is_not_finite_ends_the_run_as_failed(ropewalk: Start, tmp_pat
     assert "Traceback" not in run.output()
 
 
-@pytest.mark.parametrize("role", ["generator", "trainer"])
-def test_killed_role_ends_the_run_as_failed(ropewalk: Start, tmp_path: Path, role: str) -> None:
-    run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
+@pytest.mark.parametrize("role", ["policy", "trainer", "rollout"])
+def test_killed_role_without_a_restart_budget_ends_the_run_as_failed(
+    ropewalk: Start, tmp_path: Path, role: str
+) -> None:
+    run = ropewalk(*small(tmp_path, "trainer.iterations=500", "monarch.restarts.budget=0"))
     run.wait_for("   1/500")
-    run.role(role).kill()
+    run.role(f"{role}-0").kill()
     assert run.wait(60) == 1
     assert "RoleFailed" in run.output()
+    assert "Traceback" not in run.output()
+
+
+def test_environment_that_cannot_be_reached_ends_the_run_with_its_address(
+    ropewalk: Start, tmp_path: Path
+) -> None:
+    away = ("env.app=null", "env.url=http://127.0.0.1:9", "env.connect_timeout_s=1", "rollout.max_attempts=1")
+    run = ropewalk(*small(tmp_path, *away))
+    assert run.wait(RUN_TIMEOUT_S) == 1
+    assert "http://127.0.0.1:9" in run.output()
+    assert "Traceback" not in run.output()
+
+
+REWARDS = """
+import time
+
+def raises(prompt, response, target):
+    raise KeyError("no such column")
+
+def sleeps(prompt, response, target):
+    time.sleep(60)
+
+def judges(prompt, response, target):
+    assert prompt[-1]["role"] == "user" and target is None
+    return 5.0 if len(response) % 2 else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "told"),
+    [("raises", 1, "no such column"), ("sleeps", 1, "0.5 s"), ("judges", 0, "")],
+)
+def test_reward_function_that_raises_sleeps_or_judges(
+    ropewalk: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, status: int, told: str
+) -> None:
+    (tmp_path / "own_rewards.py").write_text(REWARDS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    run = ropewalk(*small(tmp_path, f"reward.function=own_rewards.{function}", "reward.timeout_seconds=0.5"))
+    assert run.wait(RUN_TIMEOUT_S) == status, run.output()[-3000:]
+    assert told in run.output()
+    assert "Traceback" not in run.output().partition("own_rewards")[0]
+    if function == "judges":
+        figures = rows(tmp_path / "run")
+        assert all(row["reward/mean"] > 2.0 for row in figures)  # the table's own are at most 1
+        assert figures[-1]["rollout/episodes_unscored"] > 0
 
 
 def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path: Path) -> None:
