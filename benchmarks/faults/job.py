@@ -50,17 +50,9 @@ class Job:
         self.folder = folder
         self._mark = uuid.uuid4().hex
         folder.parent.mkdir(parents=True, exist_ok=True)
-        self._log = (folder.parent / f"{folder.name}.log").open("wb")
-        command = [
-            sys.executable,
-            "-m",
-            "openenv_core.cli",
-            "train",
-            "--config",
-            CONFIG,
-            "--name",
-            folder.name,
-        ]
+        self._log = (folder.parent / f"{folder.name}.log").open("ab")
+        command = [sys.executable, "-m", "openenv_core.cli", "train"]
+        anew = ["--config", CONFIG, "--name", folder.name, f"output_dir={folder.parent}", *SMALL]
         self.process = subprocess.Popen(
             [*command, *(["--resume", str(folder)] if resume else anew), *words],
             cwd=root,

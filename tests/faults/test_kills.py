@@ -1,0 +1,74 @@
+"""Runs whose processes are killed: they end by themselves, with every group trained once, and nothing left over."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.__main__ import GROUPS_AN_ITERATION
+from benchmarks.faults.comeback import EVERY, killed, undisturbed
+from benchmarks.faults.job import Job
+from benchmarks.faults.kills import KINDS, Killer
+from benchmarks.faults.report import bars
+
+pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16", "rollout.num_workers=1")
+
+
+@pytest.mark.parametrize("max_staleness", [1])
+def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
+    iterations = 60
+    job = Job(
+        ROOT,
+        tmp_path / "run",
+        f"trainer.iterations={iterations}",
+        f"rollout.max_staleness={max_staleness}",
+        "reward.function=benchmarks.faults.rewards.compute_reward",
+    )
+    try:
+        killer = Killer(job, seed=3)
+        killer.all(KINDS)
+        assert job.wait(600) == 0, job.output()[-3000:]
+        held = list(
+            bars(
+                killer,
+                wanted=len(KINDS),
+                trained=job.trained(),
+                groups=iterations * GROUPS_AN_ITERATION,
+                left=len(job.left_behind()),
+            )
+        )
+    finally:
+        job.close()
+    # How long a loss took is for the benchmark to say; here everything else has to hold.
+    missed = [bar for bar in held if not bar.met and not (" s" in bar.what or "cold start" in bar.what)]
+    assert missed == [], job.output()[-3000:]
+    assert all(kill.noticed_s is not None and kill.serving_s is not None for kill in killer.kills)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: int) -> None:
+    words = (
+        *SMALLER,
+        "deterministic=true",
+        f"monarch.roles.trainer.procs={ranks}",
+        "monarch.roles.policy.replicas=1",
+    )
+    iterations = 3 * EVERY - 2
+    calm = undisturbed(ROOT, tmp_path / "calm", iterations, *words)
+    back = killed(ROOT, tmp_path / "killed", iterations, ranks, *words)
+    assert len(calm.figures) == iterations
+    assert back.figures == calm.figures
+    assert back.weights == calm.weights
+    assert back.trained == calm.trained
+
+
+def test_asynchronous_run_comes_back_without_training_a_group_twice(tmp_path: Path) -> None:
+    words = (*SMALLER, "rollout.max_staleness=2", "monarch.roles.policy.replicas=1")
+    back = killed(ROOT, tmp_path / "killed", 3 * EVERY - 2, 5, *words)
+    assert len(back.figures) == 3 * EVERY - 2
+    assert len(set(back.trained)) == len(back.trained) == (3 * EVERY - 2) * 128 // 4
+    # What was finished when the checkpoint was written is not lost: it was trained, or given up for a reason.
+    assert back.finished
+    assert set(back.finished) <= set(back.trained) | set(back.dropped)
