@@ -1,7 +1,6 @@
 """The dataset as a Monarch service."""
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,9 @@ from monarch.actor import concurrent_endpoint, endpoint
 from rl_bridge.data.cursor import CursorFile
 from rl_bridge.data.dataset import Dataset
 from rl_bridge.data.examples import Example, open_source
+from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.services.actor import ServiceActor
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class DatasetSettings:
-    """What a dataset consists of.
-
-    Attributes:
-        source: A file of JSON lines, or the dotted path of an iterable or of what returns one.
-        seed: Decides the order.
-        cursor: A file of the run's. What a replica has handed out, its successor does not hand out again.
-        shuffle: Whether every epoch has an order of its own.
-    """
-
-    source: str
-    seed: int
-    cursor: str
-    shuffle: bool = True
 
 
 class DatasetActor(ServiceActor):

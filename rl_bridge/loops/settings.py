@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rl_bridge.config import Config, MonarchConfig
-from rl_bridge.data.actor import DatasetSettings
+from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.rewards.ensemble import Ensemble, Rule

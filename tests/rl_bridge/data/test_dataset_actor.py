@@ -9,6 +9,7 @@ import pytest
 
 from rl_bridge.data.dataset import Dataset
 from rl_bridge.data.examples import open_source
+from rl_bridge.data.settings import DatasetSettings
 
 pytestmark = pytest.mark.heavy
 
@@ -17,7 +18,7 @@ HANG_S = 60.0
 
 
 async def test_what_was_handed_out_is_not_handed_out_again(tmp_path: Path) -> None:
-    from rl_bridge.data.actor import DatasetActor, DatasetSettings
+    from rl_bridge.data.actor import DatasetActor
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.restarts import RestartPolicy
 
