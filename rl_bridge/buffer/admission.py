@@ -43,6 +43,17 @@ class Admission:
         self._iterations = iterations
         self.served: PolicyVersion = 0
         """The weights that every serving generator holds at least."""
+        self._first_step: PolicyVersion = 0
+        self._trained_before = 0
+
+    def begin_from(self, version: PolicyVersion, *, trained: int) -> None:
+        """Count from here on: a resumed run may have taken another number of groups a step before.
+
+        Args:
+            version: The next step's.
+            trained: Groups that the steps before it have taken.
+        """
+        self._first_step, self._trained_before = version, trained
 
     def room(self, live: int) -> int:
         """How many groups may start now; none or fewer where it is 0 or below.
@@ -51,7 +62,7 @@ class Admission:
             live: Groups admitted and not dropped.
         """
         steps = min(self.served + self.max_staleness + 1, self._iterations)
-        return steps * self.groups_per_batch - live
+        return (steps - self._first_step) * self.groups_per_batch - (live - self._trained_before)
 
     def oldest(self, version: PolicyVersion) -> PolicyVersion:
         """The oldest weights that a step from `version` may learn from."""

@@ -11,6 +11,7 @@ given out.
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,8 @@ class Ledger:
         """Leases that were lost, and given out again unless the group was dropped."""
         self.history: deque[Fate] = deque(maxlen=HISTORY)
         """The newest fates, oldest first."""
+        self.on_fate: Callable[[Fate], None] = lambda fate: None
+        """Told of each as it comes."""
 
     @property
     def live(self) -> int:
@@ -220,7 +223,7 @@ class Ledger:
         """
         self._finished.remove(group)
         self.trained += 1
-        self.history.append(Fate(group=group, version=version))
+        self._note(Fate(group=group, version=version))
 
     def under_way(self, *, served: PolicyVersion) -> list[UnderWay]:
         """Every group that is leased or waits for a lease, those that may hold the oldest tokens first.
@@ -287,4 +290,8 @@ class Ledger:
 
     def _drop(self, group: int, reason: str) -> None:
         self.dropped[reason] += 1
-        self.history.append(Fate(group=group, reason=reason))
+        self._note(Fate(group=group, reason=reason))
+
+    def _note(self, fate: Fate) -> None:
+        self.history.append(fate)
+        self.on_fate(fate)

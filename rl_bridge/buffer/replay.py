@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Lease, Ledger, UnderWay
-from rl_bridge.errors import ReplicaLost, RolloutError, TrainerWentBack
+from rl_bridge.errors import ReplicaLost, RolloutError, TrainerWentBack, WeightsError
 from rl_bridge.types import Group, PolicyVersion
 
 CUT_GRACE_S = 10.0
@@ -173,9 +173,10 @@ class ReplayBuffer:
                 f"expected the checkpoint to hold the finished groups {sorted(ledger['finished'])}, "
                 f"got {sorted(restored)}; it is damaged: resume from an older one"
             )
-        if isinstance(self._failure, ReplicaLost | TrainerWentBack):
+        if isinstance(self._failure, ReplicaLost | TrainerWentBack | WeightsError):
             self._failure = None  # what was lost is there again: that is why we go back
         self.ledger.restore(ledger)
+        self.admission.begin_from(served, trained=self.ledger.trained)
         self._groups = restored
         self._was_cut.clear()
         self.served(served)

@@ -15,7 +15,7 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config, EnvConfig, MonarchConfig, resolve
 from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.errors import ConfigError, ReplicaLost
+from rl_bridge.errors import ConfigError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.introductions import Introductions
@@ -77,7 +77,6 @@ async def open_run(
         store = _store(config.monarch)
         stack.push_async_callback(store.close)
         roles = await fleet.guard(start_roles(config, folder, model_path, store))
-        roles.trainer.on_roster(partial(_tell_of_the_trainer, buffer))
         client = GeneratorClient(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
@@ -124,6 +123,7 @@ async def open_run(
             history=GroupHistory(folder, buffer.ledger),
             console=console,
         )
+        roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
         if resume:
             version = await fleet.guard(rewind(run))
             console.print(
@@ -142,10 +142,9 @@ async def open_run(
         yield run, fleet
 
 
-def _tell_of_the_trainer(buffer: ReplayBuffer, roster: Roster) -> None:
-    """The loop may be waiting for rollouts, and those for weights that are gone with the trainer."""
+def _tell_of_the_trainer(run: Run, roster: Roster) -> None:
     if not roster.targets:
-        buffer.fail(ReplicaLost("the trainer is gone"))
+        run.lost_the_trainer()
 
 
 def _owned(task: "asyncio.Task[None]", buffer: ReplayBuffer) -> "asyncio.Task[None]":

@@ -18,11 +18,16 @@ async def rewind(run: Run) -> PolicyVersion:
         rl_bridge.errors.BridgeError: A part of the run cannot go back, or the trainer cannot be had again.
     """
     await run.sync.cancel()
-    state: ResumeState = await run.trainer.resumed.route()
-    version = state.version
     async with run.deadline("the checkpoint's weights"):
+        state: ResumeState = await run.trainer.resumed.route()
+        run.trainer_lost.clear()  # it is there again; of a further loss we want to know
+        version = state.version
         await run.trainer.push_weights.route(version)
         await run.policy.update_weights.fanout(version)
     await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
-    run.went_back(version, seconds=float(state.run_state.get("seconds", 0.0)))
+    run.went_back(
+        version,
+        seconds=float(state.run_state.get("seconds", 0.0)),
+        fates=state.run_state.get("fates", ()),
+    )
     return version

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import RoleFailed
+from rl_bridge.errors import ReplicaLost, RoleFailed
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.iteration import Iteration
 from rl_bridge.loops.observer import RunObserver
@@ -67,6 +67,9 @@ class Run:
         console: What a person watches.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
+        newest: The figures of the last iteration.
+        preempted: Whether the run was told to go.
+        trainer_lost: Set when a process of the trainer is gone, until the run goes back.
     """
 
     config: Config
@@ -88,6 +91,8 @@ class Run:
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)
     newest: Mapping[str, float] = field(default_factory=dict, init=False)
+    preempted: bool = field(default=False, init=False)
+    trainer_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _began: float = field(default_factory=time.perf_counter, init=False)
     _first_version: PolicyVersion = field(init=False)
 
@@ -188,16 +193,32 @@ class Run:
         with span("checkpoint", waits_for="trainer"):
             async with self.deadline("a checkpoint"):
                 await self.trainer.save_checkpoint.route(
-                    self.version, {**state, "seconds": self.train_seconds}, attachments
+                    self.version,
+                    {**state, "fates": self.history.state(), "seconds": self.train_seconds},
+                    attachments,
                 )
 
     def preempt(self) -> None:
         """Have the loop end with `Preempted` as soon as the iteration is over that it is in."""
+        self.preempted = True
         self.buffer.fail(Preempted("the run was told to go"))
 
-    def went_back(self, version: PolicyVersion, *, seconds: float) -> None:
-        """Take the run for one that has trained as many iterations, for as long."""
+    def lost_the_trainer(self) -> None:
+        """Tell whoever waits for rollouts: those may wait for weights that are gone with it."""
+        self.trainer_lost.set()
+        self.buffer.fail(ReplicaLost("the trainer is gone"))
+
+    def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
+        """Take the run for one that has trained as many iterations, for as long.
+
+        Args:
+            version: How many iterations.
+            seconds: How long that took.
+            fates: The checkpoint's state of the history.
+        """
         self.version = self._first_version = version
         self.metrics.rewind(version)
-        self.history.rewind(version)
+        self.history.rewind(version, fates)
         self.seconds_before, self._began = seconds, time.perf_counter()
+        if self.preempted:  # the loss that made us go back may have come first, and is forgotten
+            self.preempt()

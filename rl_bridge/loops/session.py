@@ -12,17 +12,14 @@ from pathlib import Path
 from rich.console import Console
 
 from rl_bridge.config import Config, save_config
-from rl_bridge.errors import ConfigError, ReplicaLost, TrainerWentBack
+from rl_bridge.errors import ConfigError
 from rl_bridge.loops.assembly import LOGS, open_run
 from rl_bridge.loops.evaluation import evaluate
-from rl_bridge.loops.grpo import train
-from rl_bridge.loops.rewind import rewind
-from rl_bridge.loops.run import Preempted, Run
+from rl_bridge.loops.recovery import train_to_the_end
+from rl_bridge.loops.run import Run
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
 INTERRUPTED = 130
-WEIGHT_FILES = (".safetensors", ".bin", ".pt")
-"""Parts of the names of files that hold weights, in any of a checkpoint's usual layouts."""
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
@@ -87,44 +84,23 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
     current = asyncio.current_task()
     assert current is not None
     terminated: list[Callable[[], object]] = [current.cancel]
+
+    def on_sigterm() -> None:
+        if terminated:
+            terminated.pop()()
+
     with contextlib.suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: terminated.pop()())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
         if config.rollout.checkpoint_on_preemption:
             terminated.append(run.preempt)
-        return await fleet.guard(_work(run))
+        if not await fleet.guard(train_to_the_end(run)):
+            return False
+        # Everything is in the last checkpoint: who is told to go from now on goes at once.
+        del terminated[1:]
+        await fleet.guard(_look(run))
+        return True
 
 
-async def _work(run: Run) -> bool:
-    try:
-        await _train(run)
-    except Preempted:
-        await run.checkpoint(now=True)
-        return False
+async def _look(run: Run) -> None:
     await run.task.report(run.chat, await evaluate(run))
-    return True
-
-
-async def _train(run: Run) -> None:
-    """Train to the end, however often the trainer is lost."""
-    while True:
-        try:
-            await train(run)
-            async with run.deadline("the export of the trained policy"):
-                await run.trainer.export.route(str(_policy_folder(run)))
-            await run.sync.finish()
-            return
-        except (ReplicaLost, TrainerWentBack) as lost:
-            run.console.print(f"{lost}; going back to the newest checkpoint", highlight=False, soft_wrap=True)
-            version = await rewind(run)
-            run.console.print(f"going on after iteration {version}", highlight=False, soft_wrap=True)
-
-
-def _policy_folder(run: Run) -> Path:
-    """A folder for the trained weights, with everything else that makes a checkpoint of them."""
-    policy = run.folder.absolute() / "policy"
-    policy.mkdir(exist_ok=True)
-    for file in run.model_path.iterdir():
-        if file.is_file() and not any(mark in file.name for mark in WEIGHT_FILES):
-            shutil.copy2(file, policy)
-    return policy

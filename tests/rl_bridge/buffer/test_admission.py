@@ -340,3 +340,44 @@ def test_what_was_finished_survives_a_rewind_and_what_was_leased_is_played_again
             buffer.restore(state[0], b"[]", served=0)
 
     simulate(scenario())
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@pytest.mark.parametrize("groups_per_batch", [3, 8, 20])
+def test_resumption_with_another_batch_size_plays_what_its_steps_take(
+    groups_per_batch: int, max_staleness: int
+) -> None:
+    async def steps(buffer: ReplayBuffer, first: int, last: int, batch_size: int) -> None:
+        async def work() -> None:
+            while True:
+                lease = await buffer.lease()
+                await buffer.add(aged_group(buffer.admission.served, number=lease.group), lease)
+                await asyncio.sleep(1.0)
+
+        workers = [asyncio.create_task(work()) for _ in range(4)]
+        for version in range(first, last):
+            await buffer.sample(version, batch_size)
+            await asyncio.sleep(3.0)
+            buffer.served(version + 1)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+    def fresh(batch_size: int) -> ReplayBuffer:
+        admission = Admission(groups_per_batch=batch_size, max_staleness=max_staleness, iterations=50)
+        return ReplayBuffer(Ledger(max_losses=2), admission, timeout_s=1000.0, straggler_timeout_s=30.0)
+
+    async def both() -> Ledger:
+        before = fresh(8)
+        await steps(before, 0, 20, 8)
+        ledger, groups = before.state()
+        after = fresh(groups_per_batch)
+        after.restore(ledger, groups, served=20)
+        await steps(after, 20, 50, groups_per_batch)
+        return after.ledger
+
+    ledger = simulate(both())
+    assert ledger.trained == 20 * 8 + 30 * groups_per_batch
+    # Of what had been played for steps of another size some may become too old; nothing is played in vain after it.
+    assert ledger.dropped.total() <= max_staleness * 8
+    assert ledger.admitted <= ledger.trained + ledger.dropped.total() + (max_staleness + 1) * 8

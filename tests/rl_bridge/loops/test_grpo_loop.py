@@ -3,7 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,11 @@ from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import ReplicaLost, RoleFailed, RolloutError, TrainerWentBack
+from rl_bridge.errors import ReplicaLost, RoleFailed, RolloutError, TrainerWentBack, WeightsError
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.observer import RunObserver
+from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.rewind import rewind
 from rl_bridge.loops.run import Preempted, Run
 from rl_bridge.loops.settings import dispatch_settings
@@ -75,8 +76,12 @@ class Trainer(Parts):
         self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
 
     async def resumed(self) -> ResumeState:
+        await self._parts.called("resumed")
         self._parts.trained = self._parts.saved.version
         return self._parts.saved
+
+    async def export(self, folder: str) -> None:
+        await self._parts.called("export")
 
 
 class Policy:
@@ -163,12 +168,19 @@ class Stage:
                     "max_staleness": max_staleness,
                     "timeout_s": 5.0,
                 },
+                "monarch": {"heartbeat_interval": 0.05},
                 "trainer": {"iterations": 2, "timeout_s": 0.2, "checkpoint_interval": 1, **trainer},
             }
         )
 
-    async def train(self, *, reference: bool = False, losses: int = 0) -> Run:
-        """Train to the end; goes back as often as `losses` says."""
+    async def train(
+        self,
+        *,
+        reference: bool = False,
+        losses: int = 0,
+        work: Callable[[Run], Awaitable[object]] | None = None,
+    ) -> Run:
+        """Train to the end; goes back as often as `losses` says. Or `work` says what is done."""
         parts, config = self.parts, self.config
         rollout = config.rollout
         buffer = ReplayBuffer(
@@ -208,6 +220,9 @@ class Stage:
                 )
                 self.run = run
                 try:
+                    if work is not None:
+                        await work(run)
+                        return run
                     while True:
                         try:
                             await train(run)
@@ -387,3 +402,131 @@ async def test_preempted_run_ends_between_two_iterations(tmp_path: Path) -> None
     assert stage.run.version == stage.parts.trained == 4
     await stage.run.checkpoint(now=True)
     assert stage.parts.saved.version == 4
+
+
+def nth(number: int, then: Callable[[], Any]) -> Callable[[], Any]:
+    """Does something when it is called for the n-th time."""
+    calls = 0
+
+    async def called() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            then()
+
+    return called
+
+
+def is_killed() -> None:
+    raise ReplicaLost("the trainer was killed")
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("when", ["resumed", "push_weights", "export", "save_checkpoint"])
+async def test_trainer_lost_in_any_phase_takes_the_run_back(
+    tmp_path: Path, when: str, max_staleness: int
+) -> None:
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+    stage.parts.failing["train_step"] = nth(3, is_killed)  # so that there is a way back to be lost on
+    stage.parts.failing[when] = nth(1 if when in ("resumed", "export") else 3, is_killed)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert run.version == stage.parts.trained == stage.parts.served == 5
+    assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
+
+
+async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
+    async def killed() -> None:
+        is_killed()
+
+    stage = Stage(tmp_path)
+    stage.parts.failing["push_weights"] = killed
+    with pytest.raises(ReplicaLost, match="killed"):
+        await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert stage.parts.calls.count("resumed") == stage.config.monarch.restarts.budget + 1
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_weights_that_went_with_the_trainer_take_the_run_back(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    def gone() -> None:
+        # The generator learns of it first, and the fleet a moment later.
+        asyncio.get_running_loop().call_later(0.05, stage.run.lost_the_trainer)
+        raise WeightsError("whoever published version 3 is gone")
+
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+    stage.parts.failing["update_weights"] = nth(3, gone)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert run.version == stage.parts.trained == stage.parts.served == 5
+    assert stage.parts.calls.count("resumed") == 1
+
+
+async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_path: Path) -> None:
+    def torn() -> None:
+        raise WeightsError("it is torn")
+
+    stage = Stage(tmp_path)
+    stage.parts.failing["update_weights"] = nth(1, torn)
+    with pytest.raises(WeightsError, match="torn"):
+        await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert "resumed" not in stage.parts.calls
+
+
+@pytest.mark.parametrize("loss_first", [True, False])
+async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
+    tmp_path: Path, loss_first: bool
+) -> None:
+    def told_and_lost() -> None:
+        told = [stage.run.lost_the_trainer, stage.run.preempt]
+        for one in told if loss_first else reversed(told):
+            one()
+
+    stage = Stage(tmp_path, iterations=9, checkpoint_interval=2)
+    stage.parts.failing["train_step"] = nth(4, told_and_lost)
+    ended: list[bool] = []
+
+    async def work(run: Run) -> None:
+        ended.append(await train_to_the_end(run))
+
+    run = await asyncio.wait_for(stage.train(work=work), 20)
+    assert ended == [False]
+    assert run.version < 9
+
+
+async def test_preempted_run_whose_checkpoint_cannot_be_written_keeps_the_older_one(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, iterations=9, checkpoint_interval=2)
+    stage.parts.failing["train_step"] = nth(3, lambda: stage.run.preempt())
+    stage.parts.failing["save_checkpoint"] = nth(2, is_killed)
+    ended: list[bool] = []
+
+    async def work(run: Run) -> None:
+        ended.append(await train_to_the_end(run))
+
+    await asyncio.wait_for(stage.train(work=work), 20)
+    assert ended == [False]
+    assert stage.parts.saved.version == 2
+
+
+async def test_groups_given_up_before_a_checkpoint_out_of_turn_are_told_by_the_resumed_run(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, iterations=3, lost=lambda number: number == 6)
+
+    async def preempted(run: Run) -> None:
+        # The second iteration's groups are played when the news comes, one of them is given up.
+        task = asyncio.create_task(train(run))
+        while not run.buffer.ledger.dropped:  # noqa: ASYNC110 - the ledger tells nobody else
+            await asyncio.sleep(0)
+        run.preempt()
+        with pytest.raises(Preempted):
+            await task
+        await run.checkpoint(now=True)
+        run.preempted = False
+        run.buffer._failure = None
+        await rewind(run)
+        await train(run)
+
+    await asyncio.wait_for(stage.train(work=preempted), 20)
+    rows = stage.rows("groups.jsonl")
+    assert {group for row in rows for group in row["dropped"]} == {"5"}
+    assert sorted([group for row in rows for group in row["trained"]] + [5]) == list(range(13))

@@ -1,0 +1,80 @@
+"""Training to the end, however often the trainer is lost."""
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+
+from rl_bridge.errors import ReplicaLost, TrainerWentBack, WeightsError
+from rl_bridge.loops.grpo import train
+from rl_bridge.loops.rewind import rewind
+from rl_bridge.loops.run import Preempted, Run
+
+NOTICED_WITHIN_HEARTBEATS = 5.0
+"""How long the news of a death may take; it is looked for once a heartbeat."""
+WEIGHT_FILES = (".safetensors", ".bin", ".pt")
+"""Parts of the names of files that hold weights, in any of a checkpoint's usual layouts."""
+
+
+async def train_to_the_end(run: Run) -> bool:
+    """Train, however often the trainer is lost, and export the policy; False where the run was told to go before.
+
+    Raises:
+        rl_bridge.errors.BridgeError: The run failed.
+    """
+    try:
+        await _train(run)
+    except Preempted:
+        await _last_checkpoint(run)
+    return not run.preempted
+
+
+async def _last_checkpoint(run: Run) -> None:
+    try:
+        await run.checkpoint(now=True)
+    except (ReplicaLost, TrainerWentBack) as lost:
+        run.console.print(f"{lost}; the newest checkpoint is an older one", highlight=False, soft_wrap=True)
+
+
+async def _train(run: Run) -> None:
+    lost_in_a_row, reached = 0, run.version
+    back = False
+    while True:
+        try:
+            if back:
+                back = False
+                reached = await rewind(run)
+                run.console.print(f"going on after iteration {reached}", highlight=False, soft_wrap=True)
+            await train(run)
+            async with run.deadline("the export of the trained policy"):
+                await run.trainer.export.route(str(_policy_folder(run)))
+            await run.sync.finish()
+            return
+        except (ReplicaLost, TrainerWentBack, WeightsError) as lost:
+            if isinstance(lost, WeightsError) and not await _trainer_is_gone(run):
+                raise
+            # Losses are bounded by the trainer's restart budget; what merely looks like one is bounded here.
+            lost_in_a_row, reached = 1 if run.version > reached else lost_in_a_row + 1, run.version
+            if lost_in_a_row > run.config.monarch.restarts.budget + 1:
+                raise
+            run.console.print(f"{lost}; going back to the newest checkpoint", highlight=False, soft_wrap=True)
+            back = True
+
+
+async def _trainer_is_gone(run: Run) -> bool:
+    """Whether weights that cannot be had were those of a trainer that died: it is noticed a little later."""
+    patience = NOTICED_WITHIN_HEARTBEATS * run.config.monarch.heartbeat_interval
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            await run.trainer_lost.wait()
+    return run.trainer_lost.is_set()
+
+
+def _policy_folder(run: Run) -> Path:
+    """A folder for the trained weights, with everything else that makes a checkpoint of them."""
+    policy = run.folder.absolute() / "policy"
+    policy.mkdir(exist_ok=True)
+    for file in run.model_path.iterdir():
+        if file.is_file() and not any(mark in file.name for mark in WEIGHT_FILES):
+            shutil.copy2(file, policy)
+    return policy
