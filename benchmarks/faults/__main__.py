@@ -27,7 +27,7 @@ _EXAMPLES = """\
 examples:
   python -m benchmarks.faults                          20 kills, about fifteen minutes on two cores
   python -m benchmarks.faults --kills 4 --iterations 40
-  python -m benchmarks.faults --seed 7 --keep runs/faults max_staleness=1"""
+  python -m benchmarks.faults --seed 7 --keep runs/faults --max-staleness 4"""
 
 
 def main(words: Sequence[str] | None = None) -> int:

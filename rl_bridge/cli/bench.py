@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--synthetic",
         action="store_true",
-        help="a job of its own: environments that sleep for log-normal times, a trainer that sleeps",
+        help="a job of its own: environments that sleep for log-normal times, a trainer that computes for a second",
     )
     parser.add_argument(
         "--seconds",
@@ -106,7 +106,7 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk bench throughput",
-        "ropewalk bench throughput --addr 10.0.0.1:29500 --seconds 60",
+        "ropewalk bench throughput --addr 10.0.0.1:29501 --seconds 60",
         "ropewalk bench throughput --run runs/seven",
         "ropewalk bench throughput --synthetic",
     ),

@@ -119,7 +119,7 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk status",
-        "ropewalk status --addr 10.0.0.1:29500 --num_nodes 8",
+        "ropewalk status --addr 10.0.0.1:29501 --num_nodes 8",
         "ropewalk status --run runs/seven --watch",
         "ropewalk status --json",
     ),
