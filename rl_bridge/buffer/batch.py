@@ -31,6 +31,7 @@ class TrainBatch:
         position: The place in the context whose logits predict the loss token, shape [T].
         target: The loss token, shape [T].
         old_logprobs: Its behaviour log-probability, shape [T].
+        versions: The weights that it was sampled from, shape [T].
         advantages: Shape [T].
         trajectory: Which trajectory it belongs to, shape [T].
         reference_logprobs: Its log-probability under the reference policy, shape [T]; None without one.
@@ -42,6 +43,7 @@ class TrainBatch:
     position: NDArray[np.int64]
     target: NDArray[np.int64]
     old_logprobs: NDArray[np.float32]
+    versions: NDArray[np.int64]
     advantages: NDArray[np.float32]
     trajectory: NDArray[np.int64]
     reference_logprobs: NDArray[np.float32] | None = None
@@ -58,6 +60,7 @@ class TrainBatch:
         position: list[int] = []
         target: list[int] = []
         logprobs: list[float] = []
+        versions: list[int] = []
         advantages: list[float] = []
         trajectory: list[int] = []
         for sample in samples:
@@ -74,6 +77,7 @@ class TrainBatch:
             position.extend(place - 1 for place in places)
             target.extend(sample.tokens[place] for place in places)
             logprobs.extend(sample.logprobs[place] for place in places)
+            versions.extend(sample.versions[place] for place in places)
             advantages.extend([sample.advantage] * len(places))
             trajectory.extend([sample.trajectory] * len(places))
         if not contexts:
@@ -89,6 +93,7 @@ class TrainBatch:
             position=np.asarray(position, dtype=np.int64),
             target=np.asarray(target, dtype=np.int64),
             old_logprobs=np.asarray(logprobs, dtype=np.float32),
+            versions=np.asarray(versions, dtype=np.int64),
             advantages=np.asarray(advantages, dtype=np.float32),
             trajectory=np.asarray(trajectory, dtype=np.int64),
         )
@@ -117,6 +122,7 @@ class TrainBatch:
             position=self.position[tokens],
             target=self.target[tokens],
             old_logprobs=self.old_logprobs[tokens],
+            versions=self.versions[tokens],
             advantages=self.advantages[tokens],
             trajectory=self.trajectory[tokens],
             reference_logprobs=None if reference is None else reference[tokens],

@@ -24,20 +24,20 @@ class FigureAccumulator:
         self._sums = dict.fromkeys(_SUMS, 0.0)
         self._largest = 0.0
 
-    def add(self, figures: dict[str, Tensor], *, fresh: bool) -> None:
+    def add(self, figures: dict[str, Tensor], *, fresh: Tensor) -> None:
         """Take the figures of one micro-batch.
 
         Args:
             figures: From `policy_loss`, each of shape [T].
-            fresh: True while the weights are still those of the iteration's beginning, so that the
+            fresh: True for tokens that the very weights have sampled that the trainer holds, shape [T]: there the
                 difference of log-probabilities is the engine's mismatch and not learning.
         """
         self._sums["tokens"] += len(figures["ratio"])
         for name, values in figures.items():
             if name in _MEANS:
                 self._sums[name] += float(values.sum())
-        if fresh:
-            difference = figures["logprob_difference"]
+        difference = figures["logprob_difference"][fresh]
+        if len(difference):
             self._sums["fresh_tokens"] += len(difference)
             self._sums["difference"] += float(difference.sum())
             self._sums["difference_abs"] += float(difference.abs().sum())
@@ -62,10 +62,11 @@ class FigureAccumulator:
 def figures_of(sums: Tensor, largest: Tensor, *, with_reference: bool) -> dict[str, float]:
     """Means over the loss tokens of all ranks, under the names that the log uses.
 
-    `mismatch/*` compare trainer and engine on the same tokens before the iteration's first update: the largest and the
-    mean absolute difference of log-probabilities, and the KL divergence of the engine's distribution from the
-    trainer's, estimated by k1 as the mean of log mu - log pi. `train/valid_token_share` says how much of the forward
-    passes was no padding.
+    `mismatch/*` compare trainer and engine on tokens that the trainer's own version of the weights has sampled,
+    before the iteration's first update: the largest and the mean absolute difference of log-probabilities, and the KL
+    divergence of the engine's distribution from the trainer's, estimated by k1 as the mean of log mu - log pi. They are
+    left out where all tokens are of older weights. `train/valid_token_share` says how much of the forward passes was no
+    padding.
     """
     total = dict(zip(_SUMS, sums.tolist(), strict=True))
     means = {
@@ -73,11 +74,18 @@ def figures_of(sums: Tensor, largest: Tensor, *, with_reference: bool) -> dict[s
         for name, shown in _MEANS.items()
         if with_reference or name != "kl"
     }
-    fresh = max(1.0, total["fresh_tokens"])
+    fresh = total["fresh_tokens"]
+    mismatch = (
+        {
+            "mismatch/logprob_max": float(largest),
+            "mismatch/logprob_mean": total["difference_abs"] / fresh,
+            "mismatch/kl": -total["difference"] / fresh,
+        }
+        if fresh
+        else {}
+    )
     return {
         **means,
-        "mismatch/logprob_max": float(largest),
-        "mismatch/logprob_mean": total["difference_abs"] / fresh,
-        "mismatch/kl": -total["difference"] / fresh,
+        **mismatch,
         "train/valid_token_share": total["valid"] / max(1.0, total["padded"]),
     }

@@ -29,7 +29,12 @@ class Gradients:
         self._settings = settings
 
     def accumulate(
-        self, batch: TrainBatch, loss_settings: LossSettings, accumulator: FigureAccumulator, *, fresh: bool
+        self,
+        batch: TrainBatch,
+        loss_settings: LossSettings,
+        accumulator: FigureAccumulator,
+        *,
+        fresh: NDArray[np.bool_],
     ) -> float:
         """Add the gradient of a batch to what each rank has of the weights.
 
@@ -55,7 +60,9 @@ class Gradients:
             with self._model.spmd():
                 if start + first < len(parts):
                     micro, chosen = parts[start + first]
-                    total += self._pass(micro, weights[chosen], loss_settings, accumulator, fresh=fresh)
+                    total += self._pass(
+                        micro, weights[chosen], loss_settings, accumulator, fresh=fresh[chosen]
+                    )
                 else:
                     self._idle_pass()
         return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))
@@ -72,7 +79,7 @@ class Gradients:
         loss_settings: LossSettings,
         accumulator: FigureAccumulator,
         *,
-        fresh: bool,
+        fresh: NDArray[np.bool_],
     ) -> float:
         device, reference = self._model.device, micro.reference_logprobs
         rows = micro.packed(multiple_of=self._model.row_multiple)
@@ -90,7 +97,7 @@ class Gradients:
             loss_settings,
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        accumulator.add(figures, fresh=fresh)
+        accumulator.add(figures, fresh=torch.from_numpy(fresh).to(device))
         accumulator.add_rows(valid=int(micro.lengths.sum()), padded=rows.tokens.size)
         return float(loss.detach())
 

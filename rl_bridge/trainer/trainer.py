@@ -142,7 +142,9 @@ class Trainer:
         waited = 0.0
         learning_rate = self._scheduler.schedulers[0].get_last_lr()[0]
         for part in batch.split_by_trajectory(config.updates_per_iteration, self._shuffle):
-            losses.append(self._gradients.accumulate(part, loss_settings, accumulator, fresh=not losses))
+            # Before the first update, and of what these very weights have sampled.
+            fresh = (part.versions == self.version) & (not losses)
+            losses.append(self._gradients.accumulate(part, loss_settings, accumulator, fresh=fresh))
             norms.append(self._clip(losses[-1]))
             waited += self._readers.wait_until_none(self._settings.collective_timeout_s)
             self._optimizer.step()

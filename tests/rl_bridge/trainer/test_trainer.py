@@ -138,6 +138,24 @@ def test_the_ratio_and_the_mismatch_are_of_the_policy_that_sampled(
     assert figures["mismatch/kl"] == pytest.approx(-0.1, abs=1e-4)
 
 
+def test_the_mismatch_leaves_out_tokens_of_older_weights(
+    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
+) -> None:
+    from rl_bridge.reference.reference import Reference
+
+    first = batch(1)
+    told = Reference(settings(tiny_policy, folder=tmp_path)).logprobs(first)
+    stale = np.arange(len(first)) % 3 == 0
+    versions = np.where(stale, -1, 0)
+    mixed = {"old_logprobs": np.where(stale, told - 1.0, told).astype(np.float32), "versions": versions}
+    figures = make_trainer().step(TrainBatch(**{**fields(first), **mixed}))
+    assert figures["mismatch/logprob_max"] < 1e-5
+    assert figures["loss/ratio_mean"] > 1.3  # which is of all tokens
+    all_stale = {"old_logprobs": told, "versions": np.full(len(first), -1)}
+    figures = make_trainer().step(TrainBatch(**{**fields(first), **all_stale}))
+    assert not [name for name in figures if name.startswith("mismatch/")]
+
+
 def fields(one: TrainBatch) -> dict[str, Any]:
     return {name: getattr(one, name) for name in TrainBatch.__dataclass_fields__}
 
