@@ -6,6 +6,7 @@ Above 0 the dispatcher goes on playing episodes while the trainer works, as far 
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.loops.run import Run
+from rl_bridge.loops.weight_sync import SyncFigures
 from rl_bridge.reference.spread import reference_logprobs
 from rl_bridge.rollout.groups import training_samples
 from rl_bridge.types import PolicyVersion
@@ -22,10 +23,11 @@ async def train(run: Run) -> None:
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
     normalize_std = run.config.algorithm.normalize_std
 
-    async def synchronise(version: PolicyVersion) -> None:
-        await trainer.push_weights.route(version)
-        await policy.update_weights.fanout(version)
+    async def synchronise(version: PolicyVersion) -> SyncFigures:
+        push_s = await trainer.push_weights.route(version)
+        taken = await policy.update_weights.fanout(version)
         run.dispatcher.served(version)
+        return SyncFigures.of(push_s, taken.values.values())
 
     while run.version < run.config.trainer.iterations:
         iteration = run.iteration()

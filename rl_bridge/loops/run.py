@@ -143,6 +143,7 @@ class Run:
                 **figures,
                 **self._account(),
                 **iteration.figures(),
+                **(self.sync.newest.named() if self.sync.newest is not None else {}),
             }
         if self.version == iterations or (every and self.version % every == 0):
             with span("probe", waits_for="policy"):

@@ -1,10 +1,51 @@
 """New weights on their way from the trainer to the generators, beside the loop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from rl_bridge.errors import RoleFailed
+
+if TYPE_CHECKING:
+    from rl_bridge.generator.replica import UpdateFigures
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SyncFigures:
+    """What bringing one version cost, in seconds; of several generators that of the slowest.
+
+    Attributes:
+        push_s: Until the trainer's weights were in the store.
+        transport_s: Until the tensors were with the generator.
+        pause_s: In which the generator began no new prompt.
+        load_s: Of these, in which it generated nothing at all.
+    """
+
+    push_s: float
+    transport_s: float
+    pause_s: float
+    load_s: float
+
+    @classmethod
+    def of(cls, push_s: float, taken: "Iterable[UpdateFigures]") -> Self:
+        """Put together what the trainer and the generators told."""
+        told = list(taken)
+        return cls(
+            push_s=push_s,
+            transport_s=max(one.transport_s for one in told),
+            pause_s=max(one.pause_s for one in told),
+            load_s=max(one.load_s for one in told),
+        )
+
+    def named(self) -> dict[str, float]:
+        """By the names that the log uses."""
+        return {
+            "sync/push_s": self.push_s,
+            "sync/transport_s": self.transport_s,
+            "sync/pause_s": self.pause_s,
+            "sync/load_s": self.load_s,
+        }
 
 
 class WeightSync:
@@ -23,8 +64,10 @@ class WeightSync:
         self._overlapped = overlapped
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
+        self.newest: SyncFigures | None = None
+        """Of the last version that was brought: where it goes on beside the loop, of the one before the loop's."""
 
-    async def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    async def begin(self, work: Coroutine[Any, Any, SyncFigures]) -> None:
         """Begin to bring a version, after the one before it is there.
 
         Args:
@@ -60,10 +103,10 @@ class WeightSync:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _bring(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _bring(self, work: Coroutine[Any, Any, SyncFigures]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s) as timeout:
-                await work
+                self.newest = await work
         except TimeoutError as error:
             if not timeout.expired():
                 raise

@@ -15,6 +15,7 @@ from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.counts import EpisodeCounts, final_outcomes, summary
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.losses import LossReport
 from rl_bridge.rollout.seeds import group_seed
 from rl_bridge.rollout.service import RolloutService
 from rl_bridge.types import Group, PolicyVersion, Trajectory
@@ -70,6 +71,7 @@ class Dispatcher:
         """Of groups that wait for another worker: the outcomes of the siblings that are finished."""
         self._held_out_leases = itertools.count(-1, -1)
         self._lost_in_a_row = 0
+        self._losses = LossReport()
         buffer.cut = self._cut
 
     async def __aenter__(self) -> Self:
@@ -91,6 +93,7 @@ class Dispatcher:
     ) -> None:
         await self._end()
         await self._recall()
+        self._losses.tell()
         for cut in self._cuts:
             cut.cancel()
         await asyncio.gather(*self._cuts, return_exceptions=True)
@@ -220,7 +223,7 @@ class Dispatcher:
             async with asyncio.timeout(settings.timeout_s):
                 result = await self._rollout.play.route(assignment)
         except (ReplicaLost, NoReplica, TimeoutError) as error:
-            logger.warning("group %d is played again: %s", lease.group, error or "its worker does not answer")
+            self._losses.add(lease.group, str(error) or "their worker does not answer")
             self._hand_on(lease, kept, waits=self._buffer.lose(lease, floor=lease.floor if kept else None))
             if isinstance(error, TimeoutError):
                 self._cut([lease])

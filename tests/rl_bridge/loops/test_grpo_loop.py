@@ -24,7 +24,7 @@ from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.rewind import rewind
 from rl_bridge.loops.run import Preempted, Run
 from rl_bridge.loops.settings import dispatch_settings
-from rl_bridge.loops.weight_sync import WeightSync
+from rl_bridge.loops.weight_sync import SyncFigures, WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
@@ -64,9 +64,10 @@ class Trainer(Parts):
         self._parts.trained += 1
         return {"loss/total": 0.0}
 
-    async def push_weights(self, version: int) -> None:
+    async def push_weights(self, version: int) -> float:
         await self._parts.called("push_weights")
         assert version == self._parts.trained
+        return 0.25
 
     async def save_checkpoint(
         self, version: int, run_state: dict[str, Any], attachments: dict[str, bytes]
@@ -88,9 +89,10 @@ class Policy:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    async def update_weights(self, version: int) -> None:
+    async def update_weights(self, version: int) -> SimpleNamespace:
         await self._parts.called("update_weights")
         self._parts.served = version
+        return SimpleNamespace(transport_s=0.5, pause_s=0.75, load_s=0.125)
 
 
 class Reference:
@@ -259,6 +261,8 @@ async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_p
     assert [row["rollout/staleness/0"] for row in stage.rows()] == [1.0, 1.0]
     assert 0.0 < stage.rows()[0]["time/elapsed_s"] < stage.rows()[1]["time/elapsed_s"]
     assert "probe/score" in stage.rows()[1]
+    sync = {name: value for name, value in stage.rows()[0].items() if name.startswith("sync/")}
+    assert sync == {"sync/push_s": 0.25, "sync/transport_s": 0.5, "sync/pause_s": 0.75, "sync/load_s": 0.125}
     assert stage.rows("groups.jsonl") == [
         {"iteration": 1, "trained": [0, 1, 2, 3], "dropped": {}},
         {"iteration": 2, "trained": [4, 5, 6, 7], "dropped": {}},
@@ -530,3 +534,11 @@ async def test_groups_given_up_before_a_checkpoint_out_of_turn_are_told_by_the_r
     rows = stage.rows("groups.jsonl")
     assert {group for row in rows for group in row["dropped"]} == {"5"}
     assert sorted([group for row in rows for group in row["trained"]] + [5]) == list(range(13))
+
+
+def test_slowest_generator_is_what_new_weights_cost() -> None:
+    def taken(*seconds: float) -> Any:
+        return SimpleNamespace(**dict(zip(("transport_s", "pause_s", "load_s"), seconds, strict=True)))
+
+    figures = SyncFigures.of(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
+    assert figures == SyncFigures(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)

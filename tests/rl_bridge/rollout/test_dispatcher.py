@@ -544,3 +544,21 @@ def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(m
             assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
 
     simulate(scenario())
+
+
+def test_a_worker_that_dies_with_many_groups_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def dies_at_first(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        await asyncio.sleep(1.0)
+        if len(workers.assignments) <= 20:
+            raise ReplicaLost("replica 0 of rollout is lost")
+        return answer(assignment)
+
+    bridge = Bridge(dies_at_first, groups=20, slots=20)
+
+    async def work() -> None:
+        async with bridge.dispatcher:
+            await bridge.buffer.sample(0, 20)
+
+    simulate(work())
+    (line,) = caplog.messages
+    assert line == "work was lost, on 20 group(s) (0, 1, 2, 3, 4, 5, 6, 7, …): replica 0 of rollout is lost"
