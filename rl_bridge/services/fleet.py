@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rl_bridge.errors import BridgeError, MissingStack, ReplicaLost, RoleFailed
+from rl_bridge.errors import BridgeError, ReplicaLost
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.incarnation import Incarnation
@@ -21,12 +21,6 @@ from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.placement import Placement
 from rl_bridge.services.service import Service
 from rl_bridge.services.supervision import ENDED, new_mark, supervise, watch_others
-
-try:
-    from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-    from monarch.actor import ActorError
-except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
 
 T = TypeVar("T")
 
@@ -77,7 +71,6 @@ class Fleet:
         self._hosts = hosts or Hosts.this_machine()
         self._heartbeat_s = heartbeat_s
         self._services: dict[str, Service] = {}
-        self._roles: list[Incarnation] = []
         self._name = new_mark()
         self._fault: asyncio.Future[BridgeError] = asyncio.get_running_loop().create_future()
         self._outer: Any = None
@@ -108,8 +101,6 @@ class Fleet:
             self._fault.cancel()
         for service in reversed(self._services.values()):
             await service.stop()
-        for role in reversed(self._roles):
-            await role.stop()
         await self._hosts.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -142,29 +133,6 @@ class Fleet:
             raise
         return service
 
-    def spawn(
-        self, role: str, actor: type[Any], *args: Any, environment: dict[str, str] | None = None
-    ) -> Any:
-        """Start one process for a role and put one actor into it; its death ends the run.
-
-        Args:
-            role: Names the process and its log.
-            actor: A Monarch actor class.
-            args: Of its constructor.
-            environment: Variables the process starts with, beside the controller's.
-
-        Returns:
-            The actor; `await actor.method.call_one(...)`.
-        """
-        process = self._start(role, ServiceOptions(environment=environment or {}))
-
-        def report(lost: "asyncio.Future[str]") -> None:
-            self._fail(RoleFailed(f"a process of the run died: {lost.result()}\n{process.tail()}"))
-
-        process.lost.add_done_callback(report)
-        self._roles.append(process)
-        return process.spawn(actor, args)[0]
-
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` until it ends or the run has lost what it cannot do without, whichever is first.
 
@@ -180,7 +148,7 @@ class Fleet:
                 await asyncio.wait({self._fault}, timeout=REPORT_TIMEOUT_S)
             if self._fault.done() and (not task.done() or _shows_a_loss(task)):
                 raise self._fault.result()
-            return _result(task)
+            return task.result()
         finally:
             if not task.done():
                 task.cancel()
@@ -225,16 +193,7 @@ class Fleet:
 
 
 def _shows_a_loss(task: "asyncio.Task[Any]") -> bool:
-    return not task.cancelled() and isinstance(task.exception(), SupervisionError | ReplicaLost)
-
-
-def _result(task: "asyncio.Task[T]") -> T:
-    try:
-        return task.result()
-    except ActorError as error:
-        if isinstance(error.exception, BridgeError):  # ours: the caller knows what to do with it
-            raise error.exception from error
-        raise
+    return not task.cancelled() and isinstance(task.exception(), ReplicaLost)
 
 
 def _snake(name: str) -> str:
