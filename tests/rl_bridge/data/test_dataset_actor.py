@@ -11,7 +11,7 @@ from rl_bridge.data.dataset import Dataset
 from rl_bridge.data.examples import open_source
 from rl_bridge.data.settings import DatasetSettings
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""

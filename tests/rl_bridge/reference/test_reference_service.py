@@ -46,6 +46,7 @@ async def test_shares_are_about_equal() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(300)
 async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -> None:
     import torch
     from transformers import Qwen3ForCausalLM

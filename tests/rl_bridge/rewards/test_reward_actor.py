@@ -14,7 +14,7 @@ from rl_bridge.errors import RewardFailed
 from rl_bridge.rewards.ensemble import Ensemble, Rule
 from rl_bridge.rewards.settings import RewardSettings
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""

@@ -25,7 +25,7 @@ from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.types import Group, Trajectory
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 SIBLINGS = 4
 GROUPS = 3

@@ -13,7 +13,7 @@ from service_waits import WAIT_S, alive, descendants, until_gone
 
 from rl_bridge.errors import RoleFailed
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from service_waits import WAIT_S, alive, descendants, kill, until, until_gone
 
 from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 
 def pids_of(service: object) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 
 from rl_bridge.cli.bench import COMMAND
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 
 def test_whole_job_is_accounted_for(capsys: pytest.CaptureFixture[str]) -> None:
