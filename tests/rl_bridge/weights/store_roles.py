@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
+from rl_bridge.services import ServiceActor
 from rl_bridge.weights import WeightStore, store
 
 COLUMNS, ROWS = [Shard(0)], [Shard(1)]
@@ -37,7 +38,7 @@ def make_model(version: int) -> torch.nn.Module:
     return model
 
 
-class Publisher(Actor):
+class Publisher(ServiceActor):
     def __init__(self, store: WeightStore) -> None:
         self._store = store
 
@@ -62,7 +63,7 @@ class Publisher(Actor):
         await self._store.close()
 
 
-class Reader(Actor):
+class Reader(ServiceActor):
     def __init__(self, store: WeightStore) -> None:
         self._store = store
 

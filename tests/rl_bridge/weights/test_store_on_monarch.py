@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rl_bridge.errors import MissingStack, WeightsError
+from rl_bridge.errors import MissingStack, ReplicaLost, RoleFailed, WeightsError
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 NEEDS_TORCHSTORE = pytest.mark.skipif(
@@ -47,21 +47,21 @@ async def test_what_one_role_puts_another_gets(fleet: "Fleet", transport: str) -
     from rl_bridge.weights import WeightStore
 
     store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
-    publisher = fleet.spawn("publisher", Publisher, store)
-    reader = fleet.spawn("reader", Reader, store)
-    assert await reader.latest.call_one() is None
+    publisher = await Publisher.options(name="publisher").as_actor(store)
+    reader = await Reader.options(name="reader").as_actor(store)
+    assert await reader.latest.route() is None
     for version in range(1, 6):
         size = 8 if version < 4 else 100  # the ring is made anew on the way
-        await publisher.put.call_one(version, float(version), size)
-        assert await reader.latest.call_one() == version
-        read = await reader.get.call_one(version)
+        await publisher.put.route(version, float(version), size)
+        assert await reader.latest.route() == version
+        read = await reader.get.route(version)
         for name, tensor in state_of(float(version), size=size).items():
             assert torch.equal(read[name], tensor)
     assert await store.latest() == 5
     assert torch.equal((await store.get(4))["bias"], torch.full((3,), -4.0))
     with pytest.raises(WeightsError, match="expected version 1 to have been published and kept"):
         await store.get(1)
-    await publisher.close.call_one()
+    await publisher.close.route()
     await store.close()
     with pytest.raises(WeightsError, match="closed"):
         await store.latest()
@@ -96,22 +96,22 @@ async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Flee
     from rl_bridge.weights import WeightStore
 
     store = WeightStore.create(transport=transport, timeout_s=SHORT_S)  # type: ignore[arg-type]
-    publisher = fleet.spawn("publisher", Publisher, store)
-    reader = fleet.spawn("reader", Reader, store)
-    await publisher.put.call_one(1, 1.0)
-    await reader.get.call_one(1)
-    with pytest.raises(Exception, match="die_while_putting"):
-        await publisher.die_while_putting.call_one(2)
+    publisher = await Publisher.options(name="publisher").as_actor(store)
+    reader = await Reader.options(name="reader").as_actor(store)
+    await publisher.put.route(1, 1.0)
+    await reader.get.route(1)
+    with pytest.raises((ReplicaLost, RoleFailed), match="publisher"):
+        await publisher.die_while_putting.route(2)
     began = time.monotonic()
     with pytest.raises(WeightsError, match=r"version 2 will not be whole: rank 0 \(process \d+\) died"):
         await store.get(2)
     with pytest.raises(WeightsError, match="version 1"):  # what it had published has gone with it
         await store.get(1)
     assert time.monotonic() - began < SHORT_S + 20
-    successor = fleet.spawn("successor", Publisher, store)
-    await successor.put.call_one(1, 10.0)
-    assert await reader.latest.call_one() == 1
-    assert torch.equal((await reader.get.call_one(1))["weight"], state_of(10.0)["weight"])
+    successor = await Publisher.options(name="successor").as_actor(store)
+    await successor.put.route(1, 10.0)
+    assert await reader.latest.route() == 1
+    assert torch.equal((await reader.get.route(1))["weight"], state_of(10.0)["weight"])
     with pytest.raises(WeightsError, match=r"there is: version 1$"):
         await store.get(2)
 
@@ -122,19 +122,19 @@ async def test_a_reader_killed_while_it_holds_does_not_hold_up_the_trainer(fleet
     from rl_bridge.weights import WeightStore
 
     store = WeightStore.create(timeout_s=SHORT_S)
-    publisher = fleet.spawn("publisher", Publisher, store)
-    readers = [fleet.spawn(f"reader{number}", Reader, store) for number in range(3)]
-    pids = [await reader.pid.call_one() for reader in readers]
+    publisher = await Publisher.options(name="publisher").as_actor(store)
+    readers = [await Reader.options(name=f"reader{number}").as_actor(store) for number in range(3)]
+    pids = [await reader.pid.route() for reader in readers]
     for version, reader in enumerate(readers, start=1):
-        await publisher.put.call_one(version, float(version))
-        await reader.hold.call_one(version)
-    await publisher.put.call_one(4, 4.0)
-    with pytest.raises(Exception, match="the older ones are being read, by process") as caught:
-        await publisher.put.call_one(5, 5.0)
+        await publisher.put.route(version, float(version))
+        await reader.hold.route(version)
+    await publisher.put.route(4, 4.0)
+    with pytest.raises(WeightsError, match="the older ones are being read, by process") as caught:
+        await publisher.put.route(5, 5.0)
     assert all(str(pid) in str(caught.value) for pid in pids)
     os.kill(pids[0], signal.SIGKILL)
     for version in range(5, 12):
-        await publisher.put.call_one(version, float(version))
+        await publisher.put.route(version, float(version))
     assert float((await store.get(11))["weight"][0, 0]) == 11.0
 
 
@@ -144,13 +144,13 @@ async def test_a_remote_reader_killed_while_it_fetches_does_not_hold_up_the_trai
     from rl_bridge.weights import WeightStore
 
     store = WeightStore.create(transport="rdma", timeout_s=SHORT_S)
-    publisher = fleet.spawn("publisher", Publisher, store)
-    reader = fleet.spawn("reader", Reader, store)
-    await publisher.put.call_one(1, 1.0)
-    with pytest.raises(Exception, match="die_while_fetching"):
-        await reader.die_while_fetching.call_one(1)
+    publisher = await Publisher.options(name="publisher").as_actor(store)
+    reader = await Reader.options(name="reader").as_actor(store)
+    await publisher.put.route(1, 1.0)
+    with pytest.raises((ReplicaLost, RoleFailed), match="reader"):
+        await reader.die_while_fetching.route(1)
     for version in range(2, 12):
-        await publisher.put.call_one(version, float(version))
+        await publisher.put.route(version, float(version))
         assert float((await store.get(version))["weight"][0, 0]) == version
 
 
