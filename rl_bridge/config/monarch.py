@@ -28,13 +28,6 @@ class RoleConfig(Section):
         return self
 
 
-class CoderConfig(RoleConfig):
-    """`monarch.roles.coder`: servers that run code for reward functions and tasks."""
-
-    app: str = "envs.code_interpreter_env.server.app:app"
-    """What they serve. Reward functions and tasks find their addresses in ROPEWALK_CODER_URLS, comma-separated."""
-
-
 class RolesConfig(Section):
     """`monarch.roles.*`: the role table."""
 
@@ -44,8 +37,6 @@ class RolesConfig(Section):
     reward: RoleConfig = RoleConfig()
     environment: RoleConfig = RoleConfig()
     """Servers of `env.app` or `env.image`; they run on the controller's host."""
-    coder: CoderConfig | None = None
-    """On the controller's host too; none where it is absent."""
 
     @model_validator(mode="after")
     def _what_a_role_can_be(self) -> Self:
@@ -61,13 +52,12 @@ class RolesConfig(Section):
                     f"expected monarch.roles.{name} with one process a replica, "
                     f"got procs={role.procs} and hosts={role.hosts}; more of it are replicas"
                 )
-        for name in ("environment", "coder"):
-            servers: RoleConfig | None = getattr(self, name)
-            if servers is not None and (servers.procs, servers.hosts, servers.gpus) != (1, 1, 0):
-                raise ValueError(
-                    f"expected monarch.roles.{name} with one process a replica, on one host without GPUs, "
-                    f"got procs={servers.procs}, hosts={servers.hosts}, gpus={servers.gpus}; more of it are replicas"
-                )
+        servers = self.environment
+        if (servers.procs, servers.hosts, servers.gpus) != (1, 1, 0):
+            raise ValueError(
+                "expected monarch.roles.environment with one process a replica, on one host without GPUs, "
+                f"got procs={servers.procs}, hosts={servers.hosts}, gpus={servers.gpus}; more of it are replicas"
+            )
         return self
 
     def gpus(self) -> int:

@@ -1,5 +1,7 @@
 """The held-out episodes at the end of a run, played greedily."""
 
+import math
+
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import episode_settings
 from rl_bridge.metrics.console import ProgressBar
@@ -25,10 +27,12 @@ async def evaluate(run: Run) -> EvaluationResult:
     dropped = unscored = 0
     with ProgressBar("held-out episodes", max(total, 1), run.console) as bar:
         for first in range(0, total, CHUNK):
+            count = min(CHUNK, total - first)
             outcomes: list[Outcome] = await run.dispatcher.play_held_out(
-                held_out_seeds(first, min(CHUNK, total - first)),
+                held_out_seeds(first, count),
                 episode_settings(run.config, temperature=0.0),
-                timeout_s=run.config.rollout.timeout_s,
+                # Which is what as many episodes as a step has may take.
+                timeout_s=run.config.rollout.timeout_s * math.ceil(count / run.config.rollout.batch_size),
                 progress=lambda done, first=first: bar.update(first + done),  # type: ignore[misc]
             )
             trajectories = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]

@@ -1,11 +1,16 @@
 """Keeps rollout workers told whom they work with: the generators that serve, and the environment's servers."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from rl_bridge.errors import NoReplica, ReplicaLost
 from rl_bridge.services import Service
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
 
 
 class Introductions:
@@ -15,9 +20,11 @@ class Introductions:
 
     Args:
         failed: Told what went wrong, if anything does.
+        patience_s: How long one piece of news may take, before the next is told.
     """
 
-    def __init__(self, *, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, *, failed: Callable[[BaseException], None], patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._failed = failed
         self._news: dict[str, Any] = {}
         self._wake = asyncio.Event()
@@ -59,7 +66,12 @@ class Introductions:
     async def _tell_all(self, rollout: Service) -> None:
         while self._news:
             endpoint, news = self._news.popitem()
-            await getattr(rollout, endpoint).fanout(news)
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await getattr(rollout, endpoint).fanout(news)
+            except TimeoutError:
+                # The others know; that one has it before it serves again, or is taken for lost when it is given work.
+                logger.warning("a rollout worker does not take what it is told (%s)", endpoint)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

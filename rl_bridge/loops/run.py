@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import ReplicaLost, RoleFailed
+from rl_bridge.errors import BridgeError, ReplicaLost, RoleFailed
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.iteration import Iteration
 from rl_bridge.loops.observer import RunObserver
@@ -153,8 +153,15 @@ class Run:
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete
-            self.metrics.write(self.version, complete)
-            self.history.write(self.version)
+            try:
+                self.metrics.write(self.version, complete)
+                self.history.write(self.version)
+            except OSError as error:
+                raise BridgeError(
+                    f"cannot write the figures of iteration {self.version} to {str(self.folder)!r}: {error.strerror}; "
+                    f"see that there is room, then go on from the newest checkpoint: "
+                    f"ropewalk train --resume {self.folder}"
+                ) from error
             trained = self.version - self._first_version
             remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
             self.console.print(

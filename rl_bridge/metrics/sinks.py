@@ -1,5 +1,6 @@
 """Figures of each iteration to TensorBoard and to JSON lines."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -47,7 +48,8 @@ class JsonlSink:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that could not be written, as `write` has said
+            self._file.close()
 
 
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:

@@ -8,6 +8,7 @@ import pytest
 
 import rl_bridge
 from rl_bridge.config import Config
+from rl_bridge.config.monarch import RolesConfig
 from rl_bridge.config.schema import Section
 
 PACKAGE = Path(rl_bridge.__file__).parent
@@ -72,6 +73,17 @@ def everything_read() -> set[str]:
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_is_read(key: str, everything_read: set[str]) -> None:
     assert (key in everything_read) != (key in CHECKED_BY_TYPE_ALONE)
+
+
+@pytest.mark.parametrize("role", RolesConfig.model_fields)
+def test_every_role_is_started(role: str) -> None:
+    asked = {
+        node.attr
+        for path in (PACKAGE / "loops").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and last_name(node.value) in {"roles", "table"}
+    }
+    assert role in asked
 
 
 def test_the_search_sees_what_it_should_and_no_more() -> None:

@@ -16,7 +16,8 @@ from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import ReplicaLost, RoleFailed, RolloutError, TrainerWentBack, WeightsError
+from rl_bridge.errors import BridgeError, ReplicaLost, RoleFailed, RolloutError, TrainerWentBack, WeightsError
+from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.observer import RunObserver
@@ -542,3 +543,26 @@ def test_slowest_generator_is_what_new_weights_cost() -> None:
 
     figures = SyncFigures.of(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
     assert figures == SyncFigures(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "groups.jsonl"])
+async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).symlink_to("/dev/full")
+    with pytest.raises(BridgeError, match=r"No space left on device; .*--resume"):
+        await Stage(tmp_path).train()
+
+
+async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    given: list[float] = []
+
+    async def look(run: Run) -> None:
+        async def play_held_out(seeds: Any, *arguments: Any, timeout_s: float, **others: Any) -> list[Any]:
+            given.append(timeout_s / len(seeds))
+            return []
+
+        run.dispatcher.play_held_out = play_held_out  # type: ignore[method-assign]
+        await evaluate(run)
+
+    await stage.train(work=look)
+    assert given == [pytest.approx(5.0 / 8, rel=0.01)] * 3
