@@ -29,14 +29,15 @@ class Comeback:
         weights: The trained policy's file.
         trained: Groups of the history that led to the final weights, in order.
         dropped: Groups that were given up in it.
-        finished: Groups that were finished and not trained when the checkpoint was written that it came back to.
+        pending: Groups that were under way, or finished and not trained, when the checkpoint was written that it came
+            back to.
     """
 
     figures: Sequence[tuple[float, ...]]
     weights: bytes
     trained: Sequence[int]
     dropped: Sequence[int]
-    finished: Sequence[int]
+    pending: Sequence[int]
 
 
 def undisturbed(root: Path, folder: Path, iterations: int, *words: str) -> Comeback:
@@ -82,13 +83,13 @@ def killed(root: Path, folder: Path, iterations: int, seed: int, *words: str) ->
         os.kill(job.process.pid, signal.SIGKILL)
         job.process.wait()
         _require(not job.left_behind(), "expected nothing to outlive the run", job)
-        finished = _finished_at_the_checkpoint(folder)
+        pending = _pending_at_the_checkpoint(folder)
     finally:
         job.close()
     again = Job(root, folder, resume=True)
     try:
         _require(again.wait(RUN_TIMEOUT_S) == 0, "expected the resumed run to end well", again)
-        return _looked_at(again, finished)
+        return _looked_at(again, pending)
     finally:
         again.close()
 
@@ -119,19 +120,19 @@ def _require(condition: bool, what: str, job: Job) -> None:
         raise RuntimeError(f"{what}:\n{job.output()[-3000:]}")
 
 
-def _finished_at_the_checkpoint(folder: Path) -> list[int]:
+def _pending_at_the_checkpoint(folder: Path) -> list[int]:
     newest = max(
         (folder / "checkpoint").glob("step-*[0-9]"), key=lambda one: int(one.name.removeprefix("step-"))
     )
-    finished: list[int] = json.loads((newest / "run.json").read_text())["ledger"]["finished"]
-    return finished
+    ledger = json.loads((newest / "run.json").read_text())["run_state"]["ledger"]
+    return [*ledger["finished"], *(group for group, *_ in ledger["waiting"])]
 
 
-def _looked_at(job: Job, finished: Sequence[int]) -> Comeback:
+def _looked_at(job: Job, pending: Sequence[int]) -> Comeback:
     return Comeback(
         figures=[tuple(row[name] for name in COMPARED) for row in job.rows("metrics.jsonl")],
         weights=(job.folder / "policy" / "model.safetensors").read_bytes(),
         trained=job.trained(),
         dropped=[int(group) for row in job.rows("groups.jsonl") for group in row["dropped"]],
-        finished=finished,
+        pending=pending,
     )
