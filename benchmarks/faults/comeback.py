@@ -60,7 +60,7 @@ def killed(root: Path, folder: Path, iterations: int, seed: int, *words: str) ->
     Args:
         root: A checkout.
         folder: Where the run writes.
-        iterations: Of the run; from 12 on.
+        iterations: Of the run; enough that it lasts longer than the kills.
         seed: Draws the iterations of the kills, and which rank of the trainer.
         words: Overrides.
 

@@ -108,6 +108,8 @@ class StatusServer:
                 await writer.wait_closed()
         except (TimeoutError, ConnectionError):
             pass  # whoever does not take it in time does without
+        except asyncio.CancelledError:
+            pass  # the run is over; asyncio's streams would make a cancelled task an error in the log
         finally:
             writer.transport.abort()
             self._callers.discard(task)

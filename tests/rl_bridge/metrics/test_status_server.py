@@ -199,3 +199,14 @@ def test_addresses(address: str, parsed: tuple[str, int]) -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="expected an address as HOST:PORT"):
         parse_address(address)
+
+
+async def test_end_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with StatusServer("127.0.0.1", 0, snapshot) as server:
+        server._line = b"x" * (64 << 20)
+        server._taken = float("inf")
+        (caller,) = await connected(server, 1)
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)
+    caller.close()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
