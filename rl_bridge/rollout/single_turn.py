@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rl_bridge.data.examples import Example
+from rl_bridge.errors import GeneratorError, PromptRefused
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
@@ -33,7 +34,7 @@ class SingleTurn:
 
         Raises:
             RewardFailed: A reward function raised, and the run is to end then.
-            GeneratorError: The engine failed.
+            PromptRefused: The engine takes no such prompt.
         """
         # 1. Sample: the example is the group's, also when the group is played again.
         example: Example = await self._dataloader.at.route(assignment.group)
@@ -48,11 +49,16 @@ class SingleTurn:
         async def answered(seed: int, sibling: int) -> Outcome:
             # 2. Generate.
             key = assignment.sampling_key
-            turn, response = await self._policy.answer(
-                prompt,
-                temperature=assignment.settings.temperature,
-                seed=None if key is None else sampling_seed(*key, sibling, 0),
-            )
+            try:
+                turn, response = await self._policy.answer(
+                    prompt,
+                    temperature=assignment.settings.temperature,
+                    seed=None if key is None else sampling_seed(*key, sibling, 0),
+                )
+            except PromptRefused:
+                raise
+            except GeneratorError as error:  # no policy is to blame; other replicas have been tried by now
+                return NoTrajectory(absence=Absence.DROPPED, reason=f"{type(error).__name__}: {error}")
             # 3. Evaluate. No reward is no zero: the answer stays out of its group's baseline.
             reward = await self._reward.evaluate_response.route(
                 prompt=example.prompt, response=response, target=example.target
@@ -63,7 +69,15 @@ class SingleTurn:
             return Trajectory(seed=seed, turns=[turn], ending=ending, reward=reward)
 
         # 4. Add: the dispatcher makes them a group.
-        outcomes = await asyncio.gather(*map(answered, assignment.seeds, assignment.siblings))
+        siblings = [
+            asyncio.ensure_future(answered(seed, sibling))
+            for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
+        ]
+        try:
+            outcomes = await asyncio.gather(*siblings)
+        finally:
+            for one in siblings:  # without one of them the others are nobody's
+                one.cancel()
         return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
 
     async def cut(self, leases: Iterable[int]) -> None:
