@@ -26,7 +26,7 @@ from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import dispatch_settings, restart_policy
 from rl_bridge.loops.status import snapshot
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink
+from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
 from rl_bridge.metrics.status_server import StatusServer
 from rl_bridge.rollout.dataset_report import DatasetReport
 from rl_bridge.rollout.dispatcher import Dispatcher
@@ -76,7 +76,8 @@ async def open_run(
         )
         store = _store(config.monarch)
         stack.push_async_callback(store.close)
-        roles = await fleet.guard(start_roles(config, folder, model_path, store))
+        with span("start", waits_for="processes"):
+            roles = await fleet.guard(start_roles(config, folder, model_path, store))
         client = GeneratorClient(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,

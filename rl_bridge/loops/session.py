@@ -17,6 +17,7 @@ from rl_bridge.loops.assembly import LOGS, open_run
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
+from rl_bridge.metrics import PROCESS_SPANS
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
 INTERRUPTED = 130
@@ -92,6 +93,7 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
+        PROCESS_SPANS.started()
         if config.rollout.checkpoint_on_preemption:
             terminated.append(run.preempt)
         if not await fleet.guard(train_to_the_end(run)):

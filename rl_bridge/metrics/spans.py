@@ -74,9 +74,13 @@ class Spans:
         with self._lock:
             now = self._settle()
             if self._rest is None:
-                named = sum(self._seconds.values())
-                self._seconds[START] = self._seconds.get(START, 0.0) + now - self._began_clock - named
+                self._take_for_start(now)
             self._rest = (REST, waits_for)
+
+    def started(self) -> None:
+        """What no span has named up to now went into the start of the process. For one that never rests."""
+        with self._lock:
+            self._take_for_start(self._settle())
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -140,6 +144,10 @@ class Spans:
                 self._seconds[key] = self._seconds.get(key, 0.0) + share * tasks
         self._settled = now
         return now
+
+    def _take_for_start(self, now: float) -> None:
+        named = sum(self._seconds.values())
+        self._seconds[START] = self._seconds.get(START, 0.0) + now - self._began_clock - named
 
     def _take_up(self, key: Key) -> None:
         tasks = self._working if key[1] is None else self._waiting

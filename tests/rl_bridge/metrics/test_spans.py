@@ -140,6 +140,18 @@ async def test_process_rests_while_nobody_calls(spans: Spans, clock: Clock) -> N
     assert (totals.rest_s, totals.unaccounted_s) == (66, 4)
 
 
+def test_what_nobody_named_before_it_had_started_is_its_start(spans: Spans, clock: Clock) -> None:
+    clock.now += 1
+    with spans.span("start", waits_for="processes"):
+        clock.now += 2
+    clock.now += 4
+    spans.started()
+    clock.now += 8
+    totals = spans.totals()
+    assert (totals.work, totals.idle) == ({"start": 5}, {"processes": 2})
+    assert totals.unaccounted_s == 8  # it does not rest
+
+
 def test_span_is_left_when_its_block_fails(spans: Spans, clock: Clock) -> None:
     with pytest.raises(RuntimeError), spans.span("train"):
         raise RuntimeError
