@@ -1,7 +1,7 @@
 """One typed schema for a training run, read from YAML with dotted overrides."""
 
 from rl_bridge.config.loading import CONFIG_FILE, load_config, resolve, save_config
-from rl_bridge.config.monarch import MonarchConfig, RoleConfig
+from rl_bridge.config.monarch import CoderConfig, MonarchConfig, RoleConfig
 from rl_bridge.config.schema import (
     NAME_PATTERN,
     AlgorithmConfig,
@@ -19,6 +19,7 @@ __all__ = [
     "CONFIG_FILE",
     "NAME_PATTERN",
     "AlgorithmConfig",
+    "CoderConfig",
     "Config",
     "DataConfig",
     "EnvConfig",

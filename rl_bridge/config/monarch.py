@@ -28,6 +28,13 @@ class RoleConfig(Section):
         return self
 
 
+class CoderConfig(RoleConfig):
+    """`monarch.roles.coder`: servers that run code for reward functions and tasks."""
+
+    app: str = "envs.code_interpreter_env.server.app:app"
+    """What they serve."""
+
+
 class RolesConfig(Section):
     """`monarch.roles.*`: the role table."""
 
@@ -37,6 +44,8 @@ class RolesConfig(Section):
     reward: RoleConfig = RoleConfig()
     environment: RoleConfig = RoleConfig()
     """Servers of `env.app` or `env.image`; they run on the controller's host."""
+    coder: CoderConfig | None = None
+    """On the controller's host too; `rl_bridge.environments.coders.coder_urls()` tells where."""
 
     @model_validator(mode="after")
     def _what_a_role_can_be(self) -> Self:
@@ -52,12 +61,13 @@ class RolesConfig(Section):
                     f"expected monarch.roles.{name} with one process a replica, "
                     f"got procs={role.procs} and hosts={role.hosts}; more of it are replicas"
                 )
-        servers = self.environment
-        if (servers.procs, servers.hosts, servers.gpus) != (1, 1, 0):
-            raise ValueError(
-                "expected monarch.roles.environment with one process a replica, on one host without GPUs, "
-                f"got procs={servers.procs}, hosts={servers.hosts}, gpus={servers.gpus}; more of it are replicas"
-            )
+        for name in ("environment", "coder"):
+            servers: RoleConfig | None = getattr(self, name)
+            if servers is not None and (servers.procs, servers.hosts, servers.gpus) != (1, 1, 0):
+                raise ValueError(
+                    f"expected monarch.roles.{name} with one process a replica, on one host without GPUs, "
+                    f"got procs={servers.procs}, hosts={servers.hosts}, gpus={servers.gpus}; more of it are replicas"
+                )
         return self
 
     def gpus(self) -> int:

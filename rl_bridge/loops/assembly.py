@@ -13,7 +13,8 @@ from rich.console import Console
 from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
-from rl_bridge.config import Config, EnvConfig, MonarchConfig, resolve
+from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, resolve
+from rl_bridge.environments.coders import coders_file, tell_coders
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import ConfigError
 from rl_bridge.generator.client import GeneratorClient
@@ -71,6 +72,12 @@ async def open_run(
         if config.env is not None:
             servers = await stack.enter_async_context(_servers(config, config.env, introductions))
             stack.callback(_owned(asyncio.create_task(servers.watch()), buffer).cancel)
+        if config.monarch.roles.coder is not None:
+            coders = await stack.enter_async_context(
+                _coders(config.monarch, config.monarch.roles.coder, folder)
+            )
+            tell_coders(coders_file(folder), coders.urls)
+            stack.callback(_owned(asyncio.create_task(coders.watch()), buffer).cancel)
         fleet = await stack.enter_async_context(
             Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
         )
@@ -195,6 +202,15 @@ def _servers(config: Config, env: EnvConfig, introductions: Introductions) -> En
         count=config.monarch.roles.environment.replicas,
         restarts=replace(restart_policy(config.monarch), budget=env.restarts),
         on_change=changed,
+    )
+
+
+def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> EnvironmentServers:
+    async def changed(urls: tuple[str, ...]) -> None:
+        tell_coders(coders_file(folder), urls)
+
+    return EnvironmentServers(
+        app=role.app, count=role.replicas, restarts=restart_policy(monarch), on_change=changed
     )
 
 

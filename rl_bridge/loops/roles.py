@@ -11,6 +11,7 @@ import torch
 
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
 from rl_bridge.data.actor import DatasetActor
+from rl_bridge.environments.coders import ENVIRONMENT_VARIABLE, coders_file
 from rl_bridge.errors import RoleFailed
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.settings import ONE_THREAD, engine_environment
@@ -64,6 +65,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         rl_bridge.errors.BridgeError: One could not be started.
     """
     _warn_of_idle_gpus(config.monarch)
+    coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
     table, trainer = config.monarch.roles, trainer_settings(config, folder, model_path)
     starting: dict[str, Coroutine[Any, Any, Service]] = {
         "policy": _of(
@@ -73,7 +75,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     }
     if config.env is not None:
         workers = RoleConfig(replicas=config.rollout.num_workers)
-        starting["rollout"] = _of(config, RolloutActor, "rollout", workers, ONE_THREAD).as_service(
+        starting["rollout"] = _of(config, RolloutActor, "rollout", workers, ONE_THREAD | coders).as_service(
             worker_settings(config, folder, model_path)
         )
     else:
@@ -85,7 +87,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
             config, ReferenceActor, "reference", table.reference, ONE_THREAD
         ).as_service(trainer)
     if config.reward.function:
-        starting["reward"] = _of(config, RewardActor, "reward", table.reward, {}).as_service(
+        starting["reward"] = _of(config, RewardActor, "reward", table.reward, coders).as_service(
             reward_settings(config)
         )
     elif config.reward.model is not None:

@@ -204,6 +204,13 @@ def raises(prompt, response, target):
 def sleeps(prompt, response, target):
     time.sleep(60)
 
+def runs_code(prompt, response, target):
+    import urllib.request
+    from rl_bridge.environments.coders import coder_urls
+    (url,) = coder_urls()
+    with urllib.request.urlopen(url + "/health") as answer:
+        return 5.0 if answer.status == 200 else None
+
 def judges(prompt, response, target):
     assert prompt[-1]["role"] == "user" and target is None
     return 5.0 if len(response) % 2 else None
@@ -212,21 +219,24 @@ def judges(prompt, response, target):
 
 @pytest.mark.parametrize(
     ("function", "status", "told"),
-    [("raises", 1, "no such column"), ("sleeps", 1, "0.5 s"), ("judges", 0, "")],
+    [("raises", 1, "no such column"), ("sleeps", 1, "no reward"), ("judges", 0, ""), ("runs_code", 0, "")],
 )
 def test_reward_function_that_raises_sleeps_or_judges(
     ropewalk: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, status: int, told: str
 ) -> None:
     (tmp_path / "own_rewards.py").write_text(REWARDS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    run = ropewalk(*small(tmp_path, f"reward.function=own_rewards.{function}", "reward.timeout_seconds=0.5"))
+    words = [f"reward.function=own_rewards.{function}", "reward.timeout_seconds=0.5"]
+    if function == "runs_code":
+        words = [words[0], "monarch.roles.coder.replicas=1"]
+    run = ropewalk(*small(tmp_path, *words))
     assert run.wait(RUN_TIMEOUT_S) == status, run.output()[-3000:]
     assert told in run.output()
     assert "Traceback" not in run.output().partition("own_rewards")[0]
-    if function == "judges":
+    if status == 0:
         figures = rows(tmp_path / "run")
         assert all(row["reward/mean"] > 2.0 for row in figures)  # the table's own are at most 1
-        assert figures[-1]["rollout/episodes_unscored"] > 0
+        assert (figures[-1]["rollout/episodes_unscored"] > 0) == (function == "judges")
 
 
 def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def test_a_missing_section_is_named(file: Path) -> None:
         (["monarch.roles.policy.procs=2"], "more of it are replicas"),
         (["monarch.roles.policy.gpus=2"], "expected gpus to be 0 or one a process"),
         (["monarch.roles.environment.gpus=1"], "on one host without GPUs"),
+        (["monarch.roles.coder={gpus: 1}"], "expected monarch.roles.coder with one process a replica"),
         (
             ["monarch.num_nodes=1", "monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"],
             "expected monarch.roles to use at most the 1 GPUs",
