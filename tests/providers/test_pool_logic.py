@@ -239,7 +239,10 @@ def test_members_that_die_are_replaced_before_anybody_asks(home: Home) -> None:
 
 def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
     home.failures = [ProviderError(f"trouble {i}") for i in range(8)]
+    home.gate.clear()  # no start fails before all have begun
     with Pool[Tiny](home.start, 3, 3) as pool:
+        eventually(lambda: home.starting == 3)
+        home.gate.set()
         eventually(lambda: pool.state.failed == 3)
         assert home.most_starting == 3
         home.most_starting = 0
