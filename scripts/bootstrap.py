@@ -39,17 +39,21 @@ class Profile:
         extras: Of the project; None: the project is not in it, and the file of pins names all that is.
         constraints: The file of pins.
         cpu_torch: Whether PyTorch is to be a CPU build.
+        alone: Packages that work with ours, and pin others that do not: installed without what they ask for.
     """
 
     folder: str
     extras: str | None
     constraints: str
     cpu_torch: bool
+    alone: tuple[str, ...] = ()
 
 
 # The released packages that ours have to get along with. Each brings an openenv_core of its own, so none can be
 # where the project is.
 RELEASED = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
+
+TORCHSTORE = ("torchstore==0.1.2", "pygtrie==2.5.0")
 
 PROFILES = {
     **{
@@ -59,7 +63,7 @@ PROFILES = {
     "test": Profile("test", "server,gymnasium,rl-common,dev", "test.txt", True),
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
-    "test-all": Profile("rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True),
+    "test-all": Profile("rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, TORCHSTORE),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
     # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.
     "jupyter": Profile("jupyter", None, "jupyter.txt", False),
@@ -161,6 +165,8 @@ def install(python: Path, profile: Profile) -> None:
             run_pip([*pip, build])
     say(f"installing the project with [{profile.extras}]")
     run_pip([*pip, "-e", target])
+    if profile.alone:
+        run_pip([*pip, "--no-deps", *profile.alone])
     for package in OPTIONAL_SIBLINGS:
         if not missing(python, package) and not imports(python, package):
             say(f"removing {package}: this build needs CUDA, and nothing here needs it")

@@ -57,6 +57,8 @@ def rank_of(rank: int, shape: tuple[int, ...]) -> Iterator[torch.distributed.dev
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if dist.is_initialized():  # by a trainer that was tested in this process
+        dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=torch.Size(shape).numel())
     try:
         yield init_device_mesh("cpu", shape)
