@@ -18,7 +18,7 @@ SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16"
 
 @pytest.mark.parametrize("max_staleness", [1])
 def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
-    iterations = 120
+    iterations = 80
     job = Job(
         ROOT,
         tmp_path / "run",
@@ -47,7 +47,7 @@ def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
     assert all(kill.noticed_s is not None and kill.serving_s is not None for kill in killer.kills)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2])
 def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: int) -> None:
     words = (
         *SMALLER,
