@@ -2,13 +2,67 @@
 
 import argparse
 import json
+import platform
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
+
+INTERRUPTED = 130
+FAILED = 2
+
+
+def parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """Return the parser of `python -m benchmarks.NAME`, with the options that all of them have."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    return made
+
+
+def measured(
+    measure: Callable[[Figures], None],
+    *failures: type[Exception],
+    interrupted: str = "every process that was started is stopped",
+) -> tuple[Figures, int]:
+    """Measure, and keep what was measured whatever happens.
+
+    Args:
+        measure: Adds to the figures.
+        failures: What may end it; anything else is a mistake of the benchmark's.
+        interrupted: What is said to be true after Ctrl-C.
+
+    Returns:
+        The figures, with a note where they are not all, and the exit status.
+    """
+    figures = Figures()
+    signal.signal(signal.SIGTERM, interrupt)
+    status = 0
+    try:
+        measure(figures)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        figures.notes.append(f"the rest: interrupted; {interrupted}")
+    except failures as error:
+        status = FAILED
+        figures.notes.append(f"the rest: {error}")
+    progress("")
+    return figures, status
+
+
+def heading(about: str) -> str:
+    """Return the line above the tables: when, with which Python, and what about."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, {about}\n"
 
 
 def count(text: str) -> int:

@@ -1,22 +1,14 @@
 """The command `python -m benchmarks.asynchrony`."""
 
-import argparse
-import platform
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 
+from benchmarks import commandline
 from benchmarks.asynchrony.measures import Plan, measure
 from benchmarks.asynchrony.report import bars, report
-from benchmarks.commandline import count, interrupt, progress, write
-from benchmarks.wire.figures import Figures
+from benchmarks.commandline import count, heading, measured, progress, write
 from rl_bridge.errors import BridgeError
-
-INTERRUPTED = 130
-FAILED = 2
 
 _DESCRIPTION = """\
 What asynchrony gains: one job with max_staleness 0, 1 and 4, the same batch, sessions and workers. Environments
@@ -32,37 +24,19 @@ examples:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.asynchrony",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commandline.parser("asynchrony", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--rounds", type=count, metavar="N", help="3 by default")
-    parser.add_argument("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
     arguments = parser.parse_args(words)
     plan = Plan().quick() if arguments.quick else Plan()
     if arguments.rounds is not None:
         plan = replace(plan, rounds=arguments.rounds)
-    figures = Figures()
-    signal.signal(signal.SIGTERM, interrupt)
-    status = 0
-    try:
-        measure(plan, figures, progress)
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        figures.notes.append("the rest: interrupted; every process that was started is stopped")
-    except BridgeError as error:
-        status = FAILED
-        figures.notes.append(f"the rest: {error}")
-    progress("")
+    figures, status = measured(lambda figures: measure(plan, figures, progress), BridgeError)
     job = plan.job
-    print(
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, {plan.rounds} rounds of "
-        f"{job.iterations} steps, {job.groups_per_batch} groups of {job.group_size} a step, "
-        f"{job.sessions * job.workers} sessions\n"
+    about = (
+        f"{plan.rounds} rounds of {job.iterations} steps, {job.groups_per_batch} groups of {job.group_size} "
+        f"a step, {job.sessions * job.workers} sessions"
     )
+    print(heading(about))
     print(report(figures))
     write(arguments.json, figures, bars(figures))
     return status

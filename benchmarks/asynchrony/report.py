@@ -16,7 +16,7 @@ from benchmarks.asynchrony.measures import (
 )
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.report import table
+from benchmarks.wire.report import table, verdicts
 
 GAIN = 1.6
 """Groups a second over the synchronous loop's, at least."""
@@ -76,11 +76,5 @@ def report(figures: Figures) -> str:
     limit = bound(figures)
     if limit is not None:
         parts.append(f"(roll + train + sync) / max(roll, train) of the synchronous loop: {limit:.2f}")
-    held = [
-        (bar.what, f"{bar.value:.3g}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-        for bar in bars(figures)
-    ]
-    parts.append("### It must show\n\n" + table(("what", "measured", "bar", ""), held))
-    if figures.notes:
-        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
+    parts += verdicts(figures, bars(figures), ".3g")
     return "\n\n".join(parts)

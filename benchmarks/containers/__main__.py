@@ -1,14 +1,11 @@
 """The command `python -m benchmarks.containers`."""
 
 import argparse
-import platform
-import signal
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 
-from benchmarks.commandline import count, interrupt, progress, write
+from benchmarks import commandline
+from benchmarks.commandline import count, heading, measured, progress, write
 from benchmarks.containers import measures
 from benchmarks.containers.contestants import BenchError
 from benchmarks.containers.report import bars, report
@@ -16,9 +13,6 @@ from benchmarks.containers.servers import PLAIN, PLAIN_SUBJECT, PORT, Subject
 from benchmarks.wire.figures import Figures
 from openenv_core.errors import OpenEnvError
 from openenv_core.providers.docker import Engine
-
-INTERRUPTED = 130
-FAILED = 2
 
 _DESCRIPTION = """\
 What a container costs until its server is healthy: by `docker run` and a look at /health, and by ours, in alternating
@@ -35,23 +29,18 @@ examples:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
     arguments = _parser().parse_args(words)
-    figures = Figures()
-    signal.signal(signal.SIGTERM, interrupt)
     rounds, leases = (1, 2) if arguments.quick else (arguments.rounds, arguments.leases)
-    status = 0
-    try:
+
+    def measure(figures: Figures) -> None:
         for subject in _subjects(arguments, figures):
             measures.cold(subject, rounds, figures, progress)
             measures.pool(subject, leases, arguments.size, figures, progress)
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        figures.notes.append("the rest: interrupted; every container that was started is removed")
-    except (BenchError, OpenEnvError) as error:
-        status = FAILED
-        figures.notes.append(f"the rest: {error}")
-    progress("")
+
+    figures, status = measured(
+        measure, BenchError, OpenEnvError, interrupted="every container that was started is removed"
+    )
     held = list(bars(figures))
-    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, {rounds} rounds\n")
+    print(heading(f"{rounds} rounds"))
     print(report(figures, held))
     write(arguments.json, figures, held)
     return status
@@ -69,20 +58,13 @@ def _subjects(arguments: argparse.Namespace, figures: Figures) -> list[Subject]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.containers",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commandline.parser("containers", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
     add("--image", action="append", default=[], metavar="NAME", help=f"an image to measure beside {PLAIN}")
     add("--port", type=count, default=PORT, metavar="N", help="where those listen inside (%(default)s)")
     add("--rounds", type=count, default=15, metavar="N", help="cold starts of each kind (%(default)s)")
     add("--leases", type=count, default=20, metavar="N", help="containers taken from the pool (%(default)s)")
     add("--size", type=count, default=4, metavar="N", help="of the pool (%(default)s)")
-    add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    add("--json", type=Path, metavar="FILE", help="write every round's figures there")
     return parser
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.faults.kills import Killer
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.report import table
+from benchmarks.wire.figures import Figures
+from benchmarks.wire.report import table, verdicts
 
 NOTICED_S = 10.0
 START_FACTOR = 2.0
@@ -54,11 +55,7 @@ def report(killer: Killer, held: Sequence[Bar]) -> str:
     parts = [table(("killed", "replica", "at version", "noticed s", "serving again s"), rows)]
     if killer.cold_start_s is not None:
         parts.append(f"cold start of a generator in this run: {killer.cold_start_s:.1f} s")
-    shown = [
-        (bar.what, f"{bar.value:.3g}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-        for bar in held
-    ]
-    parts.append(table(("what", "measured", "bar", ""), shown))
+    parts += verdicts(Figures(), held, ".3g")
     return "\n\n".join(parts)
 
 

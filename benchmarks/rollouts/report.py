@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from benchmarks.rollouts.measures import FAILED, IN_FLIGHT, LEFT_OUT, RATE, load
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.report import table
+from benchmarks.wire.report import table, verdicts
 
 MANY = 256
 
@@ -34,12 +34,5 @@ def report(figures: Figures) -> str:
         "### Episodes of one worker against one server\n\n"
         + table(("load", "environment", *names, "over one session"), rows)
     ]
-    held = [
-        (bar.what, f"{bar.value:g}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-        for bar in bars(figures)
-    ]
-    if held:
-        parts.append("### It must show\n\n" + table(("what", "measured", "bar", ""), held))
-    if figures.notes:
-        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
+    parts += verdicts(figures, bars(figures), "g")
     return "\n\n".join(parts)

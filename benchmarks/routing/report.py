@@ -16,7 +16,7 @@ from benchmarks.routing.measures import (
 )
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.report import table
+from benchmarks.wire.report import table, verdicts
 
 
 def bars(figures: Figures) -> Iterator[Bar]:
@@ -42,11 +42,5 @@ def report(figures: Figures) -> str:
     if routed is not None and bare is not None:
         calls = [(ROUTED, f"{routed:,.0f}", f"{routed / bare:.2f}"), (BARE, f"{bare:,.0f}", "1")]
         parts.append("### Empty calls, one after the other\n\n" + table(("way", CALL, "over bare"), calls))
-    held = [
-        (bar.what, f"{bar.value:.2f}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-        for bar in bars(figures)
-    ]
-    parts.append("### It must show\n\n" + table(("what", "measured", "bar", ""), held))
-    if figures.notes:
-        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
+    parts += verdicts(figures, bars(figures))
     return "\n\n".join(parts)

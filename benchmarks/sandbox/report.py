@@ -6,7 +6,7 @@ from typing import Final
 from benchmarks.sandbox.measures import EXEC, JUPYTER, RUN
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.report import table
+from benchmarks.wire.report import table, verdicts
 
 START_MS: Final = {"namespaces": 30.0, "lsm": 15.0}
 EXECUTE_MS: Final = 1.0
@@ -82,14 +82,7 @@ def report(figures: Figures, held: Sequence[Bar]) -> str:
             parts.append(f"### {title}\n\n" + table(("of", "", *names), rows))
     if many := list(ratios(figures)):
         parts.append("### How many times longer others take\n\n" + table(("what", "times"), many))
-    if held:
-        told = [
-            (bar.what, f"{bar.value:.2f}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-            for bar in held
-        ]
-        parts.append("### It must show\n\n" + table(("what", "measured", "bar", ""), told))
-    if figures.notes:
-        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
+    parts += verdicts(figures, held)
     return "\n\n".join(parts)
 
 

@@ -2,21 +2,16 @@
 
 import argparse
 import asyncio
-import platform
-import signal
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 
-from benchmarks.commandline import count, interrupt, progress, some, write
+from benchmarks import commandline
+from benchmarks.commandline import count, heading, measured, progress, some, write
 from benchmarks.weights.measures import BenchError, transfers
 from benchmarks.weights.report import bars, report
 from benchmarks.wire.figures import Figures
 from rl_bridge.errors import BridgeError
 
-INTERRUPTED = 130
-FAILED = 2
 TRANSPORTS = ("shared_memory", "rdma")
 
 _DESCRIPTION = """\
@@ -35,38 +30,23 @@ examples:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
     arguments = _parser().parse_args(words)
-    figures = Figures()
-    signal.signal(signal.SIGTERM, interrupt)
     parameters, rounds = (22_000_000, 2) if arguments.quick else (arguments.parameters, arguments.rounds)
-    status = 0
-    try:
+
+    def measure(figures: Figures) -> None:
         for transport in arguments.transport:
             for ranks in map(int, arguments.ranks):
                 asyncio.run(transfers(transport, ranks, parameters, rounds, figures, progress))
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        figures.notes.append("the rest: interrupted")
-    except (BenchError, BridgeError) as error:
-        status = FAILED
-        figures.notes.append(f"the rest: {error}")
-    progress("")
+
+    figures, status = measured(measure, BenchError, BridgeError)
     held = list(bars(figures))
-    print(
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, "
-        f"{parameters / 1e6:g} million parameters in float32, {rounds} rounds\n"
-    )
+    print(heading(f"{parameters / 1e6:g} million parameters in float32, {rounds} rounds"))
     print(report(figures, held))
     write(arguments.json, figures, held)
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.weights",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commandline.parser("weights", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
     add("--transport", type=some(TRANSPORTS), default=TRANSPORTS, metavar="NAMES", help="%(default)s")
     add(
@@ -74,8 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--parameters", type=count, default=100_000_000, metavar="N", help="of the model (%(default)s)")
     add("--rounds", type=count, default=20, metavar="N", help="transfers beyond the first (%(default)s)")
-    add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    add("--json", type=Path, metavar="FILE", help="write every round's figures there")
     return parser
 
 

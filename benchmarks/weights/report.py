@@ -6,7 +6,7 @@ from typing import Final
 from benchmarks.weights.measures import MEMORY, STEADY
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.report import table
+from benchmarks.wire.report import table, verdicts
 
 TABLES: Sequence[tuple[str, Sequence[str]]] = (
     (
@@ -49,14 +49,7 @@ def report(figures: Figures, held: Sequence[Bar]) -> str:
         ]
         if rows:
             parts.append(f"### {title}\n\n" + table(("by", "", *names), rows))
-    if held:
-        told = [
-            (bar.what, f"{bar.value:.2f}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-            for bar in held
-        ]
-        parts.append("### It must show\n\n" + table(("what", "measured", "bar", ""), told))
-    if figures.notes:
-        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
+    parts += verdicts(figures, held)
     return "\n\n".join(parts)
 
 

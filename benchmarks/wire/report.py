@@ -29,15 +29,26 @@ _TABLES: Sequence[tuple[str, Sequence[str]]] = (
 def report(figures: Figures, held: Sequence[Bar]) -> str:
     """Return the tables of a run, the bars, and what could not be measured."""
     parts = [_table_of(figures, title, names) for title, names in _TABLES]
-    if held:
-        rows = [
-            (bar.what, f"{bar.value:.2f}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-            for bar in held
-        ]
-        parts.append("### It must show\n\n" + table(("what", "measured", "bar", ""), rows))
+    parts += verdicts(figures, held)
+    return "\n\n".join(part for part in parts if part)
+
+
+def verdicts(figures: Figures, held: Iterable[Bar], form: str = ".2f") -> list[str]:
+    """Return the end of every report: the bars, where there are any, and what could not be measured.
+
+    Args:
+        figures: With their notes.
+        held: The bars.
+        form: How measured values are written.
+    """
+    rows = [
+        (bar.what, f"{bar.value:{form}}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
+        for bar in held
+    ]
+    parts = ["### It must show\n\n" + table(("what", "measured", "bar", ""), rows)] if rows else []
     if figures.notes:
         parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
-    return "\n\n".join(part for part in parts if part)
+    return parts
 
 
 def _table_of(figures: Figures, title: str, names: Sequence[str]) -> str:

@@ -1,33 +1,17 @@
 """The benchmark of asynchrony runs, and its figures add up. How large they are is nobody's business here."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from quick_benchmark import quick_benchmark
 
 from benchmarks.asynchrony.report import bars, bound, report
 from benchmarks.wire.figures import Figures
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.heavy
 def test_a_quick_run_measures_every_bound(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.asynchrony", "--quick", "--json", str(out)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(out.read_text())
-    assert found["notes"] == []
+    found = quick_benchmark("asynchrony", tmp_path)
     rates = {row["of"] for row in found["figures"] if row["figure"] == "groups/s" and row["median"] > 0}
     assert rates == {"synchronous", "max_staleness 1", "max_staleness 4"}
     held = {bar["what"]: bar["met"] for bar in found["bars"]}

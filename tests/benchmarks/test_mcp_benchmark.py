@@ -1,35 +1,19 @@
 """The benchmark of calls runs, and its figures add up. How large they are is nobody's business here."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from quick_benchmark import quick_benchmark
 
 from benchmarks.mcp.__main__ import main
 from benchmarks.mcp.measures import IN_PROCESS, WAYS
 from benchmarks.mcp.report import NAMES, report
 from benchmarks.wire.figures import Figures
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.slow
 def test_a_quick_run_measures_every_way(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.mcp", "--quick", "--json", str(out)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(out.read_text())
-    assert found["notes"] == []
+    found = quick_benchmark("mcp", tmp_path)
     measured = {(row["of"], row["figure"]) for row in found["figures"] if row["median"] > 0}
     expected = {(way.name, name) for way in WAYS for name in NAMES}
     assert measured == expected - {(IN_PROCESS, "server µs a call")}

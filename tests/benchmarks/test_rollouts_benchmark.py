@@ -1,34 +1,18 @@
 """The benchmark of rollouts runs, and its figures add up. How large they are is nobody's business here."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from quick_benchmark import quick_benchmark
 
 from benchmarks.rollouts.measures import FAILED, GAMES, IN_FLIGHT, LEFT_OUT, RATE
 from benchmarks.rollouts.report import bars, report
 from benchmarks.wire.figures import Figures
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.slow
 def test_a_quick_run_plays_every_game(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.rollouts", "--quick", "--json", str(out)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(out.read_text())
-    assert found["notes"] == []
+    found = quick_benchmark("rollouts", tmp_path)
     medians = {(row["figure"], row["of"], row["load"]): row["median"] for row in found["figures"]}
     for game in GAMES:
         for load in ("1 session", "8 sessions"):

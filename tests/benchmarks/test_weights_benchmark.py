@@ -1,41 +1,16 @@
 """The benchmark of weights runs, and its figures add up. How large they are is nobody's business here."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from quick_benchmark import quick_benchmark
 
 from benchmarks.wire.figures import Figures
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.heavy
 def test_a_quick_run_measures_one_rank_and_two(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "benchmarks.weights",
-            "--quick",
-            "--transport",
-            "shared_memory",
-            "--json",
-            str(out),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(out.read_text())
-    assert found["notes"] == []
+    found = quick_benchmark("weights", tmp_path, "--transport", "shared_memory")
     measured = {
         (row["of"], row["load"]) for row in found["figures"] if row["figure"] == "to tensors / memcpy"
     }

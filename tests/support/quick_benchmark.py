@@ -1,0 +1,27 @@
+"""A benchmark's command, run with tiny numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def quick_benchmark(name: str, folder: Path, *words: str) -> Any:
+    """What the command has written, with nothing left unmeasured."""
+    out = folder / "out.json"
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--quick", *words, "--json", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(out.read_text())
+    assert found["notes"] == []
+    return found
