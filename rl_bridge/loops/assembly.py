@@ -1,6 +1,7 @@
 """Starts everything that a run needs, and stops it all again."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
@@ -33,7 +35,7 @@ from rl_bridge.rollout.dataset_report import DatasetReport
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import SingleTurn
-from rl_bridge.rollout.task import Task
+from rl_bridge.rollout.task import Task, load_task
 from rl_bridge.services import Fleet, Hosts, LocalService, Roster, Service
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.weights import WeightStore
@@ -59,7 +61,7 @@ async def open_run(
         rl_bridge.errors.BridgeError: A part could not be started.
         openenv_core.ProviderError: The environment's server could not be started.
     """
-    task = _task(config, folder)
+    task = None if config.rollout.task is None else load_task(config.rollout.task, config, folder)
     model_path = _model_path(config, task)
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
 
@@ -71,13 +73,13 @@ async def open_run(
         servers = None
         if config.env is not None:
             servers = await stack.enter_async_context(_servers(config, config.env, introductions))
-            stack.callback(_owned(asyncio.create_task(servers.watch()), buffer).cancel)
+            stack.callback(_watch(servers, buffer).cancel)
         if config.monarch.roles.coder is not None:
             coders = await stack.enter_async_context(
                 _coders(config.monarch, config.monarch.roles.coder, folder)
             )
             tell_coders(coders_file(folder), coders.urls)
-            stack.callback(_owned(asyncio.create_task(coders.watch()), buffer).cancel)
+            stack.callback(_watch(coders, buffer).cancel)
         fleet = await stack.enter_async_context(
             Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
         )
@@ -155,27 +157,11 @@ def _tell_of_the_trainer(run: Run, roster: Roster) -> None:
         run.lost_the_trainer()
 
 
-def _owned(task: "asyncio.Task[None]", buffer: ReplayBuffer) -> "asyncio.Task[None]":
-    """A task in the background whose end reaches the loop."""
-
-    def ended(task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            buffer.fail(error)
-
-    task.add_done_callback(ended)
-    return task
-
-
-def _task(config: Config, folder: Path) -> Task | None:
-    """What ties the run to its environment; None of a run on a dataset."""
-    if config.rollout.task is None:
-        return None
-    task_type = resolve(config.rollout.task, key="rollout.task")
-    if not (isinstance(task_type, type) and issubclass(task_type, Task)):
-        raise ConfigError(
-            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
-        )
-    return task_type(config, folder)
+def _watch(servers: EnvironmentServers, buffer: ReplayBuffer) -> "asyncio.Task[None]":
+    """Servers that cannot be had any more are the end of the loop."""
+    watching = asyncio.create_task(servers.watch())
+    tell_of_errors(watching, buffer.fail)
+    return watching
 
 
 async def _introduce(
@@ -247,11 +233,9 @@ def _buffer(config: Config) -> ReplayBuffer:
 def _model_path(config: Config, task: Task | None) -> Path:
     if config.model.path is not None:
         return Path(config.model.path).expanduser().absolute()
-    try:
-        if task is None:
-            raise NotImplementedError
-        return task.make_policy().absolute()
-    except NotImplementedError:
-        raise ConfigError(
-            "expected model.path, a checkpoint in the Hugging Face layout; nothing else makes a policy here"
-        ) from None
+    if task is not None:
+        with contextlib.suppress(NotImplementedError):
+            return task.make_policy().absolute()
+    raise ConfigError(
+        "expected model.path, a checkpoint in the Hugging Face layout; nothing else makes a policy here"
+    )

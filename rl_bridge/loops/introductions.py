@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from rl_bridge.background import tell_of_errors
 from rl_bridge.errors import NoReplica, ReplicaLost
 from rl_bridge.services import Service
 
@@ -46,7 +47,7 @@ class Introductions:
         """
         await self._tell_all(rollout)
         self._task = asyncio.create_task(self._go_on(rollout))
-        self._task.add_done_callback(self._ended)
+        tell_of_errors(self._task, self._failed)
 
     async def close(self) -> None:
         """Tell nothing any more."""
@@ -72,7 +73,3 @@ class Introductions:
             except TimeoutError:
                 # The others know; that one has it before it serves again, or is taken for lost when it is given work.
                 logger.warning("a rollout worker does not take what it is told (%s)", endpoint)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)

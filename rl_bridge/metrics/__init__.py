@@ -1,14 +1,11 @@
 """What a run measures: figures and where they go, and how each process spends its time."""
 
-from rl_bridge.metrics.accumulators import Accumulator, Distribution
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, Sink, TensorBoardSink, rewind
 from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, span
 from rl_bridge.metrics.totals import SpanTotals, SpanWindow, by_role
 
 __all__ = [
     "PROCESS_SPANS",
-    "Accumulator",
-    "Distribution",
     "JsonlSink",
     "MetricsLog",
     "Sink",

@@ -11,16 +11,15 @@ from typing import Any
 from monarch.actor import concurrent_endpoint
 
 from openenv_core import EnvClient
-from rl_bridge.config import resolve
 from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.errors import RolloutError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.preemption import on_termination
 from rl_bridge.rollout.settings import WorkerSettings
-from rl_bridge.rollout.task import Task
+from rl_bridge.rollout.task import load_task
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle
@@ -49,12 +48,7 @@ class RolloutActor(ServiceActor):
     async def setup(self) -> None:
         """Load the task and the tokenizer."""
         settings, config = self._settings, self._settings.config
-        task_type = resolve(str(config.rollout.task), key="rollout.task")
-        if not (isinstance(task_type, type) and issubclass(task_type, Task)):
-            raise ConfigError(
-                f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
-            )
-        task = task_type(config, Path(settings.folder))
+        task = load_task(str(config.rollout.task), config, Path(settings.folder))
 
         def connect(url: str) -> EnvClient[Any, Any, Any]:
             longest = max(settings.deadlines.reset_s, settings.deadlines.step_s)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from openenv_core import EnvClient
-from rl_bridge.config import Config
+from rl_bridge.config import Config, resolve
+from rl_bridge.errors import ConfigError
 from rl_bridge.tokens.chat import Message
 from rl_bridge.types import Ending, Trajectory
 
@@ -37,6 +38,25 @@ class EvaluationResult:
     dropped: int
     train_seconds: float
     unscored: int = 0
+
+
+def load_task(reference: str, config: Config, folder: Path) -> "Task":
+    """Make the task that `rollout.task` names.
+
+    Args:
+        reference: `package.module:Class`.
+        config: The run's.
+        folder: The run's.
+
+    Raises:
+        ConfigError: It cannot be imported, or is no task.
+    """
+    task_type = resolve(reference, key="rollout.task")
+    if not (isinstance(task_type, type) and issubclass(task_type, Task)):
+        raise ConfigError(
+            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
+        )
+    return task_type(config, folder)
 
 
 class Task(ABC):

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rl_bridge.background import tell_of_errors
 from rl_bridge.errors import BridgeError, NoReplica, RoleFailed
 from rl_bridge.services.balancer import Balancer, Key, Target, TargetGone, key_of
 from rl_bridge.services.handle import Roster, Session
@@ -171,7 +172,7 @@ class Service(Routed):
         )
         self._keepers[replica] = keeper
         task = asyncio.ensure_future(keeper.run())
-        task.add_done_callback(self._ended)
+        tell_of_errors(task, self._broke)
         self._tasks[replica] = task
         return keeper
 
@@ -192,12 +193,11 @@ class Service(Routed):
             await asyncio.gather(late, return_exceptions=True)
         del self._keepers[replica], self._tasks[replica]
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        """A keeper's or a check's task is over: an error of its own must not pass unseen."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            failure = RoleFailed(f"what keeps the service {self.name} running ended in an error: {error!r}")
-            failure.__cause__ = error
-            self.beyond_budget(failure)
+    def _broke(self, error: BaseException) -> None:
+        """A keeper or a check ended in an error of its own, which must not pass unseen."""
+        failure = RoleFailed(f"what keeps the service {self.name} running ended in an error: {error!r}")
+        failure.__cause__ = error
+        self.beyond_budget(failure)
 
     # What the keepers call.
 
@@ -254,7 +254,7 @@ class Service(Routed):
         check = asyncio.ensure_future(self._check(target))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
-        check.add_done_callback(self._ended)
+        tell_of_errors(check, self._broke)
 
     async def _check(self, target: Target) -> None:
         """Ask a suspect for its health. One that cannot tell is left to the router, which avoids it."""
