@@ -23,10 +23,10 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingStack("torchmonarch") from missing
 try:
-    from torchstore.client import LocalClient  # type: ignore[import-not-found]
-    from torchstore.controller import Controller  # type: ignore[import-not-found]
-    from torchstore.storage_volume import StorageVolume  # type: ignore[import-not-found]
-    from torchstore.strategy import SingletonStrategy  # type: ignore[import-not-found]
+    from torchstore.client import LocalClient
+    from torchstore.controller import Controller
+    from torchstore.storage_volume import StorageVolume
+    from torchstore.strategy import SingletonStrategy
 except ModuleNotFoundError as missing:
     raise MissingStack(
         "torchstore",
