@@ -6,8 +6,9 @@ BridgeError
 ├── ModelError                a checkpoint cannot be loaded or is of an architecture not supported
 ├── GeneratorError            the inference engine failed or was closed
 │   └── PromptRefused         the inference engine does not take a prompt
-├── WeightsError              a snapshot cannot be published or read
-│   └── SnapshotOverwritten   a reader came too late: the segment holds a newer version
+├── StateUnavailable          what a fan-out was to bring cannot be had; who was asked is as before
+│   └── WeightsError          a snapshot cannot be published or read
+│       └── SnapshotOverwritten  a reader came too late: the segment holds a newer version
 ├── RolloutError              no usable trajectory could be collected
 │   ├── EpisodeLost           an environment said that something beside the policy failed
 │   │   └── SessionUnavailable  no server had a session within the deadline
@@ -81,7 +82,11 @@ class PromptRefused(GeneratorError):
         return type(self), (self.prompt, self.reason)  # it travels between processes
 
 
-class WeightsError(BridgeError):
+class StateUnavailable(BridgeError):
+    """What a fan-out was to bring cannot be had. It is no fault of who was asked, who is as before."""
+
+
+class WeightsError(StateUnavailable):
     """A snapshot of weights cannot be published or read."""
 
 

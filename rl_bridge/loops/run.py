@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,15 +153,9 @@ class Run:
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete
-            try:
+            with self._writing(f"the figures of iteration {self.version}"):
                 self.metrics.write(self.version, complete)
                 self.history.write(self.version)
-            except OSError as error:
-                raise BridgeError(
-                    f"cannot write the figures of iteration {self.version} to {str(self.folder)!r}: {error.strerror}; "
-                    f"see that there is room, then go on from the newest checkpoint: "
-                    f"ropewalk train --resume {self.folder}"
-                ) from error
             trained = self.version - self._first_version
             remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
             self.console.print(
@@ -169,6 +163,16 @@ class Run:
                 highlight=False,
                 soft_wrap=True,
             )
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BridgeError(
+                f"cannot write {what} to {str(self.folder)!r}: {error.strerror}; see that there is room, "
+                f"then go on from the newest checkpoint: ropewalk train --resume {self.folder}"
+            ) from error
 
     def _account(self) -> dict[str, float]:
         """What was lost on the way, since the beginning."""
@@ -223,10 +227,14 @@ class Run:
             version: How many iterations.
             seconds: How long that took.
             fates: The checkpoint's state of the history.
+
+        Raises:
+            BridgeError: What came after it cannot be taken out of the run's files.
         """
         self.version = self._first_version = version
-        self.metrics.rewind(version)
-        self.history.rewind(version, fates)
+        with self._writing(f"the figures up to iteration {version}"):
+            self.metrics.rewind(version)
+            self.history.rewind(version, fates)
         self.seconds_before, self._began = seconds, time.perf_counter()
         if self.preempted:  # the loss that made us go back may have come first, and is forgotten
             self.preempt()

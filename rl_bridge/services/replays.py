@@ -1,9 +1,11 @@
 """Fan-outs that define the replicas' state: the last of each is given to whoever starts."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_bridge.errors import StateUnavailable
 from rl_bridge.services.balancer import Target
 
 
@@ -35,6 +37,7 @@ class Replays:
         self._names = frozenset(names)
         self._last: dict[str, Replay] = {}
         self._number = 0
+        self._changed = asyncio.Event()
 
     def keep(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | None:
         """Keep a fan-out that begins; None where the endpoint defines no state."""
@@ -45,6 +48,7 @@ class Replays:
         if previous is not None:
             previous.previous = None  # one step back is enough
         replay = self._last[name] = Replay(self._number, name, args, kwargs, previous)
+        self._tell()
         return replay
 
     def withdraw(self, replay: Replay) -> None:
@@ -54,9 +58,17 @@ class Replays:
                 del self._last[replay.name]
             else:
                 self._last[replay.name] = replay.previous
+            self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def catch_up(self, target: Target) -> None:
         """Call what was fanned out on a target that starts, in that order, until nothing is new.
+
+        What cannot be had any more, because whoever provided it is gone, is waited for: who provides it next says so by
+        a fan-out. The caller bounds the wait.
 
         Raises:
             TargetGone: A process of it is gone.
@@ -67,6 +79,10 @@ class Replays:
             (replay for replay in self._last.values() if taken.get(replay.name) is not replay),
             key=lambda replay: replay.number,
         ):
-            replay = new[0]
-            replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
-            taken[replay.name] = replay
+            replay, changed = new[0], self._changed
+            try:
+                replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
+            except StateUnavailable:
+                await changed.wait()
+            else:
+                taken[replay.name] = replay

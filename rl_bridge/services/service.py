@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_bridge.background import tell_of_errors
-from rl_bridge.errors import BridgeError, NoReplica, RoleFailed
+from rl_bridge.errors import BridgeError, NoReplica, RoleFailed, StateUnavailable
 from rl_bridge.services.balancer import Balancer, Key, Target, TargetGone, key_of
 from rl_bridge.services.handle import Roster, Session
 from rl_bridge.services.incarnation import Incarnation
@@ -278,18 +278,22 @@ class Service(Routed):
         )
         values: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
-        refused: Exception | None = None
+        refusals: list[tuple[Target, Exception]] = []
         for target, answer in zip(targets, answers, strict=True):
             if not isinstance(answer, BaseException):
                 values[target.replica] = answer
             elif isinstance(answer, Exception):
                 failed[target.replica] = answer
                 if self._balancer.holds(target):  # its process lives: it is the endpoint that raised
-                    refused = refused or answer
-                    if replay is not None:
-                        self._lose(target, f"{name} failed on it: {answer}")
+                    refusals.append((target, answer))
             else:
                 raise answer
+        if replay is not None:
+            for target, refusal in refusals:
+                # Where nobody took it, those who could not be given it are alike, and as before.
+                if values or not isinstance(refusal, StateUnavailable):
+                    self._lose(target, f"{name} failed on it: {refusal}")
+        refused = refusals[0][1] if refusals else None
         if replay is not None and not values:
             if refused is None:
                 # Nobody refused it, they were lost: whoever starts next takes it before it serves.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monarch.actor import concurrent_endpoint, context, endpoint
 
-from rl_bridge.errors import GeneratorError, ModelError, TrainingError
+from rl_bridge.errors import GeneratorError, ModelError, TrainingError, WeightsError
 from rl_bridge.services import Roster, ServiceActor, ServiceHandle
 
 
@@ -37,10 +37,14 @@ class Policy(ServiceActor):
                 await asyncio.sleep(0.02)
 
     @concurrent_endpoint
-    async def load(self, version: int, wait_s: float = 0.0, refused_by: int | None = None) -> int:
+    async def load(
+        self, version: int, wait_s: float = 0.0, refused_by: int | None = None, gone: Path | None = None
+    ) -> int:
         await asyncio.sleep(wait_s)
         if refused_by in (0, os.getpid()):
             raise GeneratorError(f"no weights {version} for me")
+        if gone is not None and gone.exists():  # noqa: ASYNC240 - a test's
+            raise WeightsError(f"the publisher of {version} has died")
         self._version = version
         return version
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_bridge.errors import GeneratorError, NoReplica, ReplicaLost
+from rl_bridge.errors import GeneratorError, NoReplica, ReplicaLost, WeightsError
 from rl_bridge.services import LocalService, Roster, ServiceHandle
 from rl_bridge.services.balancer import TargetGone
 from rl_bridge.services.replays import Replays
@@ -226,6 +226,27 @@ async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
     only.withdraw(first)
     await only.catch_up(target)
     assert target.calls == [("load", (1,))]
+
+
+async def test_what_cannot_be_had_is_waited_for_until_somebody_provides_it() -> None:
+    replays = Replays(("load",))
+    replays.keep("load", (1,), {})
+    target = FakeTarget(0)
+    target.error = WeightsError("its publisher has died")
+    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    await turns()
+    assert target.calls == [("load", (1,))]
+    assert not catching_up.done()
+    refused = replays.keep("load", (2,), {})
+    await turns()
+    assert refused is not None
+    replays.withdraw(refused)
+    await turns()
+    assert target.calls == [("load", (1,)), ("load", (2,)), ("load", (1,))]
+    target.error = None
+    replays.keep("load", (0,), {})
+    await catching_up
+    assert target.calls[3:] == [("load", (0,))]
 
 
 class Buffer:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from service_waits import WAIT_S, alive, descendants, kill, until, until_gone
 
-from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed
+from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed, WeightsError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -148,6 +148,30 @@ async def test_a_replica_that_refuses_a_fan_out_is_replaced(tmp_path: Path) -> N
             assert (await policy.generate.route())[1] == 2
         await until(lambda: all_serve(policy))
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
+
+
+async def test_a_state_that_cannot_be_had_costs_no_restart(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.services import Fleet, RestartPolicy
+
+    gone = tmp_path / "gone"
+    async with Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
+        once = RestartPolicy(budget=1, backoff_s=0.0)
+        policy = await Policy.options(num_replicas=2, restarts=once).as_service()
+        await policy.load.fanout(1, 0.0, None, gone)
+        killed, other = pids_of(policy)
+        gone.touch()  # whoever published is no more: neither what was fanned out, nor anything new
+        kill(killed)
+        await until(lambda: policy.replicas[0].restarts == 1)
+        with pytest.raises(WeightsError, match="publisher of 2 has died"):
+            await policy.load.fanout(2, 0.0, None, gone)
+        assert (await policy.generate.route())[:2] == (other, 1)  # as before
+        gone.unlink()
+        assert (await fleet.guard(policy.load.fanout(0, 0.0, None, gone))).values[1] == 0
+        await until(lambda: all_serve(policy))
+        assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {0}
+        assert [replica.restarts for replica in policy.replicas] == [1, 0]
 
 
 async def test_killed_during_setup_at_the_start_and_at_a_restart(tmp_path: Path) -> None:
