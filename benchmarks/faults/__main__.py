@@ -86,7 +86,7 @@ def _measure(job: Job, arguments: argparse.Namespace) -> int:
         )
     )
     print(f"seed {arguments.seed}, {arguments.iterations} iterations; {' '.join(SMALL)}\n")
-    print(report(killer, held))
+    print(report(killer, held, job.account() if status == 0 else {}))
     return 0 if all(bar.met for bar in held) else 1
 
 

@@ -35,6 +35,14 @@ SMALL = (
 )
 """Two of what can be lost, and a budget for what will be."""
 
+LOST = (
+    "rollout/leases_lost",
+    "rollout/results_late",
+    "rollout/episodes_retried",
+    "rollout/episodes_dropped",
+    "rollout/groups_dropped",
+)
+
 
 class Job:
     """One run of `ropewalk train`.
@@ -107,6 +115,11 @@ class Job:
     def trained(self) -> list[int]:
         """The groups that were trained, in order, in the history that led to the weights."""
         return [group for row in self.rows(HISTORY_FILE) for group in row["trained"]]
+
+    def account(self) -> dict[str, float]:
+        """What was lost on the way, by the names that the log uses."""
+        (*_, last) = self.rows("metrics.jsonl")
+        return {name: last[name] for name in LOST}
 
     def close(self) -> None:
         """Leave nothing running."""

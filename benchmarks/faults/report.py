@@ -1,7 +1,7 @@
 """What must show of a run that lost processes."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.faults.kills import Killer
 from benchmarks.wire.bars import Bar
@@ -46,8 +46,8 @@ def bars(killer: Killer, *, wanted: int, trained: Sequence[int], groups: int, le
             yield Bar(f"{kind}: slowest to serve again, s", serving, NOTICED_S, "at most")
 
 
-def report(killer: Killer, held: Sequence[Bar]) -> str:
-    """Return the kills and the bars as Markdown."""
+def report(killer: Killer, held: Sequence[Bar], account: Mapping[str, float]) -> str:
+    """Return the kills, what was lost with them and the bars as Markdown."""
     rows = [
         (kill.kind, str(kill.replica), str(kill.version), _seconds(kill.noticed_s), _seconds(kill.serving_s))
         for kill in killer.kills
@@ -55,6 +55,11 @@ def report(killer: Killer, held: Sequence[Bar]) -> str:
     parts = [table(("killed", "replica", "at version", "noticed s", "serving again s"), rows)]
     if killer.cold_start_s is not None:
         parts.append(f"cold start of a generator in this run: {killer.cold_start_s:.1f} s")
+    if account:
+        lost = "; ".join(
+            f"{name.partition('/')[2].replace('_', ' ')} {count:g}" for name, count in account.items()
+        )
+        parts.append(f"of groups leased and episodes played: {lost}")
     parts += verdicts(Figures(), held, ".3g")
     return "\n\n".join(parts)
 
