@@ -99,9 +99,12 @@ def _of_exit(exit_: Exit, broken: str | None) -> tuple[Status, int, str]:
         return "memory", EXIT_KILLED, "it used more memory than its limit"
     if exit_.signal is None:
         return "killed", exit_.code, f"it ended the interpreter with status {exit_.code}"
-    name = (
-        signal.Signals(exit_.signal).name
-        if exit_.signal in signal.valid_signals()
-        else f"signal {exit_.signal}"
-    )
-    return "killed", 128 + exit_.signal, f"the interpreter was ended by {name}"
+    return "killed", 128 + exit_.signal, f"the interpreter was ended by {_name_of(exit_.signal)}"
+
+
+def _name_of(number: int) -> str:
+    # The real-time signals between the first and the last are valid, and have no name.
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

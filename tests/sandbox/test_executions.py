@@ -178,7 +178,11 @@ async def test_too_much_memory_is_told_as_that(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     ("code", "signal"),
-    [("import os; os._exit(5)", None), ("import ctypes; ctypes.string_at(0)", 11)],
+    [
+        ("import os; os._exit(5)", None),
+        ("import ctypes; ctypes.string_at(0)", 11),
+        ("import os; os.kill(os.getpid(), 62)", 62),  # of real time: it has no name
+    ],
 )
 async def test_a_death_is_told_and_the_next_execution_begins_anew(
     sandbox: Sandbox, code: str, signal: int | None
