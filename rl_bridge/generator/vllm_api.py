@@ -1,7 +1,9 @@
 """What we ask of vLLM, in its own words: an engine, sampling parameters, a finished answer."""
 
+import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -45,25 +47,41 @@ def build_engine(settings: EngineSettings) -> Any:
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     try:
-        return LLMEngine.from_engine_args(
-            EngineArgs(
-                model=settings.model_path,
-                skip_tokenizer_init=True,  # tokens in, tokens out
-                dtype=settings.dtype,
-                enforce_eager=not on_gpu,
-                max_model_len=settings.max_length,
-                max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
-                distributed_executor_backend="uni",
-                worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader",
-                # Log-probabilities of the distribution that was sampled from, temperature included.
-                logprobs_mode="processed_logprobs",
-                disable_log_stats=True,
-                seed=settings.seed,
-                **options,
+        with _semaphores_without_a_name():
+            return LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=settings.model_path,
+                    skip_tokenizer_init=True,  # tokens in, tokens out
+                    dtype=settings.dtype,
+                    enforce_eager=not on_gpu,
+                    max_model_len=settings.max_length,
+                    max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
+                    distributed_executor_backend="uni",
+                    worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader",
+                    # Log-probabilities of the distribution that was sampled from, temperature included.
+                    logprobs_mode="processed_logprobs",
+                    disable_log_stats=True,
+                    seed=settings.seed,
+                    **options,
+                )
             )
-        )
     except Exception as error:
         raise GeneratorError(f"vLLM cannot start on {settings.model_path!r}: {error}") from error
+
+
+@contextmanager
+def _semaphores_without_a_name() -> Iterator[None]:
+    """Have whatever is loaded make its locks between processes so that they leave nothing when this one is killed.
+
+    Where new processes are not forked, and Monarch has them spawned, a semaphore has a name in /dev/shm for as long as
+    it is there. vLLM's executor makes one, and the progress bar of its loader, which nobody shares.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(chosen, force=True)
 
 
 def refusals() -> tuple[type[Exception], ...]:

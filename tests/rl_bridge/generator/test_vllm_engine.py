@@ -1,5 +1,6 @@
 """A real engine on a tiny checkpoint: what it says of its tokens, new weights in place, refusals."""
 
+import multiprocessing
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,6 +55,28 @@ def expected_logprobs(
         distribution = torch.log_softmax(model(tokens).logits[0] / temperature, -1)
     first = len(prompt) - 1
     return [distribution[first + place, token].item() for place, token in enumerate(answer.tokens)]
+
+
+def test_loading_makes_no_semaphore_with_a_name(
+    tiny_policy: Path, engine_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tqdm import tqdm
+
+    from rl_bridge.generator.vllm_api import build_engine
+
+    monkeypatch.delattr(tqdm, "_lock", raising=False)  # the first bar of a process makes one
+    monkeypatch.delattr("tqdm.std.TqdmDefaultWriteLock.mp_lock", raising=False)
+    before = multiprocessing.get_start_method(allow_none=True)
+    made: list[str] = []
+    monkeypatch.setattr("multiprocessing.resource_tracker.register", lambda name, kind: made.append(name))
+    multiprocessing.set_start_method("spawn", force=True)  # as in an actor's process
+    try:
+        engine = build_engine(engine_settings(tiny_policy))
+        assert multiprocessing.get_start_method() == "spawn"
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    engine.engine_core.shutdown()
+    assert made == []
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
