@@ -91,16 +91,16 @@ def _attended(
     from openenv_core.play.form import forms_of
     from openenv_core.play.loop import Loop
     from openenv_core.play.prompts import Prompts, described
+    from openenv_core.providers.adapt import has_died
 
     forms = forms_of(schema["action"]) if "action" in schema else ()
     terminal.say(f"{arguments.target} on {found.url}   (:help for commands)")
     for form in forms:
         for line in () if form.lists_tools or form.calls_tools else described(form):
             terminal.say(terminal.faint(line))
-    provider = found.provider
 
-    def serves() -> bool:
-        return bool(getattr(provider, "alive", True))
+    def serves(within_s: float) -> bool:
+        return not has_died(found.provider, within_s=within_s)
 
     prompts = Prompts(terminal, forms)
     return Loop(

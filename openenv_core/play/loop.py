@@ -13,6 +13,9 @@ from openenv_core.play.terminal import Terminal
 SURVIVED: Final = (ServerError, RequestTimeout, ConnectionLost)
 """What a game goes on after."""
 
+DEATH_S: Final = 2.0
+"""How long, in seconds, the end of a server may take to show; a person waits for it."""
+
 
 class Loop:
     """Asks, steps and tells, until nobody has anything more to say.
@@ -24,7 +27,7 @@ class Loop:
         reporter: Is told.
         schema: What the server says of its models.
         options: What every reset is given.
-        serves: Whether there is still somebody to connect to.
+        serves: Whether there is still somebody to connect to; given the seconds in which an end may yet show.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class Loop:
         *,
         schema: Json,
         options: Json,
-        serves: Callable[[], bool],
+        serves: Callable[[float], bool],
     ) -> None:
         self._game = game
         self._terminal = terminal
@@ -79,7 +82,8 @@ class Loop:
         try:
             work(given)
         except SURVIVED as error:
-            if not self._serves():
+            # Connections break before the process that had them is known to have ended.
+            if not self._serves(DEATH_S if isinstance(error, ConnectionLost) else 0.0):
                 raise
             self._failed += 1
             self._reporter.failed(error)

@@ -31,15 +31,22 @@ def adapted(provider: AnyProvider) -> Provider:
     )
 
 
-def last_words(provider: Provider) -> str:
-    """Return what to add to an error if the provider's server has died: that, and its last output."""
+def has_died(provider: object, *, within_s: float = DEATH_S) -> bool:
+    """Return whether the provider's server has died, as far as it can be told, or does so in that many seconds."""
     if not isinstance(provider, Watched):
-        return ""
-    deadline = time.monotonic() + DEATH_S
+        return False
+    deadline = time.monotonic() + within_s
     while provider.alive:
         if time.monotonic() > deadline:
-            return ""
+            return False
         time.sleep(LOOK_S)
+    return True
+
+
+def last_words(provider: Provider) -> str:
+    """Return what to add to an error if the provider's server has died: that, and its last output."""
+    if not has_died(provider) or not isinstance(provider, Watched):
+        return ""
     output = provider.output().rstrip()
     return "; the server's process has ended" + (
         f"\n--- the server's last output ---\n{output}" if output else ", and printed nothing"
