@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,6 +71,9 @@ async def test_a_result_that_nobody_could_take_is_a_failure(monkeypatch: pytest.
         assert "at most 1000" in text_of(failed)
 
 
+WAIT_S = 20.0
+
+
 class Ending(ToolBox):
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
         if name == "long":
@@ -90,7 +94,12 @@ async def test_an_episode_that_is_over_is_no_failure_of_the_protocol() -> None:
 
 @pytest.mark.slow
 async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> None:
-    class Late(Ending):
+    ended = threading.Event()
+
+    class Late(ToolBox):
+        def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+            ended.wait(WAIT_S)
+
         @tool
         async def long(self) -> str:
             return "late"
@@ -103,6 +112,7 @@ async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> Non
         await app.sessions.close(session)
         with pytest.raises(MCPError):
             await call
+        ended.set()
         await eventually(lambda: not app.sessions.executor.abandoned)
         gc.collect()  # what was never awaited would say so
 
