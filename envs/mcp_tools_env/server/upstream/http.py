@@ -29,6 +29,8 @@ MAX_BODY_BYTES: Final = 32 << 20
 """The longest answer, or event of one, that a tool server may send."""
 
 BETWEEN_GETS_S: Final = 1.0
+GETS_AT_ONCE: Final = 5
+"""Requests for a stream of events that a server may have ended, and asked for again, before they are spaced."""
 
 CONNECT_S: Final = 10.0
 READ_S: Final = 3700.0
@@ -70,7 +72,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         )
         self._fault = fault
         self._posts = Posts()
-        self._next_get = 0.0
+        self._next_get = float("-inf")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; what has to be refused becomes an error of the server."""
@@ -93,8 +95,9 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         """A server may end its stream of events at once, and ask to be asked again at once."""
         if request.method == "GET":
             now = time.monotonic()
-            wait, self._next_get = self._next_get - now, max(self._next_get, now) + BETWEEN_GETS_S
-            await asyncio.sleep(max(0.0, wait))
+            turn = max(self._next_get, now - (GETS_AT_ONCE - 1) * BETWEEN_GETS_S)
+            self._next_get = turn + BETWEEN_GETS_S
+            await asyncio.sleep(max(0.0, turn - now))
 
     async def _answered(
         self, request: httpx2.Request, fault: Fault, post: Post, ended: Callable[[], None]
