@@ -5,12 +5,14 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from monarch.actor import concurrent_endpoint
 
 from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.services.actor import ServiceActor
+from rl_bridge.services.starts import own_seed
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 
@@ -27,7 +29,7 @@ class PolicyActor(ServiceActor):
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
     def __init__(self, settings: EngineSettings, store: WeightStore | None = None) -> None:
-        self._replica = PolicyReplica(settings, store)
+        self._replica = PolicyReplica(replace(settings, seed=own_seed(settings.seed)), store)
 
     @concurrent_endpoint
     async def setup(self) -> None:

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rl_bridge.errors import BridgeError, ReplicaLost
+from rl_bridge.services import starts
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.incarnation import Incarnation
@@ -71,6 +72,7 @@ class Fleet:
         self._hosts = hosts or Hosts.this_machine()
         self._heartbeat_s = heartbeat_s
         self._services: dict[str, Service] = {}
+        self._starts: Counter[str] = Counter()
         self._name = new_mark()
         self._fault: asyncio.Future[BridgeError] = asyncio.get_running_loop().create_future()
         self._outer: Any = None
@@ -118,7 +120,7 @@ class Fleet:
             actor,
             args,
             options,
-            start=lambda replica: self._start(f"{name}-{replica}", options),
+            start=lambda replica: self._start(name, replica, options),
             record=lambda replica, what, detail: self.events.append(
                 FleetEvent(time.time(), name, replica, what, detail)
             ),
@@ -154,14 +156,18 @@ class Fleet:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def _start(self, name: str, options: ServiceOptions) -> Incarnation:
+    def _start(self, service: str, replica: int, options: ServiceOptions) -> Incarnation:
         slot = self._placement.take(options, time.monotonic())
+        name = f"{service}-{replica}"
+        before = self._starts[name]
+        self._starts[name] += 1
 
         def environment(rank: int) -> dict[str, str]:
             gpu = slot.gpu_of(rank)
             return {
                 **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
                 "CUDA_VISIBLE_DEVICES": "" if gpu is None else self._hosts.gpus[gpu],
+                starts.VARIABLE: starts.start_of(replica, rank, before),
                 **options.environment,
             }
 

@@ -41,6 +41,9 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
 
     async with policy_service(tiny_policy, tmp_path, replicas=2, actor=BreakablePolicy) as (policy, store):
         batch = prompts(8)
+        # Without a seed each draws for itself, from the first number on: or siblings on two replicas would be the same.
+        drawn = (await policy.generate_many.fanout([batch[0]] * 8, LONG)).values
+        assert [answer.tokens for answer in drawn[0]] != [answer.tokens for answer in drawn[1]]
         before = await policy.generate_many.route(batch, GREEDY)
         assert {answer.version for answer in before} == {0}
         one: Completion = await policy.generate.route(batch[0])

@@ -10,6 +10,7 @@ import pytest
 from service_waits import WAIT_S, alive, descendants, kill, until, until_gone
 
 from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed, WeightsError
+from rl_bridge.services.starts import VARIABLE, start_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -48,6 +49,20 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(tmp_pat
         happened = [event.what for event in fleet.events if event.replica == 0]
         assert happened == ["starting", "serving", "lost", "restarting", "starting", "serving"]
         assert "Killed(sig=9)" in next(event.detail for event in fleet.events if event.what == "lost")
+
+
+async def test_each_start_of_each_replica_is_told_which_it_is(tmp_path: Path) -> None:
+    from service_roles import Ranks
+
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        ranks = await Ranks.options(num_replicas=2).as_service()
+        assert (await ranks.variable.fanout(VARIABLE)).values == {0: start_of(0, 0, 0), 1: start_of(1, 0, 0)}
+        kill(pids_of(ranks)[1])
+        await until(lambda: not all_serve(ranks))
+        await until(lambda: all_serve(ranks))
+        assert (await ranks.variable.fanout(VARIABLE)).values == {0: start_of(0, 0, 0), 1: start_of(1, 0, 1)}
 
 
 async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(tmp_path: Path) -> None:
