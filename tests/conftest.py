@@ -23,6 +23,13 @@ released = importlib.import_module("released")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# How long an example takes is a matter of what else the machine does; pytest's own time-out is for what hangs.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("any machine", deadline=None)
+    settings.load_profile("any machine")
+
 COMPANION_S = 30.0
 
 HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
