@@ -18,7 +18,7 @@ SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16"
 
 @pytest.mark.parametrize("max_staleness", [1])
 def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
-    iterations = 240  # the run may not end before the last one is back
+    iterations = 200  # the run may not end before the last one is back
     job = Job(
         ROOT,
         tmp_path / "run",
