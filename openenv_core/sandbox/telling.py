@@ -1,6 +1,5 @@
 """From what became of a request to what is told of it: whose doing it was, in one word and in several."""
 
-import signal
 from typing import Final
 
 from openenv_core.sandbox.limits import Limits
@@ -14,6 +13,7 @@ from openenv_core.sandbox.results import (
     Truncated,
 )
 from openenv_core.sandbox.worker import Exit, Reply
+from openenv_core.signals import signal_name
 
 ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
 
@@ -99,12 +99,4 @@ def _of_exit(exit_: Exit, broken: str | None) -> tuple[Status, int, str]:
         return "memory", EXIT_KILLED, "it used more memory than its limit"
     if exit_.signal is None:
         return "killed", exit_.code, f"it ended the interpreter with status {exit_.code}"
-    return "killed", 128 + exit_.signal, f"the interpreter was ended by {_name_of(exit_.signal)}"
-
-
-def _name_of(number: int) -> str:
-    # The real-time signals between the first and the last are valid, and have no name.
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return "killed", 128 + exit_.signal, f"the interpreter was ended by {signal_name(exit_.signal)}"

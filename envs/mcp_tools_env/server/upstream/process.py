@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from openenv_core.signals import signal_name
+
 from .errors import ServerFailed
 
 GUARD: Final = str(Path(__file__).with_name("_guard.py"))
@@ -101,9 +103,7 @@ class ServerProcess:
         if code is None:
             how = "was ended"
         elif code < 0:
-            with suppress(ValueError):
-                return self._with_stderr(f"was killed by {signal.Signals(-code).name}")
-            how = f"was killed by signal {-code}"
+            how = f"was killed by {signal_name(-code)}"
         else:
             how = f"ended with status {code}"
         return self._with_stderr(how)
