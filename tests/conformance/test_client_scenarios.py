@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 PACKAGES = {"0.1.16": RELEASED, "next": NEXT}
 MUST_PASS = {"initialize", "tools_call", "sse-retry"}
-ATTEMPTS_ALONE = 3
 WAIT_S = 30.0
 
 
@@ -33,12 +32,9 @@ class Suites:
     def _run(self, suite: str) -> Outcomes:
         package, folder = PACKAGES[suite], self._folder / suite
         outcomes = run(package, folder, *self._words, "--suite", "all")
-        # A suite starts all its scenarios at once, and some measure time, by the wall's clock: what came out otherwise
-        # is run alone, more than once because the machine may have other work.
-        for attempt in range(ATTEMPTS_ALONE):
-            for number, scenario in enumerate(unlike(outcomes, expected_of(suite))):
-                alone = folder / f"alone-{attempt}-{number}"
-                outcomes |= run(package, alone, *self._words, "--scenario", scenario)
+        # A suite starts all its scenarios at once, and some measure time: what came out otherwise is run alone.
+        for number, scenario in enumerate(unlike(outcomes, expected_of(suite))):
+            outcomes |= run(package, folder / f"alone-{number}", *self._words, "--scenario", scenario)
         return outcomes
 
 

@@ -28,7 +28,7 @@ from openenv_core.protocol.requests import (
     http_reset,
 )
 
-MANY = settings(max_examples=20 * EXAMPLES, deadline=None)
+MANY = settings(max_examples=20 * EXAMPLES)
 
 
 class Deed(Action):

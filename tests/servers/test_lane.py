@@ -122,7 +122,6 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
 
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_bridge.algorithms.aggregation import Aggregation, token_weights
@@ -145,7 +145,6 @@ def with_reference(batch: TrainBatch) -> TrainBatch:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(batches(), st.integers(1, 6), st.sampled_from(AGGREGATIONS))
 def test_micro_batches_add_up_to_the_batch(
     samples: list[TrainSample], rows: int, aggregation: Aggregation
@@ -159,7 +158,6 @@ def test_micro_batches_add_up_to_the_batch(
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(batches(), st.sampled_from(AGGREGATIONS))
 def test_sharing_contexts_changes_nothing(samples: list[TrainSample], aggregation: Aggregation) -> None:
     batch = with_reference(TrainBatch.from_samples(samples))

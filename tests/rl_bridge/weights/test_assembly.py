@@ -49,7 +49,7 @@ def tilings(draw: st.DrawFn) -> list[Box]:
     return draw(st.permutations(boxes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tilings(), tilings(), st.sampled_from([None, torch.float64]))
 def test_any_tiling_is_read_in_any_other(
     ours: list[Box], theirs: list[Box], dtype: torch.dtype | None

@@ -26,7 +26,7 @@ def indices(box: Box) -> set[tuple[int, ...]]:
     return set(whole[box.within(Box.whole(whole.shape))].flatten().tolist())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(boxes(), boxes())
 def test_an_intersection_holds_what_both_hold(one: Box, other: Box) -> None:
     common = one.intersection(other)

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,9 +75,7 @@ WAIT_S = 20.0
 
 class Ending(ToolBox):
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        if name == "long":
-            time.sleep(0.3)
-        elif self.count > 0:
+        if self.count > 0:
             raise EpisodeOver("the episode is over; reset")
 
 
