@@ -104,4 +104,5 @@ def write(path: Path | None, figures: Figures, held: Iterable[Bar] = ()) -> None
             **figures.as_json(),
             "bars": [{"what": bar.what, "value": bar.value, "met": bar.met} for bar in held],
         }
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")

@@ -12,11 +12,8 @@ def proxy_for(url: str) -> str | None:
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host == "localhost":
+    if _is_here(host):
         return None
-    with suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return None
     from urllib.request import getproxies, proxy_bypass  # not needed by those who stay on this machine
 
     if proxy_bypass(host):
@@ -27,3 +24,15 @@ def proxy_for(url: str) -> str | None:
         if found := proxies.get(scheme):
             return found if "://" in found else f"http://{found}"
     return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether it names this machine: by loopback, or by the address of all interfaces, as servers print it."""
+    name = host.rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
+        return True
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        address = getattr(address, "ipv4_mapped", None) or address
+        return address.is_loopback or address.is_unspecified
+    return False

@@ -18,6 +18,8 @@ BridgeError
 │   ├── TrainerWentBack       the trainer is at another version than asked for: it was started again
 │   └── CheckpointError       a checkpoint could not be written; older ones are whole
 ├── RewardFailed              a reward function raised, or returned what is no reward
+├── RunInUse                  another process writes to the run's folder
+├── NoRecords                 of a run no rollouts are there to be read
 ├── StatusError               a run does not say how it stands: it is over, or somebody else answers
 └── RoleFailed                a process of the run died, and it cannot be had again
     ├── ReplicaLost           the process behind one call is gone; the same call may do elsewhere
@@ -148,6 +150,14 @@ class CheckpointError(TrainingError):
 
 class RewardFailed(BridgeError):
     """A reward function raised, or returned something else than a number or None."""
+
+
+class RunInUse(BridgeError):
+    """Another process writes to the run's folder. The message says which, and what to do."""
+
+
+class NoRecords(BridgeError):
+    """Of a run no rollouts are there to be read."""
 
 
 class StatusError(BridgeError):

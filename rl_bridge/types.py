@@ -74,20 +74,41 @@ class Turn:
 
 
 class Ending(StrEnum):
-    """Why a trajectory ended. Only the first two are the environment's doing."""
+    """Why an episode ended.
+
+    Completed, ill-formed and truncated episodes are trajectories and are trained on, with what they earned until then;
+    truncated ones as the algorithm's settings say. Failed ones tell nothing of the policy: they have no reward, take no
+    part in their group's baseline, and are counted.
+    """
 
     COMPLETED = "completed"
     """The environment said done."""
     ILLEGAL = "illegal_answer"
-    """The policy's answer was no legal action."""
+    """The policy's answer was no legal action. It is penalised."""
+    UNPARSABLE_CALL = "unparsable_call"
+    """The policy's answer began a call of a tool that cannot be read. It is penalised likewise."""
+    REFUSED_ACTION = "refused_action"
+    """The environment does not take the action that the policy's answer meant. It is penalised likewise."""
     TRUNCATED_TURNS = "truncated_turns"
-    """The limit of turns was reached."""
+    """The limit of turns, or of steps, was reached."""
     TRUNCATED_LENGTH = "truncated_length"
-    """The next prompt would not fit the context."""
+    """The next prompt would not fit the context, or an answer that calls tools was cut off."""
+    TRUNCATED_TIME = "truncated_time"
+    """The limit of time was reached."""
+    FAILED_POLICY = "failed_policy"
+    """No engine answered, however often it was tried."""
+    FAILED_ENVIRONMENT = "failed_environment"
+    """The environment failed, or did not answer within its deadline, however often it was tried."""
+    FAILED_REWARD = "failed_reward"
+    """Nobody could say how well it was played."""
 
     def is_truncated(self) -> bool:
-        """True where a limit of ours, not the environment or the policy, ended the trajectory."""
-        return self in (Ending.TRUNCATED_TURNS, Ending.TRUNCATED_LENGTH)
+        """True where a limit of ours, not the environment or the policy, ended the episode."""
+        return self in (Ending.TRUNCATED_TURNS, Ending.TRUNCATED_LENGTH, Ending.TRUNCATED_TIME)
+
+    def is_failure(self) -> bool:
+        """True where something beside the policy ended it, so that there is nothing to train on."""
+        return self in (Ending.FAILED_POLICY, Ending.FAILED_ENVIRONMENT, Ending.FAILED_REWARD)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,12 +120,16 @@ class Trajectory:
         turns: The exchanges, in order.
         ending: Why it ended.
         reward: Sum of the environment's rewards and of any penalty.
+        tool_calls: Calls of tools that the environment was asked for.
+        refusal: Why the environment did not take the last action, in words; None where it did.
     """
 
     seed: int
     turns: list[Turn]
     ending: Ending
     reward: float
+    tool_calls: int = 0
+    refusal: str | None = None
 
     @property
     def version(self) -> PolicyVersion:
@@ -148,6 +173,8 @@ class TrainSample:
         versions: The weights that those tokens were sampled from, `NO_VERSION` elsewhere, shape [L].
         advantage: The trajectory's advantage, shared by its tokens.
         trajectory: Which trajectory of the batch the row belongs to; a trajectory can make several rows.
+        group: Which group of the batch the trajectory belongs to.
+        reward: The trajectory's reward, which its last token earns.
     """
 
     tokens: Sequence[int]
@@ -156,6 +183,8 @@ class TrainSample:
     versions: Sequence[PolicyVersion]
     advantage: float
     trajectory: int
+    group: int = 0
+    reward: float = 0.0
 
     @property
     def version(self) -> PolicyVersion:

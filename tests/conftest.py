@@ -5,7 +5,7 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,9 @@ _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE.parent), str(_HERE / "support")]
 
 released = importlib.import_module("released")
+side_by_side = importlib.import_module("side_by_side")
+
+_SCRATCH = side_by_side.own_scratch()
 
 # A shell starts background jobs with Ctrl-C ignored, nohup with the hang-up ignored, and every descendant inherits
 # that; tests that signal what they start, or themselves, must not depend on how they were started.
@@ -51,7 +54,25 @@ def missing_stack() -> list[str]:
     return [name for name in HEAVY_STACK if importlib.util.find_spec(name) is None]
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+def pytest_xdist_auto_num_workers() -> int:
+    return side_by_side.workers()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    return side_by_side.printable((yield))
+
+
+def pytest_unconfigure() -> None:
+    side_by_side.remove_scratch(_SCRATCH)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    return side_by_side.Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    side_by_side.longest_first(items)
     for item in items:
         if item.get_closest_marker("heavy") is not None:
             for tolerated in TOLERATED_OF_HEAVY:

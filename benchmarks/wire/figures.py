@@ -1,7 +1,7 @@
 """What was measured: every round's value of every figure, and their medians."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -41,6 +41,12 @@ class Figures:
     def as_json(self) -> dict[str, Any]:
         """Return everything, for a file."""
         return {"figures": list(self._rows()), "notes": self.notes}
+
+    def take(self, found: Mapping[str, Any]) -> None:
+        """Add what `as_json` has told."""
+        for row in found["figures"]:
+            for value in row["rounds"]:
+                self.add(row["figure"], row["of"], row["load"], value)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for (figure, who, load), values in self.values.items():

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from .questions import Level, Question, ask
@@ -33,8 +34,9 @@ class Task:
         )
 
 
+@lru_cache(maxsize=128)
 def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Task:
-    """Make the task of a number.
+    """Make the task of a number. The newest are kept: the siblings of a group are reset to the same one.
 
     Args:
         number: Decides everything, together with the level.

@@ -1,7 +1,7 @@
 """What a package offers to the command `ropewalk`."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -19,6 +19,7 @@ class Command:
         run: Does the work and returns the exit status. May raise OpenEnvError, which becomes one line on
             standard error and status 2.
         examples: Shown at the end of its help, one a line.
+        reword: Turns the words behind its name into those that its parser knows; None where those are all there are.
     """
 
     name: str
@@ -26,3 +27,4 @@ class Command:
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     examples: tuple[str, ...] = ()
+    reword: Callable[[Sequence[str]], Sequence[str]] | None = None

@@ -2,8 +2,10 @@
 
 import argparse
 import difflib
+import os
+import select
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Final, NoReturn
 
@@ -16,6 +18,8 @@ DISTRIBUTION: Final = "ropewalk"
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
+UNREAD: Final = 141
+"""As a shell has it of a program that SIGPIPE ended."""
 
 _EXTRAS: Final[Mapping[str, str]] = {"servers": "server", "rl_bridge": "rl"}
 """Which extra brings what a package of ours needs."""
@@ -28,18 +32,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Those after the command's name; the process's own by default.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return _status(lambda: _main(words))
+
+
+def run(command: Command, words: Sequence[str]) -> int:
+    """Run one command, wherever it was found, and return the exit status.
+
+    Args:
+        command: It.
+        words: Those behind its name.
+    """
+    return _status(lambda: _run(command, words))
+
+
+def _status(work: Callable[[], int]) -> int:
     try:
-        points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-        # The command that is asked for is loaded alone: others may be slow, or broken.
-        asked = next((point for point in points if words and point.name == words[0]), None)
-        if asked is not None:
-            return _run(load(asked), words[1:])
-        return _overview(points, words)
+        status = work()
+        sys.stdout.flush()
     except OpenEnvError as error:
         print(f"ropewalk: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return UNREAD
+    return status
+
+
+def _nobody_reads() -> bool:
+    """Whether whoever read our output has gone, as `head` does. What is left of it is then forgotten."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # it is no file
+        return False
+    looking = select.poll()
+    looking.register(output, 0)
+    if not any(events & select.POLLERR for _, events in looking.poll(0)):
+        return False
+    # Or Python would complain when it flushes at its end.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, output)
+    os.close(nowhere)
+    return True
+
+
+def _main(words: Sequence[str]) -> int:
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    # The command that is asked for is loaded alone: others may be slow, or broken.
+    asked = next((point for point in points if words and point.name == words[0]), None)
+    return _overview(points, words) if asked is None else _run(load(asked), words[1:])
 
 
 def load(point: EntryPoint) -> Command:
@@ -77,7 +120,8 @@ def _run(command: Command, words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.configure(parser)
-    return command.run(parser.parse_intermixed_args(words))  # options may stand between other words
+    known = words if command.reword is None else command.reword(words)
+    return command.run(parser.parse_intermixed_args(known))  # options may stand between other words
 
 
 def _overview(points: Sequence[EntryPoint], words: Sequence[str]) -> int:

@@ -167,10 +167,12 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     import httpx
 
     from openenv_core.client.urls import http_url
+    from openenv_core.providers.remote.transport import client_for
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        reply = httpx.get(f"{http_url(url)}/schema", headers=headers, timeout=10, trust_env=False)
+        with client_for(http_url(url), headers) as http:
+            reply = http.get(f"{http_url(url)}/schema", timeout=10)
         found = reply.json() if reply.status_code == 200 else {}
     except (httpx.HTTPError, ValueError):
         return {}  # the session tells what is wrong

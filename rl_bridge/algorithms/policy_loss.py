@@ -1,22 +1,37 @@
-"""GRPO's loss, put together from its parts."""
+"""The loss, put together from its parts."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rl_bridge.algorithms.regularizers import categorical_entropy, kl_to_reference
-from rl_bridge.algorithms.surrogate import clipped_surrogate
+from rl_bridge.algorithms.corrections import Correction, correction_weights
+from rl_bridge.algorithms.ratios import sequence_ratios
+from rl_bridge.algorithms.regularizers import KlEstimator, categorical_entropy, kl_to_reference
+from rl_bridge.algorithms.surrogate import Surrogate, clipped_surrogate, likelihood, weighted_likelihood
+
+Objective = Literal["clip", "cispo", "reinforce"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LossSettings:
-    """The knobs of the loss; see `rl_bridge.config.AlgorithmConfig` for their meaning."""
+    """The knobs of the loss; see `rl_bridge.config.AlgorithmConfig` for their meaning.
+
+    `kl_coef` is the weight in the loss: 0 where the divergence is in the reward.
+    """
 
     clip_low: float
     clip_high: float
     entropy_coef: float
     kl_coef: float
+    objective: Objective = "clip"
+    dual_clip: float | None = None
+    kl_estimator: KlEstimator = "k3"
+    correction: Correction = "none"
+    correction_cap: float = 2.0
+    correction_low: float = 0.5
+    correction_high: float = 5.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,6 +45,9 @@ class LossInputs:
         advantages: Shape [T].
         weights: From `token_weights`, shape [T].
         reference_logprobs: Under the reference policy, shape [T]; None where there is none.
+        proximal_logprobs: Under the policy before the iteration's first update, as the trainer computes them, shape
+            [T]. Ratios are against these; None where they are against the behaviour.
+        sequence_log_ratios: From `sequence_means`, shape [T], where ratios are those of sequences; None otherwise.
     """
 
     log_distribution: Tensor
@@ -38,42 +56,83 @@ class LossInputs:
     advantages: Tensor
     weights: Tensor
     reference_logprobs: Tensor | None = None
+    proximal_logprobs: Tensor | None = None
+    sequence_log_ratios: Tensor | None = None
 
 
 def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum_t w_t (surrogate_t + kl_coef k3_t - entropy_coef H_t).
+    """sum_t w_t (c_t objective_t + kl_coef KL_t - entropy_coef H_t), c_t a weight without gradient.
 
     Returns:
         The loss, a scalar with gradient; and per-token figures without gradient, each of shape [T]:
-        `ratio`, `clipped_low`, `clipped_high`, `entropy`, `logprob_difference` (policy minus behaviour),
-        and `kl` where there is a reference.
+        `ratio`, `clipped_low`, `clipped_high`, `dual_clipped`, `entropy`, `logprob_difference` (policy minus
+        behaviour), `kl` where there is a reference, and where there is a correction `correction`, its weight, and
+        `corrected`, 1 where a bound changed that.
 
     Raises:
-        ValueError: `kl_coef` is set and no reference log-probabilities came.
+        ValueError: `kl_coef` is set and no reference log-probabilities came, or a correction and no proximal ones.
     """
     if settings.kl_coef and inputs.reference_logprobs is None:
         raise ValueError(
             f"kl_coef is {settings.kl_coef}, so reference log-probabilities are needed; got none"
         )
+    if settings.correction != "none" and inputs.proximal_logprobs is None:
+        raise ValueError(
+            f"correction is {settings.correction!r}, so proximal log-probabilities are needed; got none"
+        )
     logprobs = inputs.log_distribution.gather(-1, inputs.targets.unsqueeze(-1)).squeeze(-1)
-    surrogate = clipped_surrogate(
-        logprobs,
-        inputs.old_logprobs,
-        inputs.advantages,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-    )
-    entropy = categorical_entropy(inputs.log_distribution)
-    per_token = surrogate.loss - settings.entropy_coef * entropy
+    ratio = _ratio(logprobs, inputs)
+    surrogate = _objective(logprobs, ratio, inputs.advantages, settings)
+    # What is only told keeps nothing for the backward pass: it would be as large as all logits once more.
+    with torch.set_grad_enabled(settings.entropy_coef > 0 and torch.is_grad_enabled()):
+        entropy = categorical_entropy(inputs.log_distribution)
     figures = {
-        "ratio": surrogate.ratio,
+        "ratio": ratio,
         "clipped_low": surrogate.clipped_low.float(),
         "clipped_high": surrogate.clipped_high.float(),
+        "dual_clipped": surrogate.dual_clipped.float(),
         "entropy": entropy,
         "logprob_difference": logprobs - inputs.old_logprobs,
     }
+    per_token = surrogate.loss
+    if inputs.proximal_logprobs is not None:
+        weights, bounded = correction_weights(
+            inputs.proximal_logprobs - inputs.old_logprobs,
+            settings.correction,
+            cap=settings.correction_cap,
+            low=settings.correction_low,
+            high=settings.correction_high,
+        )
+        figures |= {"correction": weights, "corrected": bounded.float()}
+        per_token = weights * per_token
+    if settings.entropy_coef:
+        per_token = per_token - settings.entropy_coef * entropy
     if inputs.reference_logprobs is not None:
-        figures["kl"] = kl_to_reference(logprobs, inputs.reference_logprobs)
-        per_token = per_token + settings.kl_coef * figures["kl"]
+        figures["kl"] = kl_to_reference(logprobs, inputs.reference_logprobs, settings.kl_estimator)
+        if settings.kl_coef:  # 0 times what is infinite is no number
+            per_token = per_token + settings.kl_coef * figures["kl"]
     loss = torch.sum(inputs.weights * per_token)
     return loss, {name: value.detach() for name, value in figures.items()}
+
+
+def _ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
+    if inputs.sequence_log_ratios is not None:
+        return sequence_ratios(logprobs, inputs.sequence_log_ratios)
+    old = inputs.old_logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
+    return torch.exp(logprobs - old)
+
+
+def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Surrogate:
+    if settings.objective == "reinforce":
+        return likelihood(logprobs, advantages)
+    if settings.objective == "cispo":
+        return weighted_likelihood(
+            logprobs, ratio, advantages, clip_low=settings.clip_low, clip_high=settings.clip_high
+        )
+    return clipped_surrogate(
+        ratio,
+        advantages,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        dual_clip=settings.dual_clip,
+    )

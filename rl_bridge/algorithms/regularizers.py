@@ -1,7 +1,15 @@
 """What keeps a policy from collapsing: entropy, and the distance to a reference policy."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+KlEstimator = Literal["k1", "k2", "k3"]
+GREATEST_K3 = 10.0
+"""Of a token that is less likely than under the reference: reached at x = -2.61."""
+LOWEST_LOG_RATIO = -20.0
+"""So that what is bounded is finite, and so its gradient a 0 and no NaN."""
 
 
 def categorical_entropy(log_distribution: Tensor) -> Tensor:
@@ -16,20 +24,35 @@ def categorical_entropy(log_distribution: Tensor) -> Tensor:
     return -(log_distribution.exp() * log_distribution).sum(-1)
 
 
-def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """The estimator k3 of KL(pi || pi_ref) from tokens sampled under pi: exp(-x) + x - 1, x = log(pi / pi_ref).
+def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator = "k3") -> Tensor:
+    """An estimate of KL(pi || pi_ref) from tokens sampled under pi, with x = log(pi / pi_ref).
 
-    Unbiased and never negative; the form that GRPO adds to its loss (arXiv 2402.03300, equation 4).
+    - `k1`: x. Unbiased, often negative. For rewards: in a loss its gradient is 0 in expectation.
+    - `k2`: x^2 / 2. Biased, never negative; in a loss its gradient is the divergence's in expectation.
+    - `k3`: exp(-x) + x - 1. Unbiased, never negative; what GRPO adds to its loss (arXiv 2402.03300, equation 4). There
+      its gradient is in expectation that of KL(pi_ref || pi). Of a token that has become far less likely than
+      under the reference it is 10 at most, without a gradient: one such token would outweigh its batch, and beyond
+      x = -88 exp(-x) is infinite. verl (`low_var_kl`) and OpenRLHF bound k3 by 10 too, there also where x is large and
+      positive; here it grows on with x then, and pulls with a slope of 1, which is what it is for.
+
+    J. Schulman, "Approximating KL Divergence", 2020.
 
     Args:
         logprobs: Of the tokens under the policy, with gradient, shape [T].
         reference_logprobs: Of the same tokens under the reference, shape [T].
+        estimator: One of the above.
 
     Returns:
         Shape [T].
     """
     x = logprobs - reference_logprobs
-    return torch.exp(-x) + x - 1.0
+    if estimator == "k1":
+        return x
+    if estimator == "k2":
+        return 0.5 * x * x
+    x = x.clamp(min=LOWEST_LOG_RATIO)
+    k3 = torch.exp(-x) + x - 1.0
+    return torch.where(x < 0.0, k3.clamp(max=GREATEST_K3), k3)
 
 
 def held_then_annealed(progress: float, *, value: float, hold: float, final_factor: float) -> float:

@@ -8,13 +8,15 @@ kept apart; that changes no gradient either.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.packing import NO_ROOM, pack
 from rl_bridge.types import TrainSample
+
+N = TypeVar("N", bound=np.generic)
 
 PAD = 0
 """Fills contexts on the right. Attention is causal, so it is never looked at."""
@@ -33,8 +35,14 @@ class TrainBatch:
         old_logprobs: Its behaviour log-probability, shape [T].
         versions: The weights that it was sampled from, shape [T].
         advantages: Shape [T].
-        trajectory: Which trajectory it belongs to, shape [T].
+        trajectory: Which trajectory it belongs to, shape [T]. Its tokens are in the order in which they were sampled.
+        group: Which group the trajectory belongs to, shape [T].
+        rewards: What it earned at once, shape [T]: the trajectory's reward at the last of its tokens, 0 before.
         reference_logprobs: Its log-probability under the reference policy, shape [T]; None without one.
+        proximal_logprobs: Its log-probability under the trainer's weights before the first update on the batch, shape
+            [T]; None where nobody asks for them.
+        values: What the critic said of the state before it, likewise; None without a critic.
+        returns: What the critic should have said, shape [T]; None without a critic.
     """
 
     contexts: NDArray[np.int32]
@@ -46,7 +54,12 @@ class TrainBatch:
     versions: NDArray[np.int64]
     advantages: NDArray[np.float32]
     trajectory: NDArray[np.int64]
+    group: NDArray[np.int64]
+    rewards: NDArray[np.float32]
     reference_logprobs: NDArray[np.float32] | None = None
+    proximal_logprobs: NDArray[np.float32] | None = None
+    values: NDArray[np.float32] | None = None
+    returns: NDArray[np.float32] | None = None
 
     @classmethod
     def from_samples(cls, samples: Sequence[TrainSample]) -> Self:
@@ -55,47 +68,53 @@ class TrainBatch:
         Raises:
             ValueError: A loss token has nothing before it, or there is no loss token at all.
         """
-        contexts: dict[tuple[int, ...], int] = {}
-        context: list[int] = []
-        position: list[int] = []
-        target: list[int] = []
-        logprobs: list[float] = []
-        versions: list[int] = []
-        advantages: list[float] = []
-        trajectory: list[int] = []
+        numbers: dict[bytes, int] = {}
+        contexts: list[NDArray[np.int64]] = []
+        parts: list[_Part] = []
+        ends: dict[int, tuple[int, float]] = {}
+        count = 0
         for sample in samples:
-            places = [place for place, is_loss in enumerate(sample.loss_mask) if is_loss]
-            if not places:
+            places = np.flatnonzero(np.asarray(sample.loss_mask, dtype=np.bool_))
+            if not places.size:
                 continue
             if places[0] == 0:
                 raise ValueError(
                     "expected every loss token to follow a prompt, got a row that begins with one"
                 )
-            key = tuple(sample.tokens[: places[-1]])
-            number = contexts.setdefault(key, len(contexts))
-            context.extend([number] * len(places))
-            position.extend(place - 1 for place in places)
-            target.extend(sample.tokens[place] for place in places)
-            logprobs.extend(sample.logprobs[place] for place in places)
-            versions.extend(sample.versions[place] for place in places)
-            advantages.extend([sample.advantage] * len(places))
-            trajectory.extend([sample.trajectory] * len(places))
+            tokens = np.asarray(sample.tokens, dtype=np.int64)
+            before = tokens[: places[-1]]
+            number = numbers.setdefault(before.tobytes(), len(numbers))
+            if number == len(contexts):
+                contexts.append(before)
+            parts.append(_Part(sample=sample, context=number, places=places, targets=tokens[places]))
+            count += len(places)
+            ends[sample.trajectory] = (count - 1, sample.reward)
         if not contexts:
             raise ValueError("expected at least one loss token in a batch, got none")
         lengths = np.asarray([len(tokens) for tokens in contexts], dtype=np.int64)
         padded = np.full((len(contexts), lengths.max()), PAD, dtype=np.int32)
-        for tokens, number in contexts.items():
+        for number, tokens in enumerate(contexts):
             padded[number, : len(tokens)] = tokens
+        rewards = np.zeros(count, dtype=np.float32)
+        for last, reward in ends.values():
+            rewards[last] = reward
+        counts = [len(part.places) for part in parts]
         return cls(
             contexts=padded,
             lengths=lengths,
-            context=np.asarray(context, dtype=np.int64),
-            position=np.asarray(position, dtype=np.int64),
-            target=np.asarray(target, dtype=np.int64),
-            old_logprobs=np.asarray(logprobs, dtype=np.float32),
-            versions=np.asarray(versions, dtype=np.int64),
-            advantages=np.asarray(advantages, dtype=np.float32),
-            trajectory=np.asarray(trajectory, dtype=np.int64),
+            context=np.repeat(np.asarray([part.context for part in parts], dtype=np.int64), counts),
+            position=np.concatenate([part.places for part in parts]) - 1,
+            target=np.concatenate([part.targets for part in parts]),
+            old_logprobs=np.concatenate([part.of(part.sample.logprobs, np.float32) for part in parts]),
+            versions=np.concatenate([part.of(part.sample.versions, np.int64) for part in parts]),
+            advantages=np.repeat(
+                np.asarray([part.sample.advantage for part in parts], dtype=np.float32), counts
+            ),
+            trajectory=np.repeat(
+                np.asarray([part.sample.trajectory for part in parts], dtype=np.int64), counts
+            ),
+            group=np.repeat(np.asarray([part.sample.group for part in parts], dtype=np.int64), counts),
+            rewards=rewards,
         )
 
     def __len__(self) -> int:
@@ -114,7 +133,6 @@ class TrainBatch:
         """
         used, context = np.unique(self.context[tokens], return_inverse=True)
         lengths = self.lengths[used]
-        reference = self.reference_logprobs
         return type(self)(
             contexts=self.contexts[used, : lengths.max()],
             lengths=lengths,
@@ -125,7 +143,12 @@ class TrainBatch:
             versions=self.versions[tokens],
             advantages=self.advantages[tokens],
             trajectory=self.trajectory[tokens],
-            reference_logprobs=None if reference is None else reference[tokens],
+            group=self.group[tokens],
+            rewards=self.rewards[tokens],
+            reference_logprobs=_of(self.reference_logprobs, tokens),
+            proximal_logprobs=_of(self.proximal_logprobs, tokens),
+            values=_of(self.values, tokens),
+            returns=_of(self.returns, tokens),
         )
 
     def split_by_trajectory(self, parts: int, generator: np.random.Generator) -> list[Self]:
@@ -179,6 +202,23 @@ class TrainBatch:
             column=packing.offset[self.context] + self.position,
             one_a_row=packing.rows == len(self.lengths),
         )
+
+
+def _of(values: NDArray[np.float32] | None, tokens: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    return None if values is None else values[tokens]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Part:
+    """The loss tokens of one sample: their places in it, and what stands there."""
+
+    sample: TrainSample
+    context: int
+    places: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+    def of(self, values: Sequence[float], dtype: type[N]) -> NDArray[N]:
+        return np.asarray(values, dtype=dtype)[self.places]
 
 
 NO_DOCUMENT = -1

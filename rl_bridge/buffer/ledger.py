@@ -31,6 +31,7 @@ class Lease:
         attempt: Which lease of this group it is, from 1.
         floor: No token of the group will come from older weights than these.
         since: The clock when it was given, in seconds.
+        first: The group that was, or will be, the first to start under the weights that are served.
     """
 
     id: int
@@ -38,6 +39,7 @@ class Lease:
     attempt: int
     floor: PolicyVersion
     since: float
+    first: int
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -90,6 +92,8 @@ class Ledger:
         self._losses: dict[int, int] = {}
         self._finished: set[int] = set()
         self._next_lease = 0
+        self._served: PolicyVersion | None = None
+        self._first = 0
         self.admitted = 0
         """Groups so far; also the id of the next."""
         self.trained = 0
@@ -136,6 +140,8 @@ class Ledger:
         Returns:
             The lease; None where there is no work, or none that may start.
         """
+        if served != self._served:
+            self._served, self._first = served, self.admitted
         if self._waiting:
             work = self._waiting.popleft()
         elif admit:
@@ -149,6 +155,7 @@ class Ledger:
             attempt=work.attempts + 1,
             floor=served if work.floor is None else min(served, work.floor),
             since=now,
+            first=self._first,
         )
         self._next_lease += 1
         self._leases[lease.id] = lease
@@ -254,6 +261,8 @@ class Ledger:
             "waiting": waiting,
             "finished": sorted(self._finished),
             "next_lease": self._next_lease,
+            "served": self._served,
+            "first": self._first,
             "history": [(fate.group, fate.version, fate.reason) for fate in self.history],
         }
 
@@ -268,6 +277,8 @@ class Ledger:
         self._finished = set(state["finished"])
         self._next_lease = max(self._next_lease, state["next_lease"])
         self.admitted = state["admitted"]
+        # Checkpoints from before refills were a step's own do not have these.
+        self._served, self._first = state.get("served"), state.get("first", 0)
         self.trained = state["trained"]
         self.dropped = Counter(state["dropped"])
         self.late = state["late"]

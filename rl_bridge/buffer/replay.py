@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter
-
 from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Lease, Ledger, UnderWay
 from rl_bridge.errors import ReplicaLost, RolloutError, TrainerWentBack, WeightsError
@@ -21,8 +19,6 @@ CUT_GRACE_S = 10.0
 
 STALE = "older than rollout.max_staleness allows"
 STRAGGLER = "straggler"
-
-_GROUPS = TypeAdapter(list[Group], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 class ReplayBuffer:
@@ -46,6 +42,8 @@ class ReplayBuffer:
         self._timeout_s = timeout_s
         self._straggler_timeout_s = straggler_timeout_s
         self._groups: dict[int, Group] = {}
+        self._oldest: dict[int, PolicyVersion] = {}
+        """Each group's version: to find it takes a look at each of its tokens, and there are millions."""
         self._was_cut: set[int] = set()
         self._failure: BaseException | None = None
         self._may_start = asyncio.Event()
@@ -95,7 +93,7 @@ class ReplayBuffer:
             raise ValueError(f"expected group {lease.group}, which was leased, got group {group.id}")
         if not self.ledger.complete(lease.id):
             return False
-        self._groups[group.id] = group
+        self._groups[group.id], self._oldest[group.id] = group, group.version
         self._was_cut.discard(lease.id)
         self._tell_sampler()
         return True
@@ -156,37 +154,40 @@ class ReplayBuffer:
         self._failure = self._failure or failure
         self._notify()
 
-    def state(self) -> tuple[dict[str, Any], bytes]:
-        """What a checkpoint holds: the ledger, for `json`, and the finished groups."""
-        groups = [group for _, group in sorted(self._groups.items())]
-        return self.ledger.state(), _GROUPS.dump_json(groups)
+    def state(self) -> tuple[dict[str, Any], list[Group]]:
+        """What a checkpoint holds: the ledger, for `json`, and the groups that are finished by it.
 
-    def restore(self, ledger: dict[str, Any], groups: bytes, *, served: PolicyVersion) -> None:
+        Both are of this moment, and stay as they are: nobody changes a group that is finished.
+        """
+        return self.ledger.state(), [group for _, group in sorted(self._groups.items())]
+
+    def restore(self, ledger: dict[str, Any], groups: Sequence[Group], *, served: PolicyVersion) -> None:
         """Go back to a state; leases given out since then are void.
 
         Raises:
             RolloutError: The groups are not those that the ledger says are finished.
         """
-        restored = {group.id: group for group in _GROUPS.validate_json(groups)}
-        if sorted(restored) != sorted(ledger["finished"]):
+        finished = {group.id: group for group in groups}
+        if sorted(finished) != sorted(ledger["finished"]):
             raise RolloutError(
                 f"expected the checkpoint to hold the finished groups {sorted(ledger['finished'])}, "
-                f"got {sorted(restored)}; it is damaged: resume from an older one"
+                f"got {sorted(finished)}; it is damaged: resume from an older one"
             )
         if isinstance(self._failure, ReplicaLost | TrainerWentBack | WeightsError):
             self._failure = None  # what was lost is there again: that is why we go back
         self.ledger.restore(ledger)
         self.admission.begin_from(served, trained=self.ledger.trained)
-        self._groups = restored
+        self._groups = finished
+        self._oldest = {number: group.version for number, group in finished.items()}
         self._was_cut.clear()
         self.served(served)
 
     def _discard_stale(self, version: PolicyVersion) -> None:
         """Only a resumption under a smaller bound, or a producer that takes no lease first, comes to this."""
         oldest = self.admission.oldest(version)
-        for group in [group for group in self._groups.values() if group.version < oldest]:
-            del self._groups[group.id]
-            self.ledger.discard(group.id, STALE)
+        for number in [number for number, version in self._oldest.items() if version < oldest]:
+            del self._groups[number], self._oldest[number]
+            self.ledger.discard(number, STALE)
             self._notify()
 
     def _held_up_by(self, version: PolicyVersion) -> list[UnderWay]:
@@ -208,11 +209,12 @@ class ReplayBuffer:
         return now
 
     def _take(self, version: PolicyVersion, batch_size: int) -> list[Group]:
-        oldest_first = sorted(self._groups.values(), key=lambda group: (group.version, group.id))
-        taken = sorted(oldest_first[:batch_size], key=lambda group: group.id)
-        for group in taken:
-            del self._groups[group.id]
-            self.ledger.train(group.id, version)
+        oldest_first = sorted(self._groups, key=lambda number: (self._oldest[number], number))
+        taken = []
+        for number in sorted(oldest_first[:batch_size]):
+            taken.append(self._groups.pop(number))
+            del self._oldest[number]
+            self.ledger.train(number, version)
         return taken
 
     def _ended(self, lease: Lease, outcome: bool) -> bool:

@@ -25,7 +25,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     from rl_bridge.cli.status_source import add_source
 
-    parser.add_argument("what", choices=("throughput",), help="utilisation of rollout and trainer, idle time")
+    parser.add_argument(
+        "what",
+        choices=("throughput",),
+        help="utilisation of rollout and trainer beside their targets, idle time",
+    )
     source = add_source(parser)
     source.add_argument(
         "--synthetic",
@@ -47,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_bridge.errors import BridgeError, ConfigError, MissingStack
 
     try:
-        if arguments.seconds <= 0:
+        if not 0 < arguments.seconds < float("inf"):
             raise ConfigError(f"expected --seconds above 0, got {arguments.seconds:g}")
         _print(_measure(arguments), as_json=arguments.json)
     except ModuleNotFoundError as error:

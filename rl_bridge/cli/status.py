@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_bridge.errors import BridgeError, ConfigError, MissingStack
 
     try:
-        if arguments.watch is not None and arguments.watch <= 0:
+        if arguments.watch is not None and not 0 < arguments.watch < float("inf"):
             raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
         if arguments.num_nodes is not None and arguments.num_nodes < 1:
             raise ConfigError(f"expected --num_nodes of at least 1, got {arguments.num_nodes}")

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rl_bridge.cli.plain import plain, printable
 from rl_bridge.cli.spent_view import spent_table
 from rl_bridge.metrics.status import SERVING, EventRow, ReplicaRow, StatusSnapshot
 
@@ -35,8 +35,8 @@ def _head(snapshot: StatusSnapshot) -> Text:
     behind = snapshot.version - snapshot.served
     served = "served by every generator" if not behind else f"generators serve version {snapshot.served}"
     return Text(
-        f"{snapshot.name} on {snapshot.host} (pid {snapshot.pid}), "
-        f"{_duration(snapshot.taken - snapshot.began)} under way, in {snapshot.folder}\n"
+        f"{printable(snapshot.name)} on {printable(snapshot.host)} (pid {snapshot.pid}), "
+        f"{_duration(snapshot.taken - snapshot.began)} under way, in {printable(snapshot.folder)}\n"
         f"version {snapshot.version} of {snapshot.iterations}, {served}; "
         f"staleness at most {snapshot.max_staleness}"
     )
@@ -46,13 +46,13 @@ def _mesh(snapshot: StatusSnapshot) -> Table:
     hosts = len(snapshot.hosts)
     table = Table(title=f"mesh: {hosts} host{'s' if hosts > 1 else ''}", title_justify="left")
     for heading in ("service", "replica", "state", "host", "pids"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("in flight", "restarts", "version"):
         table.add_column(heading, justify="right")
     for service in snapshot.services:
         for replica in service.replicas:
             style = "" if replica.state == SERVING else "yellow"
-            table.add_row(*map(escape, (service.name, *_cells(replica))), style=style)
+            table.add_row(*map(plain, (service.name, *_cells(replica))), style=style)
     return table
 
 
@@ -70,7 +70,7 @@ def _groups(snapshot: StatusSnapshot) -> Text:
     counts = ", ".join(f"{number:,} {state}" for state, number in snapshot.groups.items())
     workers = Counter(lease.worker for lease in snapshot.leases)
     by_worker = "; leases: " + ", ".join(f"{worker} {n}" for worker, n in workers.items()) if workers else ""
-    return Text(f"groups: {counts}{by_worker}")
+    return Text(printable(f"groups: {counts}{by_worker}"))
 
 
 def _leases(snapshot: StatusSnapshot) -> Table:
@@ -81,7 +81,7 @@ def _leases(snapshot: StatusSnapshot) -> Table:
     table.add_column("attempt", justify="right")
     table.add_column("for", justify="right")
     for lease in oldest:
-        table.add_row(str(lease.group), escape(lease.worker), str(lease.attempt), _duration(lease.age_s))
+        table.add_row(str(lease.group), plain(lease.worker), str(lease.attempt), _duration(lease.age_s))
     return table
 
 
@@ -92,7 +92,7 @@ def _events(events: tuple[EventRow, ...]) -> Table:
     for event in events[-MAX_EVENTS:]:
         at = time.strftime("%H:%M:%S", time.localtime(event.at))
         replica = "-" if event.replica is None else str(event.replica)
-        table.add_row(at, escape(event.service), replica, escape(event.what))
+        table.add_row(at, plain(event.service), replica, plain(event.what))
     return table
 
 

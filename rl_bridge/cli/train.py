@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
+from rl_bridge.cli.overrides import overrides_first_class
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
@@ -26,7 +27,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, help="short for seed=N")
     parser.add_argument("--name", help="the run's folder below output_dir; by default its name and the time")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="change a key of the file; also --section.key value",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         config, folder = _prepare(arguments)
+        _warn(config)
         # The heavy stack loads only now, after everything that can be wrong with the words has been said.
         from rl_bridge.loops.session import train_run
 
@@ -51,7 +58,7 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
     from rl_bridge.errors import ConfigError, MissingStack
 
     try:
-        from rl_bridge.config import CONFIG_FILE, NAME_PATTERN, load_config
+        from rl_bridge.config import CONFIG_FILE, NAME_PATTERN, folder_exists, load_config, ready_to_train
     except ModuleNotFoundError as error:
         raise MissingStack(str(error.name)) from error
     overrides = list(arguments.overrides)
@@ -62,9 +69,11 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
             raise ConfigError("expected --name with a new run alone; a run that goes on keeps its folder")
         folder = Path(arguments.resume)
         config = load_config(folder / CONFIG_FILE, overrides)
+        ready_to_train(config)
         _same_run(load_config(folder / CONFIG_FILE), config)
         return config, folder
     config = load_config(arguments.config, overrides)
+    ready_to_train(config)
     if arguments.name is not None and not re.fullmatch(NAME_PATTERN, arguments.name):
         raise ConfigError(
             f"expected --name as letters, digits, dots, dashes and underscores, got {arguments.name!r}; "
@@ -73,11 +82,16 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
     name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.output_dir) / name
     if folder.exists():
-        raise ConfigError(
-            f"expected a new folder for the run, {str(folder)!r} exists; choose another --name, "
-            f"or go on with it by --resume {folder}"
-        )
+        raise folder_exists(folder)
     return config, folder
+
+
+def _warn(config: "Config") -> None:
+    """Say what has been set and does nothing, before there is more to read."""
+    from rl_bridge.config.effects import without_effect
+
+    for line in without_effect(config.algorithm):
+        print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
 
 def _same_run(before: "Config", now: "Config") -> None:
@@ -88,6 +102,8 @@ def _same_run(before: "Config", now: "Config") -> None:
         ("seed", before.seed, now.seed),
         ("model.path", before.model.path, now.model.path),
         ("rollout.task", before.rollout.task, now.rollout.task),
+        # A critic is in the checkpoint, or is not.
+        ("algorithm.advantage", before.algorithm.advantage, now.algorithm.advantage),
     ):
         if old != new:
             raise ConfigError(
@@ -100,10 +116,12 @@ COMMAND = Command(
     help="train a policy on an environment, from a YAML file",
     configure=configure,
     run=run,
+    reword=overrides_first_class,
     examples=(
         "ropewalk train --config examples/grpo_blackjack/config.yaml",
         "ropewalk train --config examples/grpo_blackjack/config.yaml --seed 7 --name seven",
         "ropewalk train --config examples/grpo_blackjack/config.yaml algorithm.kl_coef=0.01 rollout.group_size=8",
+        "ropewalk train --config cluster.yaml --monarch.num_nodes 8 --trainer.num_gpus 2",
         "ropewalk train --resume runs/seven",
     ),
 )

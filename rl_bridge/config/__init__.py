@@ -1,36 +1,52 @@
 """One typed schema for a training run, read from YAML with dotted overrides."""
 
-from rl_bridge.config.loading import CONFIG_FILE, load_config, resolve, save_config
+from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
+from rl_bridge.config.generator import GeneratorConfig
+from rl_bridge.config.loading import (
+    CONFIG_FILE,
+    folder_exists,
+    load_config,
+    load_section,
+    resolve,
+    save_config,
+)
 from rl_bridge.config.monarch import CoderConfig, MonarchConfig, RoleConfig
+from rl_bridge.config.readiness import ready_to_train
+from rl_bridge.config.records import RecordsConfig
+from rl_bridge.config.reward import RewardConfig
 from rl_bridge.config.schema import (
     NAME_PATTERN,
-    AlgorithmConfig,
     Config,
     DataConfig,
     EnvConfig,
     EvaluationConfig,
     ModelConfig,
-    RewardConfig,
     RolloutConfig,
-    TrainerConfig,
 )
+from rl_bridge.config.trainer import TrainerConfig
 
 __all__ = [
     "CONFIG_FILE",
     "NAME_PATTERN",
+    "PRESETS",
     "AlgorithmConfig",
     "CoderConfig",
     "Config",
     "DataConfig",
     "EnvConfig",
     "EvaluationConfig",
+    "GeneratorConfig",
     "ModelConfig",
     "MonarchConfig",
+    "RecordsConfig",
     "RewardConfig",
     "RoleConfig",
     "RolloutConfig",
     "TrainerConfig",
+    "folder_exists",
     "load_config",
+    "load_section",
+    "ready_to_train",
     "resolve",
     "save_config",
 ]

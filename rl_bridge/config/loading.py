@@ -1,27 +1,53 @@
 """YAML and dotted overrides into a validated `Config`, with errors that say what to do."""
 
+import contextlib
 import difflib
 import importlib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import Config
+from rl_bridge.config.section import Section
 from rl_bridge.errors import ConfigError
+
+SectionT = TypeVar("SectionT", bound=Section)
+_MERGE = "tag:yaml.org,2002:merge"
+"""Of `<<`, which may be there more than once."""
 
 CONFIG_FILE = "config.yaml"
 """In a run's folder: the configuration with every key and override, from which the run can be resumed."""
 
 
 def save_config(config: Config, folder: Path) -> None:
-    """Write the whole configuration into a run's folder."""
+    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    partial = folder / f"{CONFIG_FILE}.partial"
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / CONFIG_FILE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def folder_exists(folder: Path) -> ConfigError:
+    """Return what is said where the folder of a new run is there already."""
+    return ConfigError(
+        f"expected a new folder for the run, {str(folder)!r} exists; choose another --name, "
+        f"or go on with it by --resume {folder}"
+    )
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -34,13 +60,18 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: The file cannot be read, or a key or a value is wrong. The message lists every fault.
     """
+    return load_section(path, overrides, Config)
+
+
+def load_section(path: str | Path, overrides: Iterable[str], schema: type[SectionT]) -> SectionT:
+    """Read a file with keys of its own, a recipe's for example; otherwise as `load_config`."""
     data = _read(Path(path))
-    for override in overrides:
+    for override in sorted(overrides, key=_names_no_algorithm):
         _apply(data, override)
     try:
-        return Config.model_validate(data)
+        return schema.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(fault) for fault in error.errors(include_url=False)]
+        lines = [_explain(fault, schema) for fault in error.errors(include_url=False)]
         raise ConfigError("the configuration is not valid:\n  " + "\n  ".join(lines)) from error
 
 
@@ -70,13 +101,28 @@ def resolve(reference: str, *, key: str) -> Any:
         raise ConfigError(f"{key}: module {module_name!r} has no {attribute!r}{near}") from None
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would take the last and forget the other."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} is there twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {str(path)!r}: {error.strerror}") from error
     try:
-        data = yaml.safe_load(content.decode("utf-8"))
+        data = yaml.load(content.decode("utf-8"), Loader=_OnceLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
@@ -90,9 +136,12 @@ def _apply(data: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"expected an override as section.key=value, got {override!r}")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_OnceLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of the override {override!r} is not valid YAML: {error}") from error
+    if _algorithm_of(override) and isinstance(data.get("algorithm"), dict) and isinstance(value, str):
+        data["algorithm"] = _without_its_preset(data["algorithm"]) | {"name": value}
+        return
     node = data
     for key in keys[:-1]:
         child = node.get(key)
@@ -105,11 +154,29 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[keys[-1]] = value
 
 
-def _explain(fault: Mapping[str, Any]) -> str:
+def _algorithm_of(override: str) -> bool:
+    return override.partition("=")[0].strip() in ("algorithm", "algorithm.name")
+
+
+def _names_no_algorithm(override: str) -> bool:
+    """Sorts the name first: other overrides are about what it stands for, wherever they stand."""
+    return not _algorithm_of(override)
+
+
+def _without_its_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
+    """What its name does not stand for anyway. A saved run has all keys: beside them no name means anything."""
+    name = algorithm.get("name", "grpo")
+    if not isinstance(name, str) or name not in PRESETS:
+        return algorithm
+    usual = AlgorithmConfig.model_validate({"name": name}).model_dump()
+    return {key: value for key, value in algorithm.items() if key not in usual or usual[key] != value}
+
+
+def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     location = tuple(fault["loc"])
     dotted = ".".join(str(part) for part in location)
     if fault["type"] == "extra_forbidden":
-        section = _section_at(location[:-1])
+        section = _section_at(location[:-1], schema)
         return (
             f"{dotted}: unknown key{_nearest(str(location[-1]), list(section.model_fields), location[:-1])}"
         )
@@ -120,8 +187,8 @@ def _explain(fault: Mapping[str, Any]) -> str:
     return f"{dotted}: {fault['msg']}, got {fault['input']!r}"
 
 
-def _section_at(location: tuple[Any, ...]) -> type[BaseModel]:
-    model: type[BaseModel] = Config
+def _section_at(location: tuple[Any, ...], schema: type[BaseModel]) -> type[BaseModel]:
+    model = schema
     for part in location:
         annotation = model.model_fields[str(part)].annotation
         candidates = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)

@@ -81,11 +81,20 @@ class RestartConfig(Section):
     """`monarch.restarts.*`: how often a lost replica is started again."""
 
     budget: Annotated[int, Field(ge=0)] = 3
-    """Restarts of one service within `window_s`; one more loss ends the run."""
+    """Restarts of one replica within `window_s`; one more loss ends the run."""
     window_s: Positive = 600.0
     backoff_s: NonNegative = 0.5
     """Before the first restart; doubles with each further one in the window."""
     max_backoff_s: NonNegative = 30.0
+
+    @model_validator(mode="after")
+    def _backoff_within_its_bound(self) -> Self:
+        if self.backoff_s > self.max_backoff_s:
+            raise ValueError(
+                "expected monarch.restarts.backoff_s of at most monarch.restarts.max_backoff_s, "
+                f"got {self.backoff_s:g} and {self.max_backoff_s:g}"
+            )
+        return self
 
 
 class MonarchConfig(Section):
@@ -99,6 +108,9 @@ class MonarchConfig(Section):
     """Addresses of other hosts' workers, such as `tcp://10.0.0.2:29500`; none: everything runs on this machine."""
     job: str | None = None
     """What makes a Monarch job, as `package.module:function`: a SlurmJob or KubernetesJob with a mesh `hosts`."""
+    cpu_mesh: str | None = None
+    """A further mesh of that job, of hosts without GPUs: roles that need none are put there, as long as there is one to
+    be reached. `num_nodes` and `gpus_per_node` are about `hosts`."""
     transport: Literal["auto", "shared_memory", "rdma", "torchstore"] = "auto"
     """How weights travel; auto is shared memory on this machine, RDMA (or TCP, where there is none) between hosts."""
     master_addr: str = "127.0.0.1"
@@ -114,9 +126,30 @@ class MonarchConfig(Section):
     def _the_cluster_fits(self) -> Self:
         if self.workers and self.job is not None:
             raise ValueError("expected monarch.workers or monarch.job, got both")
-        there, used = self.num_nodes * self.gpus_per_node, self.roles.gpus()
-        if there and used > there:
-            raise ValueError(
-                f"expected monarch.roles to use at most the {there} GPUs of num_nodes x gpus_per_node, got {used}"
-            )
+        if self.cpu_mesh is not None and self.job is None:
+            raise ValueError("expected monarch.cpu_mesh with monarch.job, whose mesh it is, got it alone")
+        _fit(self)
         return self
+
+    @property
+    def alone(self) -> bool:
+        """Whether all processes are on the controller's machine."""
+        return not self.workers and self.job is None
+
+    def with_roles(self, roles: RolesConfig) -> Self:
+        """The same with another role table.
+
+        Raises:
+            ValueError: It needs more GPUs than the cluster has.
+        """
+        changed = self.model_copy(update={"roles": roles})
+        _fit(changed)
+        return changed
+
+
+def _fit(monarch: MonarchConfig) -> None:
+    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.roles.gpus()
+    if there and used > there:
+        raise ValueError(
+            f"expected monarch.roles to use at most the {there} GPUs of num_nodes x gpus_per_node, got {used}"
+        )

@@ -2,35 +2,24 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from rl_bridge.config.algorithm import AlgorithmConfig
+from rl_bridge.config.generator import GeneratorConfig
+from rl_bridge.config.gpus import roles_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
-from rl_bridge.config.section import Count, Fraction, NonNegative, Positive, Section
+from rl_bridge.config.records import RecordsConfig
+from rl_bridge.config.reward import RewardConfig
+from rl_bridge.config.section import Count, Positive, Section
+from rl_bridge.config.trainer import TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
+TASK_OF_A_WORLD = "rl_bridge.rollout.world:World"
 
 
-class AlgorithmConfig(Section):
-    """`algorithm.*`: what the loss is. `algorithm: grpo` is short for `algorithm: {name: grpo}`."""
-
-    name: Literal["grpo"] = "grpo"
-    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
-    """How far below 1 a probability ratio may fall before its gradient stops."""
-    clip_high: Positive = 0.28
-    """How far above 1 it may rise ("clip-higher")."""
-    normalize_std: bool = True
-    """Divide group advantages by the group's standard deviation (GRPO); false is Dr. GRPO."""
-    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
-    """How token losses become one number; see rl_bridge.algorithms.aggregation."""
-    entropy_coef: NonNegative = 0.0
-    """Bonus for the policy's entropy, in units of advantage per nat."""
-    entropy_hold: Fraction = 1.0
-    """The share of the run for which the bonus stays as it is; afterwards it falls linearly."""
-    entropy_final_factor: Fraction = 1.0
-    """What is left of the bonus at the end, as a share of `entropy_coef`."""
-    kl_coef: NonNegative = 0.0
-    """Weight of the KL divergence to the initial policy; above 0 a reference model is started."""
+def _whole_name(dtype: Any) -> Any:
+    return {"bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
 
 
 class ModelConfig(Section):
@@ -38,10 +27,15 @@ class ModelConfig(Section):
 
     path: str | None = None
     """A folder in the Hugging Face layout. Where it is absent, the task makes a policy of its own."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the forward pass and the generator compute in. Master weights are float32 either way."""
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_whole_name)] = "float32"
+    """What the forward pass and the generator compute in; fp32 and bf16 for short. Master weights are float32 either
+    way."""
     thinking: bool = False
     """Whether chat templates that know `enable_thinking` (Qwen3's does) let the policy think before it answers."""
+    tool_calls: Literal["auto", "hermes", "llama"] = "auto"
+    """How the policy writes calls of tools; auto looks at the chat template."""
+    repair_tool_calls: bool = False
+    """Whether a call in JSON that is almost right is mended. Otherwise it ends its episode and is penalised."""
 
 
 class EnvConfig(Section):
@@ -53,6 +47,8 @@ class EnvConfig(Section):
     """A Docker image to serve from containers of this machine."""
     url: str | tuple[str, ...] | None = None
     """The address of a server that already runs, or several."""
+    token_file: str | None = None
+    """A file with the token that the servers at `url` ask for; rollout workers read it, wherever they run."""
     sessions: Count = 128
     """Episodes in flight, over all rollout workers: one WebSocket session each."""
     reset: dict[str, Any] = Field(default_factory=dict)
@@ -79,6 +75,8 @@ class EnvConfig(Section):
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
                 "and env.url (use running servers)"
             )
+        if self.token_file is not None and self.url is None:
+            raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
         return self
 
 
@@ -95,7 +93,8 @@ class RolloutConfig(Section):
     """`rollout.*`: how trajectories are collected."""
 
     task: str | None = None
-    """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task."""
+    """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task. A world of
+    tools whose first observation has its task in words needs none."""
     num_workers: Count = 1
     """Processes that play episodes; each has an equal share of `env.sessions`."""
     batch_size: Count = 512
@@ -103,7 +102,9 @@ class RolloutConfig(Section):
     group_size: Annotated[int, Field(ge=2)] = 8
     """Siblings that share a seed."""
     num_turns: Count = 32
-    """Exchanges a trajectory at most."""
+    """Exchanges an episode at most, and steps: an answer with several calls of tools takes as many."""
+    episode_timeout_s: Positive | None = None
+    """After how long since its reset an episode begins no exchange any more, and is truncated."""
     max_new_tokens: Count = 16
     """Tokens an answer at most."""
     max_length: Annotated[int, Field(ge=2)] = 4096
@@ -123,7 +124,8 @@ class RolloutConfig(Section):
     max_attempts: Count = 3
     """How often an episode, or a group whose worker was lost, is tried again after a failure not the policy's."""
     spot_eligible: bool = False
-    """Rollout workers may be taken away at any time: their loss is not charged to the restart budget."""
+    """Rollout workers may be taken away at any time: a group is played again however often its worker is lost. The
+    workers' own restarts are bounded by `monarch.restarts` either way."""
     checkpoint_on_preemption: bool = False
     """A worker that is told to go (SIGTERM) hands back the episodes that it has finished; and a run that is told to
     go writes a checkpoint before it ends."""
@@ -157,75 +159,10 @@ class RolloutConfig(Section):
             )
         return self
 
-
-class TrainerConfig(Section):
-    """`trainer.*`: the optimisation."""
-
-    iterations: Count = 100
-    """How often the loop collects, trains and synchronises."""
-    updates_per_iteration: Count = 1
-    """Optimizer steps an iteration; the batch is split evenly between them, by trajectory."""
-    micro_batch_size: Count = 16
-    """Distinct rows a forward pass; smaller takes less memory and gives the same gradient. Logits alone take
-    rows x length x vocabulary x 4 bytes: 16 rows of 128 tokens and Qwen3's vocabulary are 1.2 GB."""
-    gradient_accumulation_steps: Count = 1
-    """Passes forward and backward behind one optimizer step, on every rank, at least; a small `micro_batch_size` makes
-    more. The gradient is the same."""
-    tensor_parallel: Count = 1
-    """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
-    pipeline_parallel: Count = 1
-    """Not supported above 1."""
-    collective_timeout_s: Positive = 300.0
-    """How long ranks wait for each other."""
-    learning_rate: Positive = 1e-6
-    warmup_updates: Annotated[int, Field(ge=0)] = 0
-    """Optimizer steps over which the learning rate rises linearly to its value."""
-    decay_fraction: Fraction = 0.0
-    """The last share of the run over which the learning rate falls linearly."""
-    final_lr_factor: Fraction = 0.0
-    """What is left of the learning rate at the end of the decay."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    weight_decay: NonNegative = 0.0
-    max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
-    checkpoint_interval: Annotated[int, Field(ge=0)] = 50
-    """Iterations between checkpoints; 0 keeps none."""
-    timeout_s: Positive = 1800.0
-    """How long one step, one checkpoint or the way of new weights to the generator may take."""
-    num_threads: Count = 1
-    """CPU threads of the trainer's process."""
-
-
-class RewardConfig(Section):
-    """`reward.*`: what is added to the environment's own rewards."""
-
-    illegal_answer: float = -1.0
-    """The reward of an answer that is no legal action. It ends the episode."""
-    function: str | tuple[str, ...] = ()
-    """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. What it gives
-    an episode is added to what the environment gave; answers to a dataset's prompts are rewarded by it alone."""
-    weights: tuple[Positive, ...] = ()
-    """Of the votes, one a function; all equal where there are none."""
-    rule: Literal["mean", "majority", "min"] = "mean"
-    """How votes become a reward."""
-    quorum: Fraction = 0.5
-    """The share of the weight that has to have voted; with less the answer has no reward, and is left out."""
-    timeout_seconds: Positive = 10.0
-    """How long a function may take. One that takes longer is killed with all that it started, and votes None."""
-    workers: Count = 2
-    """Processes in which functions are called, in each replica of monarch.roles.reward."""
-    drop_failures: bool = False
-    """A function that raises votes None and is counted; false ends the run."""
-    model: str | None = None
-    """A reward model instead of functions: a checkpoint for sequence classification with one label."""
-
-    @model_validator(mode="after")
-    def _one_kind_of_reward(self) -> Self:
-        if self.function and self.model is not None:
-            raise ValueError(
-                "expected reward.function or reward.model, got both; a function may ask a model itself"
-            )
-        return self
+    @property
+    def groups_per_step(self) -> int:
+        """Groups an iteration."""
+        return self.batch_size // self.group_size
 
 
 class EvaluationConfig(Section):
@@ -238,7 +175,7 @@ class EvaluationConfig(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """A whole run. What some keys imply for others is filled in while it is made; nothing changes afterwards."""
 
     name: str = Field(default="run", min_length=1, pattern=NAME_PATTERN)
     """The run's folder is `<output_dir>/<name>-<date>-<time>`; `--name` names it exactly."""
@@ -254,22 +191,52 @@ class Config(Section):
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
     model: ModelConfig = ModelConfig()
+    generator: GeneratorConfig = GeneratorConfig()
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
 
     @model_validator(mode="after")
-    def _something_to_learn_from(self) -> Self:
-        if (self.env is None) == (self.data is None):
+    def _one_thing_to_learn_from(self) -> Self:
+        """Neither may come later: see `ready_to_train`."""
+        if self.env is not None and self.data is not None:
             raise ValueError(
-                "expected exactly one of env (an environment to play: env.app, env.image or env.url) and data "
-                "(prompts to answer: data.source)"
+                "expected one of env (an environment to play: env.app, env.image or env.url) and data (prompts to "
+                "answer: data.source), got both"
             )
-        if self.env is not None and self.rollout.task is None:
-            raise ValueError("rollout.task: a value is needed with env, none was given")
         if self.data is not None and not (self.reward.function or self.reward.model):
             raise ValueError("expected reward.function or reward.model with data, got neither")
+        return self
+
+    @model_validator(mode="after")
+    def _task_of_a_world(self) -> Self:
+        if self.env is not None and self.rollout.task is None:
+            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": TASK_OF_A_WORLD}))
+        return self
+
+    @model_validator(mode="after")
+    def _roles_by_gpus(self) -> Self:
+        num_gpus = self.trainer.num_gpus
+        if num_gpus is not None:
+            roles = roles_by_gpus(
+                num_gpus,
+                self.monarch,
+                num_workers=self.rollout.num_workers,
+                reference=self.algorithm.kl_coef > 0,
+            )
+            object.__setattr__(self, "monarch", self.monarch.with_roles(roles))
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_in_whole_tensor_groups(self) -> Self:
+        role, degree = self.monarch.roles.trainer, self.trainer.tensor_parallel
+        if role.procs * role.hosts % degree:
+            raise ValueError(
+                "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
+                f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -278,6 +245,11 @@ class Config(Section):
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "
                 "which weights an episode meets would be a matter of timing"
+            )
+        if self.deterministic and self.rollout.episode_timeout_s is not None:
+            raise ValueError(
+                "expected no rollout.episode_timeout_s with deterministic: where an episode ends would be a matter of "
+                "timing; use rollout.num_turns"
             )
         return self
 

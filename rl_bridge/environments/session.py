@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from openenv_core import StepResult
-from openenv_core.errors import CapacityReached, ClientError, RequestTimeout
+from openenv_core.errors import CapacityReached, ClientError, RequestTimeout, ValidationFailed
 from rl_bridge.environments.address import Address, Client
 from rl_bridge.environments.deadlines import SessionDeadlines
 
@@ -36,7 +36,10 @@ class LeasedSession:
         self.address = address
         self.client = client
         self.broken = False
-        """Whether a request failed. Nobody can say how its episode stands; the session is not used again."""
+        """Whether a request failed. Nobody can say how its episode stands; the session is not used again.
+
+        One that was refused has changed nothing.
+        """
         self._deadlines = deadlines
         self._learn = learn
         self._exchange = exchange
@@ -95,6 +98,9 @@ class LeasedSession:
                 f"expected a {what} of {self.url} within {seconds:g} s, it is not done; "
                 f"raise {key}, or see what the environment waits for"
             ) from error
+        except ValidationFailed:
+            sound = True
+            raise
         except ClientError as error:
             self._learn(self.address, error)
             raise

@@ -1,1 +1,1 @@
-"""The policy as a service: vLLM inside an actor, and the caller's side that batches prompts for it."""
+"""The policy as a service: vLLM in an actor's process or beside it, or a server; and the caller's side of it."""

@@ -72,9 +72,7 @@ class Batches:
         index = 0
         try:
             for index, (prompt, how) in enumerate(zip(batch.prompts, params, strict=True)):
-                # Without a tokenizer vLLM does not look, and would fail when it looks up the embedding.
-                if not all(0 <= token < self._vocabulary for token in prompt):
-                    raise ValueError(f"expected token ids from 0 to {self._vocabulary - 1}, got {prompt!r}")
+                require_tokens(prompt, self._vocabulary)
                 request_id = str(next(self._ids))
                 self._engine.add_request(request_id, {"prompt_token_ids": list(prompt)}, how)
                 self._requests[request_id] = batch
@@ -120,6 +118,17 @@ class Batches:
         self._requests.clear()
         for batch in batches:
             fail(batch.future, error)
+
+
+def require_tokens(prompt: Sequence[int], vocabulary: int) -> None:
+    """Check a prompt, which vLLM does not without a tokenizer: it would fail when it looks up the embedding.
+
+    Raises:
+        ValueError: There is a token that the model does not have.
+    """
+    for place, token in enumerate(prompt):
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {token!r} at place {place}")
 
 
 def answer(future: "Future[T]", value: T) -> None:

@@ -1,11 +1,14 @@
 """The weights that a run began with, as the engine's checkpoint has them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from rl_bridge.errors import MissingStack, ModelError, WeightsError
+
+OUTPUT = "lm_head.weight"
 
 
 class Checkpoint:
@@ -41,7 +44,12 @@ class Checkpoint:
             ModelError: The checkpoint cannot be read.
         """
         if self._shapes is None:
-            self._shapes = {name: shape for file in self._files() for name, shape in _shapes(file).items()}
+            self._shapes = {
+                name: shape
+                for file in self._files()
+                for name, shape in _shapes(file).items()
+                if not (name == OUTPUT and self._tied())
+            }
         missing = [name for name in self._shapes if name not in state]
         if missing:
             raise WeightsError(
@@ -54,6 +62,16 @@ class Checkpoint:
                     f"expected {name} of shape {list(shape)}, as in the checkpoint at {str(self._path)!r}, "
                     f"got {list(state[name].shape)}"
                 )
+
+    def _tied(self) -> bool:
+        """Whether the output layer is the embedding. Some files have it a second time, which nobody reads."""
+        try:
+            config = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"expected a checkpoint with a config.json at {str(self._path)!r}: {error}"
+            ) from error
+        return bool(config.get("tie_word_embeddings"))
 
     def _files(self) -> list[Path]:
         files = sorted(self._path.glob("*.safetensors"))

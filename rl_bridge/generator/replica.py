@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_bridge.errors import WeightsError
 from rl_bridge.generator.checkpoint import Checkpoint
-from rl_bridge.generator.engine import VllmEngine
+from rl_bridge.generator.engines import make_engine
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -50,7 +50,7 @@ class PolicyReplica:
         self._settings = settings
         self._store = store
         self._checkpoint = Checkpoint(settings.model_path)
-        self._engine = VllmEngine(settings)
+        self._engine = make_engine(settings)
         self._updates = asyncio.Lock()
 
     @property
@@ -99,7 +99,8 @@ class PolicyReplica:
         """Take a version: the first from the checkpoint, the others from the store. One at a time, in order.
 
         Raises:
-            WeightsError: The store does not have it, or it is not of this model; the weights are as before.
+            WeightsError: The store does not have it, it is not of this model, or the engine is a server, which takes
+                none; the weights are as before.
             GeneratorError: The engine failed.
         """
         async with self._updates:
@@ -108,6 +109,8 @@ class PolicyReplica:
                 if self._engine.version == INITIAL:
                     return UpdateFigures(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
                 return await self._load(version, await asyncio.to_thread(self._checkpoint.tensors), began)
+            if self._settings.endpoint is not None:
+                return await self._load(version, {}, began)  # which refuses, before a store is asked
             if self._store is None:
                 raise WeightsError(f"expected a store of weights to take version {version} from, got none")
             async with self._store.open(version) as state:
@@ -123,7 +126,10 @@ class PolicyReplica:
             await asyncio.wait({loading})  # the engine reads what our caller would give back
             raise
         return UpdateFigures(
-            version=version, transport_s=transport_s, pause_s=figures.pause_s, load_s=figures.load_s
+            version=version,
+            transport_s=transport_s + figures.handover_s,
+            pause_s=figures.pause_s,
+            load_s=figures.load_s,
         )
 
     def version(self) -> PolicyVersion:

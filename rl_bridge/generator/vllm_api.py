@@ -1,16 +1,21 @@
 """What we ask of vLLM, in its own words: an engine, sampling parameters, a finished answer."""
 
+import asyncio
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
+from types import ModuleType
 from typing import Any
 
 from rl_bridge.errors import GeneratorError, MissingStack
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, SamplingSettings
 
+OWNER_VARIABLE = "ROPEWALK_ENGINE_OWNER"
+"""Tells an engine's own process whose it is, by number."""
 SEED_LIMIT = 2**63
 """Seeds are from 0 to below this: what PyTorch's generators take, less the negative ones; vLLM takes -1 for none."""
 
@@ -22,51 +27,67 @@ def build_engine(settings: EngineSettings) -> Any:
         MissingStack: vLLM is not installed.
         GeneratorError: It cannot start.
     """
-    import torch
-
-    on_gpu = torch.cuda.is_available()
-    # The engine-core process that vLLM would start otherwise is orphaned when an actor is killed.
+    # The engine-core process that vLLM would start otherwise is not needed: our thread waits for nothing else.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         from vllm import EngineArgs, LLMEngine
     except ImportError as error:
         raise MissingStack("vllm") from error
-    options: dict[str, Any] = {}
-    if on_gpu:
-        options["gpu_memory_utilization"] = settings.gpu_memory_utilization
-    else:
-        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
-        # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM turns back the
-        # request's generator, which only those of GPUs can. So prompts are whole, and steps long enough.
-        options["enable_chunked_prefill"] = False
-        options["max_num_batched_tokens"] = max(8192, settings.max_length, settings.max_num_seqs)
-    if settings.deterministic:
-        # Kernels are chosen by shape: a row's result may depend on how many rows there are.
-        options["enable_prefix_caching"] = False
+    options = _options(settings)
     if settings.weight_update == "continue":
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     try:
-        with _semaphores_without_a_name():
+        with _semaphores_without_a_name(), _modules_that_can_be_looked_at():
             return LLMEngine.from_engine_args(
-                EngineArgs(
-                    model=settings.model_path,
-                    skip_tokenizer_init=True,  # tokens in, tokens out
-                    dtype=settings.dtype,
-                    enforce_eager=not on_gpu,
-                    max_model_len=settings.max_length,
-                    max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
-                    distributed_executor_backend="uni",
-                    worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader",
-                    # Log-probabilities of the distribution that was sampled from, temperature included.
-                    logprobs_mode="processed_logprobs",
-                    disable_log_stats=True,
-                    seed=settings.seed,
-                    **options,
+                EngineArgs(worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader", **options)
+            )
+    except Exception as error:
+        raise GeneratorError(f"vLLM cannot start on {settings.model_path!r}: {error}") from error
+
+
+def build_async_engine(settings: EngineSettings) -> Any:
+    """Start a `vllm.v1.engine.async_llm.AsyncLLM`, whose engine has a process of its own. Blocks until it is loaded.
+
+    It belongs to the event loop that runs here, and its process to this thread: it ends when the thread does.
+
+    Raises:
+        MissingStack: vLLM is not installed.
+        GeneratorError: It cannot start.
+    """
+    # Forked from a process with threads, as an actor's is, it might never start.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    # Or on a CPU the executor "uni" is overruled, and a worker has yet another process, which would outlive its owner.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    try:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        raise MissingStack("vllm") from error
+    try:
+        with _semaphores_without_a_name():
+            return AsyncLLM.from_engine_args(
+                AsyncEngineArgs(
+                    worker_extension_cls="rl_bridge.generator.vllm_process.OwnedWeightLoader",
+                    **_options(settings),
                 )
             )
     except Exception as error:
         raise GeneratorError(f"vLLM cannot start on {settings.model_path!r}: {error}") from error
+
+
+async def end_async_engine(engine: Any) -> None:
+    """End what `build_async_engine` has started, its process and the sockets to that; in its event loop."""
+    core = engine.engine_core
+    engine.shutdown()
+    await asyncio.sleep(
+        0
+    )  # where its process has died another thread has handed the sockets' closing to this loop
+    # vLLM closes its sockets, and leaves their context, which has threads, to the garbage collector. A context waits
+    # for its sockets for ever, so one that would have to stays as it is.
+    if all(socket.closed for socket in core.ctx._sockets):
+        core.resources.ctx.term()
 
 
 @contextmanager
@@ -82,6 +103,62 @@ def _semaphores_without_a_name() -> Iterator[None]:
         yield
     finally:
         multiprocessing.set_start_method(chosen, force=True)
+
+
+@contextmanager
+def _modules_that_can_be_looked_at() -> Iterator[None]:
+    """Hide the modules meanwhile that hold something which must not be asked what it is.
+
+    On a CPU vLLM looks for its kernels behind every name of every module, and gives up where one raises, as Flask's
+    `request` does outside of a request. Who trains or evaluates may well have Flask: Monarch's dashboard is made of it.
+    """
+    hidden = {name: module for name, module in list(sys.modules.items()) if not _can_be_looked_at(module)}
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
+
+
+def _can_be_looked_at(module: ModuleType) -> bool:
+    for value in list(getattr(module, "__dict__", {}).values()):
+        try:
+            hasattr(value, "__dict__")
+        except Exception:  # whatever it is, vLLM does not expect it
+            return False
+    return True
+
+
+def _options(settings: EngineSettings) -> dict[str, Any]:
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    options: dict[str, Any] = {
+        "model": settings.model_path,
+        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "dtype": settings.dtype,
+        "enforce_eager": not on_gpu,
+        "max_model_len": settings.max_length,
+        "max_num_seqs": 1 if settings.deterministic else settings.max_num_seqs,
+        "distributed_executor_backend": "uni",
+        # Log-probabilities of the distribution that was sampled from, temperature included.
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "seed": settings.seed,
+    }
+    if on_gpu:
+        options["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    else:
+        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+        # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM turns back the
+        # request's generator, which only those of GPUs can. So prompts are whole, and steps long enough.
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(8192, settings.max_length, settings.max_num_seqs)
+    if settings.deterministic:
+        # Kernels are chosen by shape: a row's result may depend on how many rows there are.
+        options["enable_prefix_caching"] = False
+    return options
 
 
 def refusals() -> tuple[type[Exception], ...]:
@@ -124,7 +201,15 @@ def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
 
 
 def completion_of(answer: Any) -> Completion:
-    """The answer of a finished request, a `vllm.CompletionOutput`."""
+    """The answer of a finished request, a `vllm.CompletionOutput`.
+
+    Raises:
+        GeneratorError: The engine gave up on it.
+    """
+    if answer.finish_reason not in ("stop", "length"):
+        raise GeneratorError(
+            f"expected the engine to finish an answer by stop or length, it did by {answer.finish_reason}"
+        )
     versions = [int(span.version) for span in answer.weight_versions for _ in range(span.start, span.end)]
     return Completion(
         tokens=list(answer.token_ids),

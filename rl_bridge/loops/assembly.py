@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,12 @@ from rl_bridge.loops.observer import RunObserver
 from rl_bridge.loops.rewind import rewind
 from rl_bridge.loops.roles import Roles, start_roles
 from rl_bridge.loops.run import Run
-from rl_bridge.loops.settings import dispatch_settings, restart_policy
+from rl_bridge.loops.settings import dispatch_settings, environment_servers, restart_policy
 from rl_bridge.loops.status import snapshot
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
-from rl_bridge.metrics.status_server import StatusServer
+from rl_bridge.metrics.status_server import StatusServer, host_to_serve_on
+from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dataset_report import DatasetReport
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
@@ -131,6 +131,7 @@ async def open_run(
             observer=RunObserver(fleet),
             metrics=metrics,
             history=GroupHistory(folder, buffer.ledger),
+            records=RolloutRecords(folder, tokenizer.raw, config.records),
             console=console,
         )
         roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
@@ -141,7 +142,7 @@ async def open_run(
             )
         await stack.enter_async_context(
             StatusServer(
-                config.monarch.master_addr,
+                host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),
                 config.monarch.coord_port,
                 lambda: snapshot(run, fleet, servers),
                 refresh=run.observer.refresh,
@@ -181,14 +182,7 @@ def _servers(config: Config, env: EnvConfig, introductions: Introductions) -> En
     async def changed(urls: tuple[str, ...]) -> None:
         introductions.tell("take_servers", urls)
 
-    return EnvironmentServers(
-        app=env.app,
-        image=env.image,
-        urls=(env.url,) if isinstance(env.url, str) else env.url or (),
-        count=config.monarch.roles.environment.replicas,
-        restarts=replace(restart_policy(config.monarch), budget=env.restarts),
-        on_change=changed,
-    )
+    return environment_servers(config, env, changed)
 
 
 def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> EnvironmentServers:
@@ -206,14 +200,20 @@ def _hosts(monarch: MonarchConfig) -> Hosts:
         return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
     if monarch.job is not None:
         job = resolve(monarch.job, key="monarch.job")()
-        return Hosts.from_job(job, mesh=JOB_MESH, gpus_per_host=monarch.gpus_per_node, address=address)
+        return Hosts.from_job(
+            job,
+            mesh=JOB_MESH,
+            cpu_mesh=monarch.cpu_mesh,
+            gpus_per_host=monarch.gpus_per_node,
+            address=address,
+        )
     return Hosts.this_machine()
 
 
 def _store(monarch: MonarchConfig) -> WeightStore:
     if monarch.transport != "auto":
         return WeightStore.create(transport=monarch.transport)
-    return WeightStore.create(transport="rdma" if monarch.workers or monarch.job else "shared_memory")
+    return WeightStore.create(transport="shared_memory" if monarch.alone else "rdma")
 
 
 def _buffer(config: Config) -> ReplayBuffer:
@@ -221,7 +221,7 @@ def _buffer(config: Config) -> ReplayBuffer:
     return ReplayBuffer(
         Ledger(max_losses=None if rollout.spot_eligible else rollout.max_attempts),
         Admission(
-            groups_per_batch=rollout.batch_size // rollout.group_size,
+            groups_per_batch=rollout.groups_per_step,
             max_staleness=rollout.max_staleness,
             iterations=iterations,
         ),

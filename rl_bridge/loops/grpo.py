@@ -6,6 +6,7 @@ Above 0 the dispatcher goes on playing episodes while the trainer works, as far 
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.loops.run import Run
+from rl_bridge.loops.settings import overlong
 from rl_bridge.loops.weight_sync import SyncFigures
 from rl_bridge.reference.spread import reference_logprobs
 from rl_bridge.rollout.groups import training_samples
@@ -21,7 +22,7 @@ async def train(run: Run) -> None:
         rl_bridge.errors.BridgeError: Something is wrong that trying on would not mend.
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
-    normalize_std = run.config.algorithm.normalize_std
+    normalize_std, too_long = run.config.algorithm.normalize_std, overlong(run.config)
 
     async def synchronise(version: PolicyVersion) -> SyncFigures:
         push_s = await trainer.push_weights.route(version)
@@ -38,7 +39,8 @@ async def train(run: Run) -> None:
 
         # 2. How much better than its siblings was each; and one step of the optimizer or a few.
         with iteration.part("batch"):
-            batch = TrainBatch.from_samples(training_samples(groups, normalize_std=normalize_std))
+            samples = training_samples(groups, normalize_std=normalize_std, overlong=too_long)
+            batch = TrainBatch.from_samples(samples)
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
                 if reference is not None:
@@ -51,5 +53,5 @@ async def train(run: Run) -> None:
             await run.sync.begin(synchronise(run.version))
 
         # 4. Last the checkpoint: what it knows of has been logged, and a resumed run drops what was logged after it.
-        await run.log(iteration, groups, figures)
+        await run.log(iteration, groups, samples, figures)
         await run.checkpoint()

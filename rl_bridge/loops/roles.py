@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.environments.coders import ENVIRONMENT_VARIABLE, coders_file
@@ -69,7 +67,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     table, trainer = config.monarch.roles, trainer_settings(config, folder, model_path)
     starting: dict[str, Coroutine[Any, Any, Service]] = {
         "policy": _of(
-            config, PolicyActor, "policy", table.policy, engine_environment(on_gpu=torch.cuda.is_available())
+            config, PolicyActor, "policy", table.policy, engine_environment(on_gpu=table.policy.gpus > 0)
         ).as_service(engine_settings(config, model_path), store),
         "trainer": _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD).as_service(trainer, store),
     }

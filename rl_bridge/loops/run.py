@@ -16,16 +16,18 @@ from rl_bridge.errors import BridgeError, ReplicaLost, RoleFailed
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.iteration import Iteration
 from rl_bridge.loops.observer import RunObserver
+from rl_bridge.loops.settings import overlong
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import MetricsLog, span
 from rl_bridge.metrics.console import iteration_line
 from rl_bridge.metrics.throughput import ELAPSED
+from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy
 from rl_bridge.services import LocalService
-from rl_bridge.types import Group, PolicyVersion, Trajectory
+from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
 
 
 class Report(Protocol):
@@ -64,6 +66,7 @@ class Run:
         observer: Knows what the processes do.
         metrics: Sinks.
         history: What became of each group.
+        records: Keeps a part of the rollouts to be read.
         console: What a person watches.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
@@ -86,6 +89,7 @@ class Run:
     observer: RunObserver
     metrics: MetricsLog
     history: GroupHistory
+    records: RolloutRecords
     console: Console
     version: PolicyVersion = 0
     seconds_before: float = 0.0
@@ -103,7 +107,7 @@ class Run:
     @property
     def groups_per_step(self) -> int:
         """Groups an iteration."""
-        return self.config.rollout.batch_size // self.config.rollout.group_size
+        return self.config.rollout.groups_per_step
 
     @property
     def train_seconds(self) -> float:
@@ -133,12 +137,23 @@ class Run:
                 f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
             ) from None
 
-    async def log(self, iteration: Iteration, groups: Sequence[Group], figures: Mapping[str, float]) -> None:
+    async def log(
+        self,
+        iteration: Iteration,
+        groups: Sequence[Group],
+        samples: Sequence[TrainSample],
+        figures: Mapping[str, float],
+    ) -> None:
         """Write the figures of the iteration just trained, with a probe of the policy where one is due."""
         iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
         with span("log"):
             complete = {
-                **rollout_figures(groups, version=self.version - 1),
+                **rollout_figures(
+                    groups,
+                    version=self.version - 1,
+                    tally=self.dispatcher.take_tally(),
+                    overlong=overlong(self.config),
+                ),
                 **self.task.figures([t for group in groups for t in group.trajectories]),
                 **figures,
                 **self._account(),
@@ -156,6 +171,8 @@ class Run:
             with self._writing(f"the figures of iteration {self.version}"):
                 self.metrics.write(self.version, complete)
                 self.history.write(self.version)
+                with span("keep rollouts"):
+                    self.records.write(self.version, groups, samples)
             trained = self.version - self._first_version
             remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
             self.console.print(
@@ -201,14 +218,13 @@ class Run:
         last = self.version == self.config.trainer.iterations
         if not every or not (now or last or self.version % every == 0):
             return
+        # All of one moment. Rollouts go on while it is written, and none of that is in it.
         state, attachments = self.dispatcher.state()
+        state = {**state, "fates": self.history.state(), "seconds": self.train_seconds}
         with span("checkpoint", waits_for="trainer"):
+            written = await asyncio.to_thread(attachments)
             async with self.deadline("a checkpoint"):
-                await self.trainer.save_checkpoint.route(
-                    self.version,
-                    {**state, "fates": self.history.state(), "seconds": self.train_seconds},
-                    attachments,
-                )
+                await self.trainer.save_checkpoint.route(self.version, state, written)
 
     def preempt(self) -> None:
         """Have the loop end with `Preempted` as soon as the iteration is over that it is in."""
@@ -235,6 +251,7 @@ class Run:
         with self._writing(f"the figures up to iteration {version}"):
             self.metrics.rewind(version)
             self.history.rewind(version, fates)
+            self.records.rewind(version)
         self.seconds_before, self._began = seconds, time.perf_counter()
         if self.preempted:  # the loss that made us go back may have come first, and is forgotten
             self.preempt()

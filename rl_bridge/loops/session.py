@@ -7,14 +7,16 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
-from rl_bridge.config import Config, save_config
+from rl_bridge.config import Config, folder_exists, save_config
 from rl_bridge.errors import ConfigError
 from rl_bridge.loops.assembly import LOGS, open_run
 from rl_bridge.loops.evaluation import evaluate
+from rl_bridge.loops.folder_lock import folder_of_ones_own
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics import PROCESS_SPANS
@@ -35,10 +37,16 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
         0, or 130 where the run was interrupted. Either way nothing is left running.
 
     Raises:
+        rl_bridge.errors.RunInUse: Another process writes to the folder.
         rl_bridge.errors.BridgeError: The run failed.
     """
-    _make(folder, config, resume=resume)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    with ExitStack() as stack:
+        _open(stack, folder, config, resume=resume)
+        return _train(config, folder, resume=resume)
+
+
+def _train(config: Config, folder: Path, *, resume: bool) -> int:
     # Tasks are named by dotted paths, usually relative to where one stands.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -58,17 +66,31 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
     return 0 if whole else INTERRUPTED
 
 
-def _make(folder: Path, config: Config, *, resume: bool) -> None:
-    if resume and (trained := newest_checkpoint(folder)) > config.trainer.iterations:
-        raise ConfigError(
-            f"expected trainer.iterations of at least {trained}, which the run has behind it, "
-            f"got {config.trainer.iterations}"
-        )
+def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> None:
+    """Have the folder to oneself until the stack is closed, and leave the configuration there."""
     try:
-        folder.mkdir(parents=True, exist_ok=resume)
+        _make(folder, resume=resume)
+        stack.enter_context(folder_of_ones_own(folder))
+        if resume and (trained := newest_checkpoint(folder)) > config.trainer.iterations:
+            raise ConfigError(
+                f"expected trainer.iterations of at least {trained}, which the run has behind it, "
+                f"got {config.trainer.iterations}"
+            )
         save_config(config, folder)
     except OSError as error:
-        raise ConfigError(f"cannot write to the run's folder {str(folder)!r}: {error.strerror}") from error
+        if not resume:
+            shutil.rmtree(folder, ignore_errors=True)  # the next attempt may have the name
+        raise ConfigError(
+            f"cannot write to the run's folder {str(folder)!r}: {error.strerror}; "
+            "see that there is room, and that it is yours to write to"
+        ) from error
+
+
+def _make(folder: Path, *, resume: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=resume)
+    except FileExistsError:
+        raise folder_exists(folder) from None
 
 
 def _interrupted(config: Config, folder: Path) -> str:

@@ -1,15 +1,18 @@
 """From the configuration to what each role is started with."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from rl_bridge.config import Config, MonarchConfig
+from rl_bridge.config import Config, EnvConfig, MonarchConfig
 from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.environments.deadlines import SessionDeadlines
-from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.environments.servers import EnvironmentServers, OnChange
+from rl_bridge.generator.settings import EngineSettings, endpoint_of
 from rl_bridge.rewards.ensemble import Ensemble, Rule
 from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
-from rl_bridge.rollout.dispatcher import DispatchSettings
+from rl_bridge.rollout.dispatching import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.filters import GroupFilter, Overlong
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.services import RestartPolicy
 from rl_bridge.trainer.settings import TrainerSettings
@@ -26,6 +29,8 @@ def engine_settings(config: Config, model_path: Path) -> EngineSettings:
         kv_cache_bytes=rollout.kv_cache_mb << 20,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         seed=config.seed,
+        engine=config.generator.engine,
+        endpoint=endpoint_of(config.generator),
         weight_update=rollout.weight_update,
         timeout_s=rollout.generate_timeout_s,
         deterministic=config.deterministic,
@@ -40,7 +45,7 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         dtype=config.model.dtype,
         folder=str(folder.absolute()),
         max_length=config.rollout.max_length,
-        max_loss_tokens=config.rollout.num_turns * config.rollout.max_new_tokens,
+        max_loss_tokens=greatest_length(config),
         temperature=config.rollout.temperature,
         seed=config.seed,
         trainer=trainer,
@@ -64,6 +69,18 @@ def restart_policy(monarch: MonarchConfig) -> RestartPolicy:
     )
 
 
+def environment_servers(config: Config, env: EnvConfig, on_change: OnChange) -> EnvironmentServers:
+    """The servers of the environment, not started yet."""
+    return EnvironmentServers(
+        app=env.app,
+        image=env.image,
+        urls=(env.url,) if isinstance(env.url, str) else env.url or (),
+        count=config.monarch.roles.environment.replicas,
+        restarts=replace(restart_policy(config.monarch), budget=env.restarts),
+        on_change=on_change,
+    )
+
+
 def session_deadlines(config: Config) -> SessionDeadlines:
     """How long a worker waits for what an environment does."""
     env = config.env
@@ -84,6 +101,7 @@ def episode_settings(config: Config, *, temperature: float) -> EpisodeSettings:
         num_turns=config.rollout.num_turns,
         illegal_reward=config.reward.illegal_answer,
         reset_options={} if env is None else env.reset,
+        timeout_s=config.rollout.episode_timeout_s,
     )
 
 
@@ -101,6 +119,33 @@ def dispatch_settings(config: Config) -> DispatchSettings:
         episode=episode_settings(config, temperature=rollout.temperature),
         deterministic=config.deterministic,
         timeout_s=rollout.timeout_s,
+        filter=group_filter(config),
+    )
+
+
+def greatest_length(config: Config) -> int:
+    """The most tokens of its own that the policy can put into a trajectory; a dataset's prompt has one answer."""
+    rollout = config.rollout
+    turns = rollout.num_turns if config.data is None else 1
+    return min(turns * rollout.max_new_tokens, rollout.max_length)
+
+
+def overlong(config: Config) -> Overlong:
+    """What is done about trajectories that are too long."""
+    algorithm, longest = config.algorithm, greatest_length(config)
+    return Overlong(
+        handling=algorithm.overlong,
+        max_length=longest,
+        buffer=max(1, round(algorithm.overlong_share * longest)),
+    )
+
+
+def group_filter(config: Config) -> GroupFilter:
+    """Which groups are trained."""
+    return GroupFilter(
+        dynamic=config.algorithm.dynamic_sampling,
+        overlong=overlong(config),
+        refills=config.algorithm.max_refills * config.rollout.groups_per_step,
     )
 
 

@@ -53,7 +53,7 @@ class JsonlSink:
 
 
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:
-    """Take from a file of JSON lines what came after an iteration, and a last line that was cut off.
+    """Take from a file of JSON lines what came after an iteration, and lines that were cut off.
 
     Args:
         path: The file; it need not exist.
@@ -64,18 +64,20 @@ def rewind(path: Path, iteration: int) -> Mapping[str, float]:
     """
     if not path.exists():
         return {}
-    kept: list[str] = []
+    kept: list[bytes] = []
     last: dict[str, float] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # By bytes: text has more ends of lines than "\n", and a line that was cut off may end within a character.
+    for line in path.read_bytes().split(b"\n"):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if row["iteration"] <= iteration:
-            kept.append(line + "\n")
+            wanted = row["iteration"] <= iteration
+        except (ValueError, TypeError, KeyError):
+            continue
+        if wanted:
+            kept.append(line + b"\n")
             last = row
     written = path.with_suffix(".partial")
-    written.write_text("".join(kept), encoding="utf-8")
+    written.write_bytes(b"".join(kept))
     written.replace(path)
     return last
 

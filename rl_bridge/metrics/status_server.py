@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 ADDRESS_FILE: Final = "status.json"
 """In the folder of a run that is under way: where its status is served."""
+LOOPBACK: Final = "127.0.0.1"
 MAX_CALLERS: Final = 32
 MAX_BYTES: Final = 16 << 20
 TIMEOUT_S: Final = 5.0
@@ -165,6 +167,28 @@ async def _line(host: str, port: int) -> bytes:
         raise OSError(f"a line of more than {MAX_BYTES} bytes") from error
     finally:
         writer.transport.abort()
+
+
+def host_to_serve_on(host: str, *, alone: bool) -> str:
+    """Where a run's status is served that was told to serve it on a host.
+
+    A configuration for a cluster names the cluster's controller. Where the run is alone on a machine that has no such
+    address, nobody could ask there, and it serves on loopback.
+
+    Args:
+        host: What the run was told.
+        alone: Whether all its processes are on this machine.
+    """
+    if not alone:
+        return host
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listening:
+            listening.bind(address)
+    except OSError:
+        logger.warning("%s is no address of this machine: the run's status is served on %s", host, LOOPBACK)
+        return LOOPBACK
+    return host
 
 
 def parse_address(address: str) -> tuple[str, int]:

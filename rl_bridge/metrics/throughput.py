@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from rl_bridge.errors import StatusError
@@ -17,6 +18,10 @@ GROUPS: Final = "rollout/groups"
 """Logged with each iteration: how many groups it was trained on."""
 ELAPSED: Final = "time/elapsed_s"
 """Logged with each iteration: wall time of the training up to it, set-up apart, over every resumption."""
+
+TARGETS: Final[Mapping[str, float]] = MappingProxyType({"rollout": 0.8, "policy": 0.8, "trainer": 0.9})
+"""The share of its time in which a role should have something to do: what makes rollouts, workers and generators, and
+what trains on them."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -50,6 +55,11 @@ class Throughput:
             return None
         return 1.0 - (totals.rest_s + totals.unaccounted_s) / totals.wall_s
 
+    def met(self, role: str) -> bool | None:
+        """Whether a role reaches its target; None where it has none, or is not there."""
+        busy, target = self.utilisation(role), TARGETS.get(role)
+        return None if busy is None or target is None else busy >= target
+
     def as_json(self) -> dict[str, Any]:
         """This as what JSON can hold."""
         return {
@@ -58,6 +68,11 @@ class Throughput:
             "groups": self.groups,
             "unaccounted": self.unaccounted,
             "utilisation": {role: self.utilisation(role) for role in self.roles},
+            "targets": {
+                role: {"at_least": target, "met": self.met(role)}
+                for role, target in TARGETS.items()
+                if self.met(role) is not None
+            },
             "roles": {role: totals.as_json() for role, totals in self.roles.items()},
         }
 

@@ -12,6 +12,7 @@ from monarch.actor import concurrent_endpoint
 
 from openenv_core import EnvClient
 from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.environments.token import read_token
 from rl_bridge.errors import RolloutError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
@@ -50,9 +51,11 @@ class RolloutActor(ServiceActor):
         settings, config = self._settings, self._settings.config
         task = load_task(str(config.rollout.task), config, Path(settings.folder))
 
+        token = None if config.env is None else read_token(config.env.token_file)
+
         def connect(url: str) -> EnvClient[Any, Any, Any]:
             longest = max(settings.deadlines.reset_s, settings.deadlines.step_s)
-            return task.client_type(url, message_timeout_s=longest + 1.0)
+            return task.client_type(url, token=token, message_timeout_s=longest + 1.0)
 
         self._sessions = SessionLeases(connect, sessions=settings.sessions, deadlines=settings.deadlines)
         self._client = GeneratorClient(

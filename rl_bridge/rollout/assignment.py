@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.types import Trajectory
+from rl_bridge.types import Ending, Trajectory
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -45,10 +45,17 @@ class Absence(StrEnum):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class NoTrajectory:
-    """An episode without a trajectory to learn from."""
+    """An episode without a trajectory to learn from.
+
+    Attributes:
+        absence: What became of it.
+        reason: Why, in words.
+        ending: Whose failure it was, where it was played and failed; None where it was not played to any end.
+    """
 
     absence: Absence
     reason: str
+    ending: Ending | None = None
 
 
 Outcome: TypeAlias = Trajectory | NoTrajectory

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.types import Ending, Trajectory
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,9 +20,12 @@ class EpisodeCounts:
         dropped: Episodes given up after as many attempts as are allowed.
         unscored: Episodes played to an end that has no reward.
         without_turn: Episodes that were over before the policy could act.
+        refused: Episodes that an action ended which the environment did not take.
+        understood: Whether an environment has taken any action.
         unfinished: Episodes that were cut short because the trainer waited for their group.
         last_failure: Why an attempt failed last; None where none has.
         last_unscored: Why an episode had no reward last; None where each had one.
+        last_refusal: Why an action was not taken last; None where each was.
     """
 
     played: int = 0
@@ -28,9 +33,12 @@ class EpisodeCounts:
     dropped: int = 0
     unscored: int = 0
     without_turn: int = 0
+    refused: int = 0
+    understood: bool = False
     unfinished: int = 0
     last_failure: str | None = None
     last_unscored: str | None = None
+    last_refusal: str | None = None
 
     def attempted(self, result: AssignmentResult) -> None:
         """Count the failed attempts of one assignment."""
@@ -42,6 +50,10 @@ class EpisodeCounts:
         for outcome in outcomes:
             if not isinstance(outcome, NoTrajectory):
                 self.played += 1
+                self.understood = self.understood or _took_an_action(outcome)
+                if outcome.ending is Ending.REFUSED_ACTION:
+                    self.refused += 1
+                    self.last_refusal = outcome.refusal
             elif outcome.absence is Absence.DROPPED:
                 self.dropped += 1
             elif outcome.absence is Absence.UNSCORED:
@@ -52,9 +64,31 @@ class EpisodeCounts:
             else:
                 self.unfinished += 1
 
+    def require_understood(self, episodes: int) -> None:
+        """Tell a policy that writes nonsense from a task whose actions are not the environment's.
+
+        Args:
+            episodes: After how many that ended by a refused action it is the task, if no other action was ever taken.
+
+        Raises:
+            RolloutError: It is the task.
+        """
+        if not self.understood and self.refused >= episodes:
+            raise RolloutError(
+                f"the environment refuses what it is sent: none of {self.refused} episodes had an action that it took; "
+                "see that rollout.task makes actions of the environment's own type. The last refusal: "
+                f"{self.last_refusal}"
+            )
+
     def state(self) -> dict[str, Any]:
         """For `json`."""
         return asdict(self)
+
+
+def _took_an_action(played: Trajectory) -> bool:
+    """Whether the environment did: an answer behind another one has seen what came of that."""
+    ended_by_it = played.ending in (Ending.COMPLETED, Ending.TRUNCATED_TURNS)
+    return ended_by_it or len(played.turns) > 1 or played.tool_calls > 0
 
 
 def final_outcomes(outcomes: Iterable[tuple[int, Outcome]]) -> dict[int, Outcome]:

@@ -5,45 +5,25 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from rl_bridge.buffer.ledger import Lease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.counts import EpisodeCounts, final_outcomes, summary
+from rl_bridge.rollout.dispatching import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.filters import NO_VARIANCE
 from rl_bridge.rollout.losses import LossReport
 from rl_bridge.rollout.seeds import group_seed
 from rl_bridge.rollout.service import RolloutService
+from rl_bridge.rollout.tally import Tally
 from rl_bridge.types import Group, PolicyVersion, Trajectory
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class DispatchSettings:
-    """How groups are played.
-
-    Attributes:
-        run_seed: The run's; with a group's number it decides the group's seed.
-        group_size: Siblings of a group.
-        min_group_size: Siblings that a group needs to be worth training, where others were dropped or cut.
-        slots: Groups in flight at most.
-        episode: How an episode is played.
-        deterministic: Sample every completion with a seed of its own.
-        timeout_s: How long a worker may take for an assignment, before it is taken for lost.
-    """
-
-    run_seed: int
-    group_size: int
-    min_group_size: int
-    slots: int
-    episode: EpisodeSettings
-    deterministic: bool
-    timeout_s: float
 
 
 class Dispatcher:
@@ -71,6 +51,7 @@ class Dispatcher:
         """Of groups that wait for another worker: the outcomes of the siblings that are finished."""
         self._held_out_leases = itertools.count(-1, -1)
         self._lost_in_a_row = 0
+        self._tally = Tally()
         self._losses = LossReport()
         buffer.cut = self._cut
 
@@ -102,10 +83,19 @@ class Dispatcher:
         """Every serving generator holds these weights, or newer ones: more groups may start."""
         self._buffer.served(version)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What a checkpoint holds: a part for `json`, and attachments. Groups under way are played again."""
+    def take_tally(self) -> Tally:
+        """What became of groups and episodes since this was last asked, beside those that were trained."""
+        taken, self._tally = self._tally, Tally()
+        return taken
+
+    def state(self) -> tuple[dict[str, Any], Callable[[], dict[str, bytes]]]:
+        """What a checkpoint holds: a part for `json`, and attachments. Groups under way are played again.
+
+        The attachments are of this moment too, and are written when they are called for, in any thread: with many
+        tokens that takes long.
+        """
         ledger, groups = self._buffer.state()
-        return {"ledger": ledger, "episodes": self.counts.state()}, {"groups": groups}
+        return {"ledger": ledger, "episodes": self.counts.state()}, lambda: {"groups": stored(groups)}
 
     async def rewind(
         self, version: PolicyVersion, state: Mapping[str, Any] | None, attachments: Mapping[str, bytes]
@@ -125,12 +115,14 @@ class Dispatcher:
         await self._recall()
         self._kept.clear()
         self._lost_in_a_row = 0
+        self._tally = Tally()
         if state is None:
             self.counts = EpisodeCounts()
-            self._buffer.restore(Ledger(max_losses=None).state(), b"[]", served=version)
+            self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:
-            self.counts = EpisodeCounts(**state["episodes"])
-            self._buffer.restore(state["ledger"], attachments["groups"], served=version)
+            # In checkpoints from before there was such a count, any refusal was the end of the run.
+            self.counts = EpisodeCounts(**{"understood": True, **state["episodes"]})
+            self._buffer.restore(state["ledger"], restored(attachments["groups"]), served=version)
         if self._leasing is not None:
             self._begin()
 
@@ -177,6 +169,9 @@ class Dispatcher:
             ) from None
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
+        counts = EpisodeCounts(understood=self.counts.understood)
+        counts.ended(outcomes.values())
+        counts.require_understood(max(len(seeds), 1))
         return [outcomes[place] for place in range(len(seeds))]
 
     async def _play_part(self, seeds: tuple[int, ...], episode: EpisodeSettings) -> list[Outcome]:
@@ -241,28 +236,36 @@ class Dispatcher:
                 self.counts.attempted(result)
             return
         trajectories = [one for _, one in sorted(outcomes.items()) if isinstance(one, Trajectory)]
-        if len(trajectories) >= self._settings.min_group_size:
-            group = Group(id=lease.group, seed=seed, trajectories=trajectories)
-            current = await self._buffer.add(group, lease)
-            self._lost_in_a_row = 0
+        group = Group(id=lease.group, seed=seed, trajectories=trajectories)
+        if len(trajectories) < self._settings.min_group_size:
+            refusal: str | None = f"too few siblings: {summary(outcomes.values())}"
         else:
-            current = self._buffer.drop(lease, f"too few siblings: {summary(outcomes.values())}")
-            self._lost_in_a_row += current
+            refusal = self._settings.filter.refusal(group, first=lease.first)
+        if refusal is None:
+            current = await self._buffer.add(group, lease)
+        else:
+            current = self._buffer.drop(lease, refusal)
+            self._tally.refused[refusal] += current
+        self._lost_in_a_row = 0 if refusal in (None, NO_VARIANCE) else self._lost_in_a_row + current
         if current:
             self.counts.attempted(result)
             self.counts.ended(outcomes.values())
-            self._require_some_success(outcomes.values())
+            self.counts.require_understood(
+                self._settings.group_size * self._buffer.admission.groups_per_batch
+            )
+            self._tally.ended(outcomes.values(), refused=refusal is not None)
+            self._require_some_success(refusal, outcomes.values())
 
     def _hand_on(self, lease: Lease, kept: dict[int, Outcome], *, waits: bool) -> None:
         if waits and kept:
             self._kept[lease.group] = kept
 
-    def _require_some_success(self, outcomes: Iterable[Outcome]) -> None:
+    def _require_some_success(self, refusal: str | None, outcomes: Iterable[Outcome]) -> None:
         if self._lost_in_a_row >= self._buffer.admission.groups_per_batch:
             absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
+            because = f"; the last because: {absent[-1].reason}" if absent else ""
             raise RolloutError(
-                f"none of the last {self._lost_in_a_row} groups could be trained; the last one had "
-                f"too few siblings: {summary(outcomes)}; the last because: {absent[-1].reason}"
+                f"none of the last {self._lost_in_a_row} groups could be trained; the last one had {refusal}{because}"
             )
 
     def _cut(self, leases: Sequence[Lease]) -> None:

@@ -1,32 +1,27 @@
 """One trajectory: the policy plays one episode through one session."""
 
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from openenv_core import StepResult
-from rl_bridge.errors import EpisodeUnscored
+from pydantic_core import PydanticSerializationError
+
+from openenv_core.errors import ValidationFailed
+from rl_bridge.errors import EpisodeUnscored, NoReplica, ReplicaLost
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.outcomes import require_play
+from rl_bridge.rollout.outcomes import require_play, shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
-from rl_bridge.rollout.task import Task
+from rl_bridge.rollout.task import Dialogue, Session, Task
 from rl_bridge.tokens.chat import Message
 from rl_bridge.types import Ending, Trajectory, Turn
 
-
-class Session(Protocol):
-    """One environment: an `EnvClient`, or a leased session."""
-
-    async def reset(self, **options: Any) -> StepResult[Any]:
-        """Begin an episode."""
-
-    async def step(self, action: Any, /) -> StepResult[Any]:
-        """Take a step."""
-
-
 Judge: TypeAlias = Callable[[Sequence[Message], str, Any], Awaitable[float | None]]
 """Told the chat that an episode began with, the policy's answers, a line each, and the task's target."""
+
+ILL_FORMED: Final = (Ending.ILLEGAL, Ending.UNPARSABLE_CALL, Ending.REFUSED_ACTION)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -35,15 +30,19 @@ class EpisodeSettings:
 
     Attributes:
         temperature: Of the sampling; 0 plays greedily.
-        num_turns: Exchanges at most.
-        illegal_reward: What an answer that is no legal action earns; it ends the episode.
+        num_turns: Exchanges at most, and steps of the environment at most: an answer with several calls of tools takes
+            as many.
+        illegal_reward: What an answer that is no legal action earns, or that begins a call that cannot be read, or that
+            means an action which the environment does not take; it ends the episode.
         reset_options: Sent with the reset, beside the seed.
+        timeout_s: After how long since its reset no exchange is begun any more; None for no limit.
     """
 
     temperature: float
     num_turns: int
     illegal_reward: float
     reset_options: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
 
 
 async def play_episode(
@@ -74,53 +73,133 @@ async def play_episode(
     Raises:
         openenv_core.ClientError: The session failed; the episode is lost, through no fault of the policy's.
         rl_bridge.errors.EpisodeLost: The environment says that its infrastructure failed; likewise.
-        rl_bridge.errors.EpisodeUnscored: It, or the judge, says that nobody knows how well the episode was played.
+        rl_bridge.errors.EpisodeUnscored: It, or the judge, says that nobody knows how well the episode was played, or
+            gives a reward that is no number; or there is no judge to be had.
         rl_bridge.errors.GeneratorError: The engine failed.
     """
-    turns: list[Turn] = []
-    texts: list[str] = []
     with span("reset", waits_for="environment"):
         result = await client.reset(seed=seed, **settings.reset_options)
     require_play(result)
-    total = float(result.reward or 0.0)
-    first = result.observation
-    ending = Ending.COMPLETED
-    while not result.done:
-        if len(turns) == settings.num_turns:
-            ending = Ending.TRUNCATED_TURNS
-            break
-        with span("prompt"):
-            prompt = policy.prompt(task.messages(result.observation))
-        if prompt is None:
-            ending = Ending.TRUNCATED_LENGTH
-            break
-        with span("answer", waits_for="policy"):
-            turn, text = await policy.answer(
-                prompt,
-                temperature=settings.temperature,
-                seed=None if sampling_key is None else sampling_seed(*sampling_key, len(turns)),
-            )
-        turns.append(turn)
-        texts.append(text)
-        action = task.parse(text)
-        if action is None:
-            ending = Ending.ILLEGAL
-            total += settings.illegal_reward
-            break
-        with span("step", waits_for="environment"):
-            result = await client.step(action)
-        require_play(result)
-        total += float(result.reward or 0.0)
-    if not turns:
+    if result.done:
         return None
+    first, began = result.observation, time.monotonic()
+    with span("begin", waits_for="environment"):
+        dialogue = await task.begin(client, policy, first)
+    play = _Play(client, policy, dialogue, settings, sampling_key, began)
+    play.earn(result.reward)
+    ending = await play.to_the_end()
+    if not play.turns:
+        return None
+    if ending in ILL_FORMED:
+        play.earn(settings.illegal_reward)
     if judge is not None:
         with span("judge", waits_for="reward"):
-            total += await _judged(judge, task, first, texts)
-    return Trajectory(seed=seed, turns=turns, ending=ending, reward=total)
+            play.earn(await _judged(judge, task, first, play.texts))
+    return Trajectory(
+        seed=seed,
+        turns=play.turns,
+        ending=ending,
+        reward=play.total,
+        tool_calls=play.dialogue.tool_calls,
+        refusal=play.refusal,
+    )
+
+
+class _Play:
+    """An episode under way, from after its reset."""
+
+    def __init__(
+        self,
+        client: Session,
+        policy: ChatPolicy,
+        dialogue: Dialogue,
+        settings: EpisodeSettings,
+        sampling_key: tuple[int, int, int] | None,
+        began: float,
+    ) -> None:
+        self.turns: list[Turn] = []
+        self.texts: list[str] = []
+        self.total = 0.0
+        self.refusal: str | None = None
+        self.dialogue = dialogue
+        self._client = client
+        self._policy = policy
+        self._settings = settings
+        self._sampling_key = sampling_key
+        self._steps = 0
+        self._began = began
+
+    def earn(self, reward: float | None) -> None:
+        try:
+            self.total += float(reward or 0.0)
+        except OverflowError:  # JSON has whole numbers of any length
+            self.total = math.inf
+        if not math.isfinite(
+            self.total
+        ):  # one of them would make the advantages of all siblings NaN, and so the loss
+            raise EpisodeUnscored(f"expected rewards that are finite, got {reward!s:.20}")
+
+    async def to_the_end(self) -> Ending:
+        while True:
+            if (ending := self._limit() or await self._exchange()) is not None:
+                return ending
+
+    def _limit(self) -> Ending | None:
+        settings = self._settings
+        if len(self.turns) == settings.num_turns:
+            return Ending.TRUNCATED_TURNS
+        if settings.timeout_s is not None and time.monotonic() - self._began >= settings.timeout_s:
+            return Ending.TRUNCATED_TIME
+        return None
+
+    async def _exchange(self) -> Ending | None:
+        with span("prompt"):
+            prompt = self.dialogue.prompt()
+        if prompt is None:
+            return Ending.TRUNCATED_LENGTH
+        key, number = self._sampling_key, len(self.turns)
+        with span("answer", waits_for="policy"):
+            turn, text = await self._policy.answer(
+                prompt,
+                temperature=self._settings.temperature,
+                seed=None if key is None else sampling_seed(*key, number),
+            )
+        self.turns.append(turn)
+        self.texts.append(text)
+        try:
+            meant = self.dialogue.read(turn.completion, text)
+        except (ValueError, LookupError) as error:  # what reading odd text comes to, pydantic's own included
+            return self._refused(error)
+        return meant if isinstance(meant, Ending) else await self._act(meant)
+
+    async def _act(self, actions: Sequence[Any]) -> Ending | None:
+        for action in actions:
+            if self._steps == self._settings.num_turns:
+                return Ending.TRUNCATED_TURNS
+            try:
+                with span("step", waits_for="environment"):
+                    result = await self._client.step(action)
+            except (ValidationFailed, PydanticSerializationError) as error:
+                return self._refused(error)
+            self._steps += 1
+            require_play(result)
+            self.earn(result.reward)
+            self.dialogue.hear(result.observation)
+            if result.done:  # nobody is there to take what comes behind it
+                return Ending.COMPLETED
+        return None
+
+    def _refused(self, error: Exception) -> Ending:
+        """What the policy wrote may end its episode, and nothing else."""
+        self.refusal = shortened(f"{type(error).__name__}: {error}")
+        return Ending.REFUSED_ACTION
 
 
 async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) -> float:
-    earned = await judge(task.messages(first), "\n".join(texts), task.target(first))
+    try:
+        earned = await judge(task.messages(first), "\n".join(texts), task.target(first))
+    except (ReplicaLost, NoReplica) as error:  # calls to judges are repeated, so by now there is none
+        raise EpisodeUnscored(f"no reward function answered: {error}") from error
     if earned is None:
         raise EpisodeUnscored("the reward function gave no reward")
     return earned

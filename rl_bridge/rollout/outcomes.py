@@ -1,10 +1,18 @@
 """What an observation says about itself, as a rollout acts on it: lost, unscored, or play."""
 
-from typing import Any
+from typing import Any, Final
 
 from openenv_core import StepResult
 from openenv_core.outcomes import infrastructure_failure, unscored_reason
 from rl_bridge.errors import EpisodeLost, EpisodeUnscored
+
+REASON_CHARS: Final = 1000
+"""Of what an environment says of a failure so much is told: it goes into logs, and into every checkpoint."""
+
+
+def shortened(reason: str) -> str:
+    """Return as much of a reason as is told."""
+    return reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
 
 
 def require_play(result: StepResult[Any]) -> None:

@@ -1,10 +1,11 @@
 """The policy as rollouts see it: chats in, completions and their text out."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.conversation import Conversation
 from rl_bridge.types import Completion, SamplingSettings, Turn
 
 
@@ -38,7 +39,30 @@ class ChatPolicy:
     def prompt(self, messages: Sequence[Message]) -> Sequence[int] | None:
         """The token ids of a chat; None where an answer would not fit behind them."""
         prompt = self._tokenizer.prompt(messages)
-        return None if len(prompt) > self._longest_prompt else prompt
+        return prompt if self.has_room(prompt) else None
+
+    def has_room(self, prompt: Sequence[int]) -> bool:
+        """Whether an answer fits behind a prompt."""
+        return len(prompt) <= self._longest_prompt
+
+    def may_have_room(self, prompt: Sequence[int], messages: Sequence[Message]) -> bool:
+        """False where no answer can fit behind a prompt and messages, however they are tokenised.
+
+        To tokenise megabytes, of a tool that gave a whole file, would hold up all that this process does.
+        """
+        characters = sum(len(message["content"]) for message in messages)
+        return characters <= (self._longest_prompt - len(prompt)) * self._tokenizer.longest_token
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The checkpoint's."""
+        return self._tokenizer
+
+    def converse(
+        self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] = ()
+    ) -> Conversation:
+        """Begin a chat that will grow; see `Conversation`."""
+        return Conversation(self._tokenizer, messages, functions)
 
     async def answer(
         self, prompt: Sequence[int], *, temperature: float, seed: int | None = None

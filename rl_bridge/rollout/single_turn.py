@@ -58,13 +58,21 @@ class SingleTurn:
             except PromptRefused:
                 raise
             except GeneratorError as error:  # no policy is to blame; other replicas have been tried by now
-                return NoTrajectory(absence=Absence.DROPPED, reason=f"{type(error).__name__}: {error}")
+                return NoTrajectory(
+                    absence=Absence.DROPPED,
+                    reason=f"{type(error).__name__}: {error}",
+                    ending=Ending.FAILED_POLICY,
+                )
             # 3. Evaluate. No reward is no zero: the answer stays out of its group's baseline.
             reward = await self._reward.evaluate_response.route(
                 prompt=example.prompt, response=response, target=example.target
             )
             if reward is None:
-                return NoTrajectory(absence=Absence.UNSCORED, reason="the reward function gave no reward")
+                return NoTrajectory(
+                    absence=Absence.UNSCORED,
+                    reason="the reward function gave no reward",
+                    ending=Ending.FAILED_REWARD,
+                )
             ending = Ending.COMPLETED if turn.completion.stopped else Ending.TRUNCATED_LENGTH
             return Trajectory(seed=seed, turns=[turn], ending=ending, reward=reward)
 

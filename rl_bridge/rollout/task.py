@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from openenv_core import EnvClient
+from openenv_core import EnvClient, StepResult
 from rl_bridge.config import Config, resolve
 from rl_bridge.errors import ConfigError
+from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.chat import Message
-from rl_bridge.types import Ending, Trajectory
+from rl_bridge.types import Completion, Ending, Trajectory
 
 
 class Policy(Protocol):
@@ -18,6 +19,40 @@ class Policy(Protocol):
 
     async def answer_greedily(self, chats: Sequence[Sequence[Message]]) -> list[str]:
         """The most likely answer to each chat, as text, under the newest weights."""
+        ...
+
+
+class Session(Protocol):
+    """One environment: an `EnvClient`, or a leased session."""
+
+    async def reset(self, **options: Any) -> StepResult[Any]:
+        """Begin an episode."""
+
+    async def step(self, action: Any, /) -> StepResult[Any]:
+        """Take a step."""
+
+
+class Dialogue(Protocol):
+    """One episode as the policy reads and writes it."""
+
+    tool_calls: int
+    """Calls of tools that the environment has been asked for."""
+
+    def prompt(self) -> Sequence[int] | None:
+        """What the next answer is sampled after; None where an answer would not fit behind it."""
+        ...
+
+    def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:
+        """The actions that an answer means, in order; or the ending that it is.
+
+        Args:
+            completion: The answer to the prompt before.
+            text: Its own, without special tokens.
+        """
+        ...
+
+    def hear(self, observation: Any) -> None:
+        """What the environment answered to the next one of those actions."""
         ...
 
 
@@ -31,6 +66,7 @@ class EvaluationResult:
         dropped: Episodes lost to failures that were not the policy's.
         train_seconds: Wall time of the training loop, set-up and evaluation apart.
         unscored: Episodes that were played and have no reward.
+        last_absence: Why the last of these two kinds is not among the rewards; None where all are.
     """
 
     rewards: Sequence[float]
@@ -38,6 +74,7 @@ class EvaluationResult:
     dropped: int
     train_seconds: float
     unscored: int = 0
+    last_absence: str | None = None
 
 
 def load_task(reference: str, config: Config, folder: Path) -> "Task":
@@ -80,7 +117,21 @@ class Task(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> Any | None:
-        """The action that an answer means; None where it means none. Never a guess."""
+        """The action that an answer means; None where it means none. Never a guess.
+
+        An answer on which this raises a ValueError, as models of actions do, or a LookupError ends the episode too, as
+        `refused_action`: no text may end the run. Any other error is a fault of the task's, and does.
+        """
+
+    async def begin(self, session: Session, policy: ChatPolicy, observation: Any) -> Dialogue:
+        """Begin to play an episode.
+
+        Args:
+            session: What it is played on, after its reset.
+            policy: Who plays.
+            observation: The first.
+        """
+        return _NewestState(self, policy, observation)
 
     def target(self, observation: Any) -> Any:
         """What reward functions are told of the right answer, from an episode's first observation."""
@@ -108,3 +159,24 @@ class Task(ABC):
     @abstractmethod
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
         """Write and print what came out, after the held-out episodes have been played."""
+
+
+class _NewestState:
+    """The policy is shown a chat for each observation, and answers with one action."""
+
+    tool_calls = 0
+
+    def __init__(self, task: Task, policy: ChatPolicy, observation: Any) -> None:
+        self._task = task
+        self._policy = policy
+        self._observation = observation
+
+    def prompt(self) -> Sequence[int] | None:
+        return self._policy.prompt(self._task.messages(self._observation))
+
+    def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:
+        action = self._task.parse(text)
+        return Ending.ILLEGAL if action is None else (action,)
+
+    def hear(self, observation: Any) -> None:
+        self._observation = observation

@@ -8,10 +8,8 @@ from typing import Any
 from openenv_core.errors import (
     AccessRefused,
     AuthenticationFailed,
-    CapacityReached,
     ClientError,
-    ExecutionFailed,
-    ServerError,
+    ValidationFailed,
 )
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.errors import (
@@ -26,8 +24,10 @@ from rl_bridge.errors import (
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
+from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
+from rl_bridge.types import Ending
 
 BACKOFF_S = 0.1
 """Before the second attempt at an episode; doubles with each further one."""
@@ -112,7 +112,7 @@ class RolloutWorker:
         """Play one episode, in a fresh session after each failure that is not the policy's."""
         assignment = playing.assignment
         key = None if assignment.sampling_key is None else (*assignment.sampling_key, sibling)
-        failure = ""
+        failure, ending = "", Ending.FAILED_ENVIRONMENT
         for number in range(self._max_attempts):
             if number:
                 with span("back off", waits_for="environment"):
@@ -124,9 +124,11 @@ class RolloutWorker:
             except (ClientError, EpisodeLost, GeneratorError, NoReplica, ReplicaLost) as error:
                 if _is_refusal(error):
                     raise RolloutError(f"the environment refuses what it is sent: {error}") from error
-                failure = playing.last_failure = f"{type(error).__name__}: {error}"
+                failure = playing.last_failure = shortened(f"{type(error).__name__}: {error}")
+                its_own = isinstance(error, ClientError | EpisodeLost)
+                ending = Ending.FAILED_ENVIRONMENT if its_own else Ending.FAILED_POLICY
                 playing.retried += 1
-        return NoTrajectory(absence=Absence.DROPPED, reason=failure)
+        return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
     async def _play(self, seed: int, settings: EpisodeSettings, key: tuple[int, int, int] | None) -> Outcome:
         async with self._sessions.lease() as session:
@@ -142,7 +144,9 @@ class RolloutWorker:
                 )
             except EpisodeUnscored as reason:
                 # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
-                return NoTrajectory(absence=Absence.UNSCORED, reason=str(reason))
+                return NoTrajectory(
+                    absence=Absence.UNSCORED, reason=shortened(str(reason)), ending=Ending.FAILED_REWARD
+                )
         return trajectory or NoTrajectory(
             absence=Absence.NO_TURN,
             reason="the episode was over when it began, or its first prompt leaves no room for an answer "
@@ -199,7 +203,9 @@ class _Playing:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the server says that trying again cannot help."""
-    if isinstance(error, AuthenticationFailed | AccessRefused):
-        return True
-    return isinstance(error, ServerError) and not isinstance(error, ExecutionFailed | CapacityReached)
+    """Whether the server says that trying again cannot help.
+
+    A refused action does not come here: the policy wrote it. Nor is it one when a session could not be made or kept,
+    as by a step that took too long: where that is all there is to be had, the dispatcher says so.
+    """
+    return isinstance(error, AuthenticationFailed | AccessRefused | ValidationFailed)

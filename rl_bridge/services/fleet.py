@@ -85,7 +85,8 @@ class Fleet:
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
         await self._hosts.open()
-        self._placement = Placement(self._hosts.count, len(self._hosts.gpus))
+        gpuless = self._hosts.gpuless
+        self._placement = Placement(self._hosts.count - gpuless, len(self._hosts.gpus), gpuless)
         # vLLM and others leave files where temporary ones go; theirs go together.
         self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         supervise(self._heartbeat_s)

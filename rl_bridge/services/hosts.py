@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_bridge.errors import MissingStack, RoleFailed
+from rl_bridge.services.interruptible import interruptible
 from rl_bridge.services.placement import Slot
 
 try:
@@ -53,23 +54,37 @@ class Hosts(ABC):
         return _Workers(tuple(addresses), address, gpus_per_host)
 
     @staticmethod
-    def from_job(job: Any, *, mesh: str, gpus_per_host: int = 0, address: str | None = None) -> "Hosts":
+    def from_job(
+        job: Any,
+        *,
+        mesh: str,
+        cpu_mesh: str | None = None,
+        gpus_per_host: int = 0,
+        address: str | None = None,
+    ) -> "Hosts":
         """The hosts that one of Monarch's jobs provides: ProcessJob, SlurmJob, KubernetesJob.
 
-        Opening them submits the job and waits for it; closing them ends it.
+        Opening them submits the job and waits for it as long as the job itself allows; closing them ends it. Pods that
+        a KubernetesJob has found and not made stay, and serve the next run.
 
         Args:
             job: The job.
             mesh: The name of its mesh of hosts.
-            gpus_per_host: GPUs on each of them.
+            cpu_mesh: The name of a further mesh, of hosts without GPUs, for replicas that need none.
+            gpus_per_host: GPUs on each host of `mesh`.
             address: As of `workers`, where the job's transport needs one.
         """
-        return _Job(job, mesh, gpus_per_host, address)
+        return _Job(job, mesh, cpu_mesh, gpus_per_host, address)
 
     @property
     @abstractmethod
     def count(self) -> int:
         """How many hosts there are, once open."""
+
+    @property
+    def gpuless(self) -> int:
+        """How many of them, the last ones, are not for replicas that need GPUs."""
+        return 0
 
     @property
     @abstractmethod
@@ -118,16 +133,20 @@ class _ThisMachine(Hosts):
 
 
 class _Remote(Hosts):
-    """A mesh of hosts that is attached to."""
+    """Meshes of hosts that are attached to, one behind the other."""
 
     def __init__(self, gpus_per_host: int, address: str | None) -> None:
         self._gpus = _numbered(gpus_per_host)
         self._address = address
-        self._mesh: Any = None
+        self._meshes: tuple[Any, ...] = ()
 
     @property
     def count(self) -> int:
-        return len(self._mesh)
+        return sum(len(mesh) for mesh in self._meshes)
+
+    @property
+    def gpuless(self) -> int:
+        return sum(len(mesh) for mesh in self._meshes[1:])
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -137,30 +156,36 @@ class _Remote(Hosts):
         if self._address is not None:
             enable_transport(self._address)
         try:
-            self._mesh = self._attach()
+            self._meshes = self._attach()
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                await self._mesh.initialized
+                for mesh in self._meshes:
+                    await mesh.initialized
         except BaseException as error:
             await self.close()  # what was asked of a scheduler is not left to it
             if not isinstance(error, Exception):
                 raise
+            # A scheduler has deadlines of its own, and says itself which hosts are missing.
+            late = isinstance(error, TimeoutError)
+            told = f"none within {ATTACH_TIMEOUT_S:g} s" if late else f"{error or type(error).__name__}"
             raise RoleFailed(
-                f"expected to reach the hosts {self._named()} within {ATTACH_TIMEOUT_S:g} s, they did not answer: "
-                f"{error or type(error).__name__}; is a Monarch worker running on each, and the port open?"
+                f"expected to reach the hosts {self._named()}, got: {told}; "
+                "is a Monarch worker running on each, and the port open?"
             ) from error
 
     def mesh_of(self, slot: Slot) -> Any:
-        return self._mesh.slice(hosts=slice(slot.first, slot.first + slot.hosts))
+        first = slot.first
+        for mesh in self._meshes:
+            if first < len(mesh):
+                return mesh.slice(hosts=slice(first, first + slot.hosts))
+            first -= len(mesh)
+        raise IndexError(f"expected a slot on the {self.count} host(s) that are open, got {slot}")
 
     async def close(self) -> None:
-        if self._mesh is not None:
-            with contextlib.suppress(Exception):  # what cannot be reached ends its processes by itself
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await self._mesh.stop()
-            self._mesh = None
+        meshes, self._meshes = self._meshes, ()
+        await asyncio.gather(*(_stop(mesh) for mesh in meshes))
 
     @abstractmethod
-    def _attach(self) -> Any: ...
+    def _attach(self) -> tuple[Any, ...]: ...
 
     @abstractmethod
     def _named(self) -> str: ...
@@ -173,30 +198,41 @@ class _Workers(_Remote):
             raise ValueError("expected the address of at least one worker, got none")
         self._addresses = addresses
 
-    def _attach(self) -> Any:
-        return attach_to_workers(name="hosts", ca="trust_all_connections", workers=list(self._addresses))
+    def _attach(self) -> tuple[Any, ...]:
+        workers = list(self._addresses)
+        return (attach_to_workers(name="hosts", ca="trust_all_connections", workers=workers),)
 
     def _named(self) -> str:
         return ", ".join(self._addresses)
 
 
 class _Job(_Remote):
-    def __init__(self, job: Any, mesh: str, gpus_per_host: int, address: str | None) -> None:
+    def __init__(
+        self, job: Any, mesh: str, cpu_mesh: str | None, gpus_per_host: int, address: str | None
+    ) -> None:
         super().__init__(gpus_per_host, address)
         self._job = job
-        self._name = mesh
+        self._names = (mesh,) if cpu_mesh is None else (mesh, cpu_mesh)
 
-    def _attach(self) -> Any:
+    def _attach(self) -> tuple[Any, ...]:
         # Not one that a run before has left in a file: this run ends what it has started.
-        return getattr(self._job.state(cached_path=None), self._name)
+        with interruptible():  # it waits for its hosts, for half an hour perhaps
+            state = self._job.state(cached_path=None)
+        return tuple(getattr(state, name) for name in self._names)
 
     def _named(self) -> str:
-        return f"{self._name!r} of {type(self._job).__name__}"
+        return f"{' and '.join(repr(name) for name in self._names)} of {type(self._job).__name__}"
 
     async def close(self) -> None:
         await super().close()
         with contextlib.suppress(Exception):  # its hosts may be gone already
             self._job.kill()
+
+
+async def _stop(mesh: Any) -> None:
+    with contextlib.suppress(Exception):  # what cannot be reached ends its processes by itself
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await mesh.stop()
 
 
 def _visible_gpus() -> tuple[str, ...]:

@@ -36,13 +36,15 @@ class Placement:
     Args:
         hosts: How many there are.
         gpus: GPUs on each.
+        gpuless: Further hosts, behind those, without GPUs. Replicas that need none are put there first, and no replica
+            spans hosts of both kinds.
     """
 
-    def __init__(self, hosts: int, gpus: int) -> None:
-        self._gpus = gpus
-        self._processes = [0] * hosts
-        self._free = [set(range(gpus)) for _ in range(hosts)]
-        self._avoided_until = [0.0] * hosts
+    def __init__(self, hosts: int, gpus: int, gpuless: int = 0) -> None:
+        self._boundary = hosts
+        self._processes = [0] * (hosts + gpuless)
+        self._free = [set(range(gpus)) for _ in range(hosts)] + [set[int]() for _ in range(gpuless)]
+        self._avoided_until = [0.0] * (hosts + gpuless)
 
     def take(self, options: ServiceOptions, now: float) -> Slot:
         """Find room for a replica.
@@ -59,6 +61,7 @@ class Placement:
             first
             for first in range(len(self._processes) - options.hosts + 1)
             if all(len(free) >= needed for free in self._free[first : first + options.hosts])
+            and not first < self._boundary < first + options.hosts
         ]
         if not firsts:
             raise RoleFailed(
@@ -67,10 +70,11 @@ class Placement:
                 "give the roles fewer replicas or processes, or the run more hosts"
             )
 
-        def unwelcome(first: int) -> tuple[int, int]:
+        def unwelcome(first: int) -> tuple[int, bool, int]:
             span = range(first, first + options.hosts)
             avoided = sum(self._avoided_until[host] > now for host in span)
-            return avoided, sum(self._processes[host] for host in span)
+            wasteful = not needed and first < self._boundary
+            return avoided, wasteful, sum(self._processes[host] for host in span)
 
         first = min(firsts, key=unwelcome)
         gpus = tuple(tuple(sorted(self._free[host]))[:needed] for host in range(first, first + options.hosts))

@@ -12,7 +12,8 @@ from rl_bridge.environments.address import Client
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
-from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
+from rl_bridge.rollout.dispatcher import Dispatcher
+from rl_bridge.rollout.dispatching import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.service import RolloutService
 from rl_bridge.rollout.worker import RolloutWorker

@@ -6,10 +6,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
+
+import rl_bridge.titan.devices  # noqa: F401 - before TorchTitan's modules
+
+# isort: split
 from torchtitan.models.common.attention import ScaledDotProductAttention
 
 
-class DocumentAttention(ScaledDotProductAttention):  # type: ignore[misc]  # Any without TorchTitan
+class DocumentAttention(ScaledDotProductAttention):
     """Scaled dot-product attention, causal, and kept within documents where a mask says which.
 
     TorchTitan offers language models flex and varlen attention; the former has no backward pass on a CPU,
@@ -17,7 +21,7 @@ class DocumentAttention(ScaledDotProductAttention):  # type: ignore[misc]  # Any
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
+    class Config(ScaledDotProductAttention.Config):
         """Without options."""
 
     def forward(
@@ -33,13 +37,14 @@ class DocumentAttention(ScaledDotProductAttention):  # type: ignore[misc]  # Any
         if attention_masks is None:
             plain: Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
             return plain
+        # On GPUs the one kernel that takes a mask and shared keys keeps every score, so each head gets keys of its own.
+        shared = q_BLNH.shape[2] // k_BLNH.shape[2]
         return F.scaled_dot_product_attention(
             q_BLNH.transpose(1, 2),
-            k_BLNH.transpose(1, 2),
-            v_BLNH.transpose(1, 2),
+            k_BLNH.transpose(1, 2).repeat_interleave(shared, dim=1),
+            v_BLNH.transpose(1, 2).repeat_interleave(shared, dim=1),
             attn_mask=attention_masks,
             scale=options.get("scale"),
-            enable_gqa=options.get("enable_gqa", False),
         ).transpose(1, 2)
 
 

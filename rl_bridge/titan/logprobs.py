@@ -28,11 +28,4 @@ def log_distributions(model: TitanModel, batch: TrainBatch, *, temperature: floa
 
 def rows_log_distributions(model: TitanModel, rows: PackedRows, *, temperature: float) -> Tensor:
     """The same for contexts that have been laid out in rows already."""
-    logits = model.logits(
-        torch.from_numpy(rows.tokens).to(model.device),
-        positions=torch.from_numpy(rows.positions).to(model.device),
-        document=None if rows.one_a_row else torch.from_numpy(rows.document).to(model.device),
-    )
-    row = torch.from_numpy(rows.row).to(model.device)
-    column = torch.from_numpy(rows.column).to(model.device)
-    return torch.log_softmax(logits[row, column].float() / temperature, dim=-1)
+    return torch.log_softmax(model.outputs_before(rows) / temperature, dim=-1)

@@ -1,6 +1,5 @@
 """A TorchTitan model from a checkpoint in the Hugging Face layout, on a GPU or a CPU."""
 
-import json
 import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,34 +9,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torchtitan.tools.utils as titan_utils
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
 
+from rl_bridge.buffer.batch import PackedRows
 from rl_bridge.errors import ConfigError, ModelError
+from rl_bridge.titan.architecture import read_architecture
+from rl_bridge.titan.attention import document_mask
+from rl_bridge.titan.definitions import DEFINITIONS, VALUE_HEAD, CheckpointNames, keep_whole, model_config
+from rl_bridge.titan.devices import own_device
 from rl_bridge.titan.ranks import is_of_siblings, join_process_group
 
-# TorchTitan takes a machine without an accelerator for one with CUDA; its modules read this on import.
-if not torch.cuda.is_available():
-    titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
+# After rl_bridge.titan.devices, which tells TorchTitan about machines without an accelerator.
+from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
+from torchtitan.distributed import ParallelDims  # isort: skip
+from torchtitan.distributed import utils as titan_dist  # isort: skip
+from torchtitan.distributed.activation_checkpoint import FullAC  # isort: skip
+from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
-from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed import utils as titan_dist
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear
-from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.qwen3 import Qwen3Model, _build_qwen3_layers, _qwen3_norm, parallelize_qwen3
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
-
-from rl_bridge.titan.attention import DocumentAttention, document_mask
-
-# Every parameter is read from the checkpoint, so none needs to be drawn first.
-_FROM_CHECKPOINT = {"weight": skip_param_init}
-
-SUPPORTED = ("qwen3",)
+__all__ = ["ONE_RANK", "Parallelism", "TitanDecoder", "TitanModel", "own_device"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -56,21 +49,19 @@ class Parallelism:
 ONE_RANK = Parallelism()
 
 
-def own_device() -> torch.device:
-    """Where this process computes: its first GPU, or the CPU where there is none."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-class TitanModel:
-    """A policy whose weights came from a folder in the Hugging Face layout.
+class TitanDecoder:
+    """What a policy and a critic have in common: a model whose weights came from a folder in the Hugging Face layout.
 
     Args:
-        path: The folder: config.json and safetensors.
+        path: The folder: config.json and safetensors, in one file or several.
         dtype: What the forward pass computes in. Parameters are kept in float32.
         max_length: The longest row, in tokens.
         trainable: False keeps no gradients.
         device: Where it computes.
         spread: Over the process group, which has one rank where nobody made one before.
+        outputs: As for `model_config`.
+        recompute: Whether the backward pass computes each block's activations anew in place of keeping them: a third
+            more of computation for memory that hardly grows with the layers. None does so on a GPU.
 
     Attributes:
         module: The TorchTitan module.
@@ -79,7 +70,7 @@ class TitanModel:
         row_multiple: Rows have a length that is a multiple of this.
 
     Raises:
-        ConfigError: The ranks cannot be divided as asked.
+        ConfigError: The ranks cannot be divided as asked, or the rows are longer than the model was made for.
         ModelError: The folder holds no checkpoint, or one of an architecture that is not supported.
     """
 
@@ -92,6 +83,8 @@ class TitanModel:
         trainable: bool,
         device: torch.device,
         spread: Parallelism = ONE_RANK,
+        outputs: int | None = None,
+        recompute: bool | None = None,
     ) -> None:
         self.device = device
         join_process_group(device)
@@ -102,54 +95,62 @@ class TitanModel:
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
-        model_config = _qwen3_config(Path(path))
+        architecture = read_architecture(Path(path))
+        if max_length > architecture.positions:
+            raise ConfigError(
+                f"expected rows of at most {architecture.positions} tokens, which the model at {str(path)!r} was made "
+                f"for, got {max_length}; lower rollout.max_length"
+            )
+        padded = -(-max_length // self.row_multiple) * self.row_multiple
+        config = model_config(architecture, max_length=padded, outputs=outputs)
         try:
-            model_config.update_from_config(
+            config.update_from_config(
                 config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
             )
         except ValueError as error:  # attention heads that cannot be divided
             raise ConfigError(f"this model cannot be spread as asked: {error}") from error
-        with torch.device("meta"), titan_utils.set_default_dtype(torch.float32):
-            module = model_config.build()
+        if outputs is not None:
+            keep_whole(config.lm_head)
+        with torch.device("meta"), set_default_dtype(torch.float32):
+            module = config.build()
+        recompute = trainable and device.type == "cuda" if recompute is None else recompute
         with tempfile.TemporaryDirectory() as scratch:  # it wants a folder for dumps that are never asked for
-            module = parallelize_qwen3(
+            module = DEFINITIONS[architecture.family].parallelize(
                 module,
                 parallel_dims=self.parallel_dims,
                 training=training,
                 parallelism=parallelism,
                 compile_config=CompileConfig(enable=False),
-                ac_config=None,
+                ac_config=FullAC.Config() if recompute else None,
                 dump_folder=scratch,
             )
-        for part in module.modules():
-            if isinstance(part, FSDPModule):  # gloo cannot divide while it sums
-                part.set_force_sum_reduction_for_comms(True)
-        module.to_empty(device=device)
-        with torch.no_grad():
-            module.init_states(buffer_device=None)
-        self.module = module.train(trainable).requires_grad_(trainable)
-        self.adapter = Qwen3StateDictAdapter(model_config, str(path))
+        self.module = _filled(module, device).train(trainable).requires_grad_(trainable)
+        self.adapter = CheckpointNames(config, Path(path), value_head=outputs is not None)
         self._load(Path(path))
 
     def _load(self, path: Path) -> None:
         state = self.adapter.to_hf(self.module.state_dict())
         try:
-            load_checkpoint(state, storage_reader=HuggingFaceStorageReader(path=str(path)))
+            reader = HuggingFaceStorageReader(path=str(path))
+            there = reader.read_metadata().state_dict_metadata
+            # A policy's checkpoint has no value head: that stays as it was initialised.
+            stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in there}
+            load_checkpoint(stored, storage_reader=reader)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             if is_of_siblings(error):
                 raise
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
-        self.module.load_state_dict(self.adapter.from_hf(state))
+        self.module.load_state_dict(self.adapter.from_hf({**state, **stored}))
 
     def spmd(self) -> AbstractContextManager[Any]:
         """The context in which forward and backward passes run."""
         context: AbstractContextManager[Any] = self._context()
         return context
 
-    def logits(
+    def outputs(
         self, tokens: Tensor, *, positions: Tensor | None = None, document: Tensor | None = None
     ) -> Tensor:
-        """Next-token logits.
+        """What the last layer gives every token.
 
         Args:
             tokens: Rows, padded on the right, shape [B, L].
@@ -157,11 +158,21 @@ class TitanModel:
             document: Which document each token belongs to, shape [B, L]; None where a row is one document.
 
         Returns:
-            Shape [B, L, V].
+            Shape [B, L, V] of a policy, the logits of the next token; [B, L, 1] of a critic.
         """
         mask = None if document is None else document_mask(document)
-        logits: Tensor = self.module(tokens, positions=positions, attention_masks=mask)
-        return logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+        outputs: Tensor = self.module(tokens, positions=positions, attention_masks=mask)
+        return outputs.full_tensor() if hasattr(outputs, "full_tensor") else outputs
+
+    def outputs_before(self, rows: PackedRows) -> Tensor:
+        """What the last layer gives where each loss token is yet to come, float32, shape [T, V] or [T, 1]."""
+        outputs = self.outputs(
+            torch.from_numpy(rows.tokens).to(self.device),
+            positions=torch.from_numpy(rows.positions).to(self.device),
+            document=None if rows.one_a_row else torch.from_numpy(rows.document).to(self.device),
+        )
+        row, column = torch.from_numpy(rows.row), torch.from_numpy(rows.column)
+        return outputs[row.to(self.device), column.to(self.device)].float()
 
     @property
     def data_rank(self) -> int:
@@ -191,6 +202,16 @@ class TitanModel:
     def _data_mesh(self) -> Any:
         return self.parallel_dims.get_mesh("fsdp")
 
+
+class TitanModel(TitanDecoder):
+    """A policy or a reference, which gives logits. See `TitanDecoder` for how it is made."""
+
+    def logits(
+        self, tokens: Tensor, *, positions: Tensor | None = None, document: Tensor | None = None
+    ) -> Tensor:
+        """Next-token logits, shape [B, L, V]. See `outputs`."""
+        return self.outputs(tokens, positions=positions, document=document)
+
     def sharded_state_dict(self) -> dict[str, Tensor]:
         """This rank's part of the weights, as DTensors under their Hugging Face names.
 
@@ -210,6 +231,17 @@ class TitanModel:
         }
 
 
+def _filled(module: Any, device: torch.device) -> Any:
+    """The module with memory of its own, of which the checkpoint fills the parameters."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):  # gloo cannot divide while it sums
+            part.set_force_sum_reduction_for_comms(True)
+    module.to_empty(device=device)
+    with torch.no_grad():
+        module.init_states(buffer_device=None)
+    return module
+
+
 def _check(spread: Parallelism, ranks: int) -> None:
     if spread.pipeline != 1:
         raise ConfigError(
@@ -220,55 +252,3 @@ def _check(spread: Parallelism, ranks: int) -> None:
         raise ConfigError(
             f"expected a tensor-parallel degree that divides the trainer's ranks, got {spread.tensor} and {ranks} ranks"
         )
-
-
-def _qwen3_config(path: Path) -> Any:
-    config = read_hf_config(path)
-    if config.get("model_type") not in SUPPORTED:
-        raise ModelError(
-            f"expected an architecture among {', '.join(SUPPORTED)}, got {config.get('model_type')!r} at {str(path)!r}"
-        )
-    dim, head_dim, vocabulary = config["hidden_size"], config["head_dim"], config["vocab_size"]
-    tied = bool(config.get("tie_word_embeddings"))
-    rope = config.get("rope_parameters") or config
-    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
-        raise ModelError(f"expected plain rotary embeddings, got scaled ones at {str(path)!r}")
-    layers = _build_qwen3_layers(
-        n_layers=config["num_hidden_layers"],
-        dim=dim,
-        n_heads=config["num_attention_heads"],
-        n_kv_heads=config["num_key_value_heads"],
-        head_dim=head_dim,
-        hidden_dim=config["intermediate_size"],
-        attn_backend="flex",
-        fuse_qkv=False,  # a fused one is gathered whole on every rank whenever the weights are asked for
-        rope=CosSinRoPE.Config(
-            dim=head_dim, max_seq_len=config["max_position_embeddings"], theta=rope["rope_theta"]
-        ),
-    )
-    for layer in layers:
-        layer.attention.inner_attention = DocumentAttention.Config()
-    return Qwen3Model.Config(
-        vocab_size=vocabulary,
-        dim=dim,
-        norm=_qwen3_norm(dim),
-        enable_weight_tying=tied,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
-        ),
-        lm_head=Linear.Config(in_features=dim, out_features=vocabulary, param_init=_FROM_CHECKPOINT),
-        layers=layers,
-    )
-
-
-def read_hf_config(path: Path) -> dict[str, Any]:
-    """The parsed config.json of a checkpoint.
-
-    Raises:
-        ModelError: There is none, or it is not JSON.
-    """
-    try:
-        config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"expected a checkpoint with a config.json at {str(path)!r}: {error}") from error
-    return config

@@ -7,6 +7,7 @@ grows), or it does not, for example because the chat shows only the newest state
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rl_bridge.tokens.prefix import Prefix
 from rl_bridge.types import NO_VERSION, Completion, PolicyVersion, TrainSample, Trajectory
 
 
@@ -16,11 +17,18 @@ class _Row:
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[PolicyVersion] = field(default_factory=list)
+    prompt: Sequence[int] = ()
+    """The last one, with which the row begins."""
 
     def continues_to(self, prompt: Sequence[int]) -> bool:
-        return len(prompt) >= len(self.tokens) and list(prompt[: len(self.tokens)]) == self.tokens
+        # What is known is not compared again: else an episode's cost would grow with the square of its turns.
+        known = len(self.prompt) if isinstance(prompt, Prefix) and prompt.continues(self.prompt) else 0
+        end = len(self.tokens)
+        return len(prompt) >= end and list(prompt[known:end]) == self.tokens[known:]
 
-    def add_context(self, tokens: Sequence[int]) -> None:
+    def add_prompt(self, prompt: Sequence[int]) -> None:
+        tokens = prompt[len(self.tokens) :]
+        self.prompt = prompt
         self.tokens.extend(tokens)
         self.mask.extend([False] * len(tokens))
         self.logprobs.extend([0.0] * len(tokens))
@@ -48,7 +56,7 @@ def training_rows(trajectory: Trajectory, *, advantage: float, index: int) -> li
     for turn in trajectory.turns:
         if not rows or not rows[-1].continues_to(turn.prompt):
             rows.append(_Row())
-        rows[-1].add_context(turn.prompt[len(rows[-1].tokens) :])
+        rows[-1].add_prompt(turn.prompt)
         rows[-1].add_completion(turn.completion)
     return [
         TrainSample(

@@ -1,14 +1,22 @@
 """The chat template of a checkpoint's own tokenizer."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from rl_bridge.errors import MissingStack, ModelError
+from rl_bridge.tokens.tool_calls import CallStyle, style_of_template
 
 REMEMBERED_CHATS = 4096
 """With prompts of thousands of tokens these take some 200 MB; more would not be worth its memory."""
+
+ANSWER: Final = "@the answer@"
+"""Stands where an answer would, to find what the template writes behind one."""
+MORE_ENDS: Final = ("<|eom_id|>",)
+"""Tokens beside the end of the sequence that end an answer: Llama's, after a call."""
+_FROM_OUTSIDE: Final = ("user", "tool")
 
 
 class Message(TypedDict):
@@ -16,6 +24,8 @@ class Message(TypedDict):
 
     role: str
     content: str
+    name: NotRequired[str]
+    """Of the tool that a message of the role `tool` is from: some templates write it."""
 
 
 class ChatTokenizer:
@@ -48,25 +58,147 @@ class ChatTokenizer:
             )
         if self._tokenizer.eos_token_id is None:
             raise ModelError(f"the tokenizer at {str(path)!r} names no end-of-sequence token")
-        self.stop_token_ids: tuple[int, ...] = (int(self._tokenizer.eos_token_id),)
+        end: str = self._tokenizer.eos_token
+        eos = int(self._tokenizer.eos_token_id)
+        template = str(self._tokenizer.chat_template)
+        added = self._tokenizer.added_tokens_decoder
+        special = {end, *(token.content for token in added.values() if token.special)}
+        # What a template writes around thoughts, calls and what they gave are often no special tokens.
+        marks = {
+            token.content for token in added.values() if _is_mark(token.content) and token.content in template
+        }
+        self._special, self._steering = _any_of(special), _any_of(special | marks)
+        known = self._tokenizer.get_added_vocab()
+        self._ends = {end: eos, **{more: int(known[more]) for more in MORE_ENDS if more in known}}
+        self.stop_token_ids: tuple[int, ...] = tuple(self._ends.values())
+        self._may_end = {*self.stop_token_ids, *(number for number, token in added.items() if token.special)}
+        self.call_style: CallStyle | None = style_of_template(template)
+        """How the chat template has the policy write calls of tools; None where it does not say."""
         self._prompt_of_text = lru_cache(maxsize=REMEMBERED_CHATS)(self._encode)
 
     def _encode(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        text = self._tokenizer.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=self._thinking,
-        )
+        chat: list[Message] = [{"role": role, "content": content} for role, content in messages]
+        return self._tokens(self._render([self._asked(message) for message in chat]))
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render(self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] = ()) -> str:
+        from jinja2 import TemplateError  # there wherever templates of transformers can be used
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(functions) or None,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=self._thinking,
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ModelError(
+                f"expected the checkpoint's chat template to take a chat of {roles}, it refuses: {error}"
+            ) from error
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt's token ids, the opening of the assistant's answer included.
 
-        A chat seen before is answered from a bounded memory: small environments repeat themselves.
+        What the policy is asked is text, also where it spells a special token: a space is put into it. What a message
+        of the system or of the assistant has, somebody meant. A chat seen before is answered from a bounded memory:
+        small environments repeat themselves.
         """
         return self._prompt_of_text(tuple((m["role"], m["content"]) for m in messages))
+
+    def opening(self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """The same for a chat with tools, which are as chat templates take them.
+
+        Raises:
+            ModelError: The template does not tell the policy of them.
+        """
+        text = self._render([self._asked(message) for message in messages], functions)
+        if functions and functions[0]["function"]["name"] not in text:
+            raise ModelError(
+                "expected a chat template that tells the policy of its tools, got one that leaves them out; "
+                "use a checkpoint that was trained to call tools"
+            )
+        return self._tokens(text)
+
+    def continuation(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The token ids between the token that ended an answer and the beginning of the next one.
+
+        What environments say is text, also where it spells a token that steers the chat, be it a special one or one
+        that the template writes: a space is put into it.
+
+        Args:
+            messages: What was said to the answer.
+
+        Raises:
+            ModelError: The template writes something else behind an answer than the token that ends it.
+        """
+        asked: Message = {"role": "user", "content": ""}
+        said: list[Message] = [
+            {**message, "content": _broken(self._steering, message["content"])} for message in messages
+        ]
+        text = self._render([asked, {"role": "assistant", "content": ANSWER}, *said])
+        behind = text.partition(ANSWER)[2]
+        end = next((end for end in self._ends if behind.lstrip().startswith(end)), None)
+        if end is None:
+            raise ModelError(
+                f"expected the chat template to write {self._tokenizer.eos_token!r} behind an answer, "
+                f"got {behind!r:.40}; the policy's own end of an answer is not the template's"
+            )
+        # With the end before it, so that a tokenizer sees what it would see in the midst of a chat.
+        first, *rest = self._tokens(behind.lstrip())
+        if first != self._ends[end]:
+            raise ModelError(f"expected {end!r} to be one token, {self._ends[end]}, got {first}")
+        return tuple(rest)
+
+    def answer(self, text: str) -> tuple[int, ...]:
+        """The token ids of an answer that is to be learned: its text, and the token that ends it."""
+        return (*self._tokens(text), self.stop_token_ids[0])
+
+    @cached_property
+    def longest_token(self) -> int:
+        """No token stands for more characters of a text."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
+    def _asked(self, message: Message) -> Message:
+        if message["role"] not in _FROM_OUTSIDE:
+            return message
+        return {**message, "content": _broken(self._special, message["content"])}
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of a completion, without special tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def written(self, tokens: Sequence[int]) -> str:
+        """The text of a completion as the policy wrote it: special tokens too, but for the one that ended it.
+
+        In some checkpoints the marks of a call are special tokens. An engine may stop at more of them than it was told
+        to: those that a checkpoint's `generation_config.json` names.
+        """
+        kept = list(tokens[:-1] if tokens and tokens[-1] in self._may_end else tokens)
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def raw(self, tokens: Sequence[int]) -> str:
+        """The text of any tokens as it is: all special tokens, all spaces."""
+        return str(
+            self._tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def _is_mark(token: str) -> bool:
+    """Whether it looks like one, as `<think>` does. Some tokenizers have words and runs of spaces added to them."""
+    return len(token) > 1 and not (token[0].isalnum() or token[0].isspace())
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+
+
+def _broken(tokens: re.Pattern[str], content: str) -> str:
+    return tokens.sub(lambda found: f"{found[0][0]} {found[0][1:]}", content)

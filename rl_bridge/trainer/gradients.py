@@ -1,18 +1,20 @@
-"""The gradient of one update: the batch in passes, one after the other and shared out over ranks."""
+"""The gradient of the policy's loss over one update, and what the policy says of a batch."""
 
-import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rl_bridge.algorithms.aggregation import token_weights
 from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.ratios import sequence_means
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.buffer.packing import pack
-from rl_bridge.titan.logprobs import rows_log_distributions
+from rl_bridge.titan.logprobs import log_distributions, rows_log_distributions
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.figures import FigureAccumulator
+from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.settings import TrainerSettings
 
 
@@ -21,12 +23,22 @@ class Gradients:
 
     Args:
         model: Its gradients are added to.
-        settings: The sizes of passes, the aggregation and the temperature.
+        settings: The sizes of passes, the aggregation, the ratio and the temperature.
     """
 
     def __init__(self, model: TitanModel, settings: TrainerSettings) -> None:
         self._model = model
         self._settings = settings
+        self._passes = Passes(model, settings)
+
+    def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The log-probability of each loss token under the weights as they are, shape [T]; the same on every rank."""
+
+        def chosen(micro: TrainBatch) -> Tensor:
+            distribution = log_distributions(self._model, micro, temperature=self._settings.temperature)
+            return distribution.gather(-1, self._tensor(micro.target).unsqueeze(-1)).squeeze(-1)
+
+        return self._passes.evaluate(batch, chosen)
 
     def accumulate(
         self,
@@ -34,9 +46,11 @@ class Gradients:
         loss_settings: LossSettings,
         accumulator: FigureAccumulator,
         *,
-        fresh: NDArray[np.bool_],
+        fresh: NDArray[np.bool_] | None,
     ) -> float:
         """Add the gradient of a batch to what each rank has of the weights.
+
+        Ratios of sequences take a pass forward of their own first: the tokens of one may be in different passes.
 
         Args:
             batch: The loss tokens of one update, the same on every rank.
@@ -47,61 +61,64 @@ class Gradients:
         Returns:
             The loss, over all ranks.
         """
-        # Weights are those of the whole batch, so the parts of micro-batches and ranks simply add up.
-        weights = token_weights(
-            batch.trajectory,
-            aggregation=self._settings.algorithm.aggregation,
-            max_length=self._settings.max_loss_tokens,
-        )
-        parts = list(batch.micro_batches(self._rows_a_pass(batch)))
-        first, ranks = self._model.data_rank, self._model.data_ranks
-        total = 0.0
-        for start in range(0, len(parts), ranks):
-            with self._model.spmd():
-                if start + first < len(parts):
-                    micro, chosen = parts[start + first]
-                    total += self._pass(
-                        micro, weights[chosen], loss_settings, accumulator, fresh=fresh[chosen]
-                    )
-                else:
-                    self._idle_pass()
-        return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))
-
-    def _rows_a_pass(self, batch: TrainBatch) -> int:
-        rows = pack(batch.lengths).rows
-        passes = self._settings.gradient_accumulation_steps * self._model.data_ranks
-        return min(self._settings.trainer.micro_batch_size, math.ceil(rows / passes))
-
-    def _pass(
-        self,
-        micro: TrainBatch,
-        weights: NDArray[np.float32],
-        loss_settings: LossSettings,
-        accumulator: FigureAccumulator,
-        *,
-        fresh: NDArray[np.bool_],
-    ) -> float:
-        device, reference = self._model.device, micro.reference_logprobs
-        rows = micro.packed(multiple_of=self._model.row_multiple)
-        loss, figures = policy_loss(
-            LossInputs(
-                log_distribution=rows_log_distributions(
-                    self._model, rows, temperature=self._settings.temperature
-                ),
-                targets=torch.from_numpy(micro.target).to(device),
-                old_logprobs=torch.from_numpy(micro.old_logprobs).to(device),
-                advantages=torch.from_numpy(micro.advantages).to(device),
-                weights=torch.from_numpy(weights).to(device),
-                reference_logprobs=None if reference is None else torch.from_numpy(reference).to(device),
+        # These are of the whole batch, so the parts of micro-batches and ranks simply add up.
+        whole = _Whole(
+            weights=token_weights(
+                batch.trajectory,
+                aggregation=self._settings.algorithm.aggregation,
+                max_length=self._settings.max_loss_tokens,
             ),
-            loss_settings,
+            sequence_log_ratios=self._sequence_log_ratios(batch),
         )
-        loss.backward()  # type: ignore[no-untyped-call]
-        accumulator.add(figures, fresh=torch.from_numpy(fresh).to(device))
-        accumulator.add_rows(valid=int(micro.lengths.sum()), padded=rows.tokens.size)
-        return float(loss.detach())
 
-    def _idle_pass(self) -> None:
-        """Take part in the others' collectives without a share of the batch."""
-        tokens = torch.zeros((1, self._model.row_multiple), dtype=torch.int64, device=self._model.device)
-        (self._model.logits(tokens).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+        def loss(micro: TrainBatch, chosen: NDArray[np.int64]) -> Tensor:
+            rows = micro.packed(multiple_of=self._model.row_multiple)
+            inputs = self._inputs(
+                micro,
+                rows_log_distributions(self._model, rows, temperature=self._settings.temperature),
+                whole.take(chosen),
+            )
+            value, figures = policy_loss(inputs, loss_settings)
+            accumulator.add(figures, fresh=None if fresh is None else self._tensor(fresh[chosen]))
+            accumulator.add_rows(valid=int(micro.lengths.sum()), padded=rows.tokens.size)
+            return value
+
+        return self._passes.backward(batch, loss)
+
+    def _sequence_log_ratios(self, batch: TrainBatch) -> NDArray[np.float32] | None:
+        if self._settings.algorithm.ratio == "token":
+            return None
+        old = batch.old_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
+        return sequence_means(self.logprobs(batch) - old, batch.trajectory)
+
+    def _inputs(self, micro: TrainBatch, log_distribution: Tensor, whole: "_Whole") -> LossInputs:
+        def tensor(values: NDArray[np.float32] | None) -> Tensor | None:
+            return None if values is None else self._tensor(values)
+
+        return LossInputs(
+            log_distribution=log_distribution,
+            targets=self._tensor(micro.target),
+            old_logprobs=self._tensor(micro.old_logprobs),
+            advantages=self._tensor(micro.advantages),
+            weights=self._tensor(whole.weights),
+            reference_logprobs=tensor(micro.reference_logprobs),
+            proximal_logprobs=tensor(micro.proximal_logprobs),
+            sequence_log_ratios=tensor(whole.sequence_log_ratios),
+        )
+
+    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self._model.device)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _Whole:
+    """What each token has from the whole of its update, each of shape [T]."""
+
+    weights: NDArray[np.float32]
+    sequence_log_ratios: NDArray[np.float32] | None
+
+    def take(self, chosen: NDArray[np.int64]) -> "_Whole":
+        ratios = self.sequence_log_ratios
+        return _Whole(
+            weights=self.weights[chosen], sequence_log_ratios=None if ratios is None else ratios[chosen]
+        )

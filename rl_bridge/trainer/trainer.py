@@ -1,6 +1,5 @@
 """One rank of the training: a TorchTitan model, its optimizer, schedule, clipping and checkpoints."""
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,24 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.policy_loss import LossSettings
-from rl_bridge.algorithms.regularizers import held_then_annealed
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import CheckpointError, NonFiniteLoss, TrainerWentBack
 from rl_bridge.titan.model import Parallelism, TitanModel, own_device
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
 from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
-from rl_bridge.trainer.figures import FigureAccumulator, figures_of
+from rl_bridge.trainer.critic import Critic
+from rl_bridge.trainer.figures import FigureAccumulator, figures_of, shown_figures
 from rl_bridge.trainer.gradients import Gradients
+from rl_bridge.trainer.optimization import Optimization
+from rl_bridge.trainer.preparation import loss_settings, with_advantages
 from rl_bridge.trainer.readers import Readers
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.types import PolicyVersion
-
-# After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # isort: skip
-from torchtitan.distributed import utils as titan_dist  # isort: skip
 
 
 class Trainer:
@@ -69,18 +66,8 @@ class Trainer:
                 device=device,
                 spread=Parallelism(tensor=settings.tensor_parallel, pipeline=settings.pipeline_parallel),
             )
-        parts = [self._model.module]
-        optimizer = default_adamw(
-            lr=config.learning_rate, betas=tuple(config.betas), weight_decay=config.weight_decay
-        )
-        optimizer.implementation = "fused" if device.type == "cuda" else "for-loop"
-        self._optimizer = optimizer.build(model_parts=parts)
-        updates = config.iterations * config.updates_per_iteration
-        self._scheduler = LRSchedulersContainer.Config(
-            warmup_steps=min(config.warmup_updates, updates),
-            decay_ratio=config.decay_fraction,
-            min_lr_factor=config.final_lr_factor,
-        ).build(optimizers=self._optimizer, training_steps=updates)
+            self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
+        self._optimizer = Optimization(self._model, settings, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
         self._shuffle = np.random.default_rng(settings.seed)
         self._checkpoints = Checkpoints(settings.folder)
@@ -108,6 +95,9 @@ class Trainer:
                 del state[self._random_key]  # there was no such rank: its generator stays as it was seeded
             self._checkpoints.load(version, state)
         self._model.module.load_state_dict(state["model"])
+        self._optimizer.restored()
+        if self._critic is not None:
+            self._critic.restore(state)
         self._take_random(state.get(self._random_key))
         self._shuffle.bit_generator.state = state["shuffle"]
         self.version = version
@@ -118,7 +108,7 @@ class Trainer:
 
         Args:
             batch: All loss tokens, the same on every rank, with reference log-probabilities where `kl_coef` is above
-                0. Each data-parallel rank works on its part of it.
+                0. Each data-parallel rank works on its part of it. What else the algorithm needs is added here.
             version: Which the trainer has to be at; None for whichever it is.
 
         Returns:
@@ -134,66 +124,70 @@ class Trainer:
             return self._step(batch)
 
     def _step(self, batch: TrainBatch) -> dict[str, float]:
-        config = self._settings.trainer
-        loss_settings = self._loss_settings()
+        config, algorithm = self._settings.trainer, self._settings.algorithm
+        loss = loss_settings(algorithm, progress=self.version / config.iterations)
         accumulator = FigureAccumulator()
         losses: list[float] = []
         norms: list[float] = []
         waited = 0.0
-        learning_rate = self._scheduler.schedulers[0].get_last_lr()[0]
-        for part in batch.split_by_trajectory(config.updates_per_iteration, self._shuffle):
-            # Before the first update, and of what these very weights have sampled.
-            fresh = (part.versions == self.version) & (not losses)
-            losses.append(self._gradients.accumulate(part, loss_settings, accumulator, fresh=fresh))
-            norms.append(self._clip(losses[-1]))
+        learning_rate = self._optimizer.learning_rate
+        values = None if self._critic is None else self._critic.values(batch)
+        batch = with_advantages(batch, algorithm, values=values)
+        for part in self._with_old(batch.split_by_trajectory(config.updates_per_iteration, self._shuffle)):
+            # What these very weights have sampled; after the first update they are others.
+            fresh = None if losses else part.versions == self.version
+            losses.append(self._gradients.accumulate(part, loss, accumulator, fresh=fresh))
+            norms.append(self._checked(part, losses[-1]))
             waited += self._readers.wait_until_none(self._settings.collective_timeout_s)
-            self._optimizer.step()
-            self._scheduler.step()
-            self._optimizer.zero_grad()
+            for one in self._learners:
+                one.step()
         for _ in range(len(losses), config.updates_per_iteration):
-            self._scheduler.step()  # too few trajectories came for every update; the schedule goes by iterations
+            for one in self._learners:
+                one.skip()  # too few trajectories came for every update; the schedule goes by iterations
         self.version += 1
         return {
             "loss/total": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": learning_rate,
-            "train/entropy_coef": loss_settings.entropy_coef,
+            "train/entropy_coef": loss.entropy_coef,
             "time/push_blocked_s": waited,
             **figures_of(
                 self._model.sum_over_data(accumulator.sums),
                 self._model.max_over_data(accumulator.largest),
-                with_reference=batch.reference_logprobs is not None,
+                shown=shown_figures(algorithm, with_reference=batch.reference_logprobs is not None),
             ),
+            **({} if self._critic is None else self._critic.figures(batch)),
         }
 
-    def _loss_settings(self) -> LossSettings:
-        algorithm = self._settings.algorithm
-        settings = LossSettings(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            entropy_coef=algorithm.entropy_coef,
-            kl_coef=algorithm.kl_coef,
-        )
-        coefficient = held_then_annealed(
-            self.version / self._settings.trainer.iterations,
-            value=algorithm.entropy_coef,
-            hold=algorithm.entropy_hold,
-            final_factor=algorithm.entropy_final_factor,
-        )
-        return replace(settings, entropy_coef=coefficient)
+    @property
+    def _learners(self) -> list[Optimization | Critic]:
+        return [self._optimizer] if self._critic is None else [self._optimizer, self._critic]
 
-    def _clip(self, loss: float) -> float:
-        norm = titan_dist.clip_grad_norm_(
-            list(self._model.module.parameters()), self._settings.trainer.max_grad_norm, foreach=True
-        )
-        norm = float(norm)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._optimizer.zero_grad()
-            raise NonFiniteLoss(
-                f"expected a finite loss and gradient in iteration {self.version}, got loss {loss} and "
-                f"gradient norm {norm}; a lower trainer.learning_rate is the usual cure"
-            )
+    def _with_old(self, parts: list[TrainBatch]) -> list[TrainBatch]:
+        """The parts of all updates, with the log-probabilities before the first, where ratios are against those.
+
+        They are computed in the passes in which each part will be trained: in bfloat16 other passes have other
+        roundings, and the ratio of a part that is trained first would not be 1.
+        """
+        if not self._settings.algorithm.recomputes_old:
+            return parts
+        return [replace(part, proximal_logprobs=self._gradients.logprobs(part)) for part in parts]
+
+    def _checked(self, part: TrainBatch, loss: float) -> float:
+        """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
+        try:
+            norm = self._optimizer.clip(loss, iteration=self.version)
+            if self._critic is not None:
+                self._critic.accumulate(part, iteration=self.version)
+        except NonFiniteLoss:
+            self._optimizer.drop()
+            raise
         return norm
+
+    def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The log-probability of each loss token under the weights as they are, shape [T]; the same on every rank."""
+        with siblings_needed(f"for what iteration {self.version} has come to"):
+            return self._gradients.logprobs(batch)
 
     @contextmanager
     def weights(self, version: PolicyVersion) -> Iterator[dict[str, Tensor]]:
@@ -261,8 +255,8 @@ class Trainer:
         """What a checkpoint holds of the training; read in place when one is loaded."""
         return {
             "model": self._model.module.state_dict(),
-            "optimizer": self._optimizer,
-            "scheduler": self._scheduler,
+            **self._optimizer.state(),
+            **({} if self._critic is None else self._critic.state()),
             "shuffle": self._shuffle.bit_generator.state,
             self._random_key: self._random(),
         }

@@ -31,6 +31,8 @@ POLL_S = 0.05
 """How often a publisher asks whether a reader has let go."""
 GRACE_S = 5.0
 """A lease lasts so much longer than the transfer may, so that it never ends under one."""
+DROP_S = 30.0
+"""To give up one buffer."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -68,10 +70,19 @@ class _Block:
             self.layout = layout
 
     def forget(self) -> None:
-        """Give the buffers up, and with them what Monarch holds the memory by."""
+        """Give the buffers up, and with them what Monarch holds the memory by.
+
+        Raises:
+            WeightsError: Monarch does not.
+        """
         buffers, self.buffers, self.layout = self.buffers, {}, {}
-        for buffer in buffers.values():
-            buffer.drop().get()
+        try:
+            for buffer in buffers.values():
+                buffer.drop().get(timeout=DROP_S)
+        except TimeoutError as error:
+            raise WeightsError(
+                f"expected Monarch to give a buffer of weights up within {DROP_S:g} s, it has not"
+            ) from error
 
 
 class BufferSlot:

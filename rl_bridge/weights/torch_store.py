@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ except ModuleNotFoundError as missing:
         "install it with `pip install --no-deps torchstore==0.1.2 pygtrie`; with its dependencies it would bring "
         "an older torch and an older Monarch",
     ) from missing
+
+STOP_TIMEOUT_S = 10.0
 
 
 def _awaitable(method: Callable[..., Any]) -> Any:
@@ -86,10 +88,12 @@ class Volumes:
         return self._client
 
     async def close(self) -> None:
-        """End the volume's process; for the process that started it."""
-        if self._procs is not None:
-            await self._procs.stop()
-            self._procs = None
+        """End the volume's process; for the process that started it. Bounded; raises nothing."""
+        procs, self._procs = self._procs, None
+        if procs is not None:
+            with suppress(Exception):  # what cannot be reached ends with this process
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await procs.stop()
 
 
 class VolumeSlot:

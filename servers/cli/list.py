@@ -59,14 +59,15 @@ def _ask(url: str, token: str | None) -> "list[Listed]":
     import httpx
 
     from openenv_core.client.urls import http_url
+    from openenv_core.providers.remote.transport import client_for
     from servers.environments import Listed
 
     base = http_url(url)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with httpx.Client(headers=headers, timeout=PATIENCE_S, trust_env=False) as http:
+    with client_for(base, headers) as http:
         try:
-            names = http.get(f"{base}/list_environments")
-            about = http.get(f"{base}/metadata")
+            names = http.get(f"{base}/list_environments", timeout=PATIENCE_S)
+            about = http.get(f"{base}/metadata", timeout=PATIENCE_S)
         except httpx.HTTPError as error:
             raise ConnectionFailed(
                 f"expected a server at {base}, got {type(error).__name__}: {error}"

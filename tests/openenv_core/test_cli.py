@@ -83,6 +83,47 @@ def test_what_goes_wrong(
     assert text in capsys.readouterr().err
 
 
+READ_BY_NOBODY = """
+import sys
+from openenv_core.cli import Command
+from openenv_core.cli.main import run
+
+def say(_):
+    print("text")
+    return 0
+
+sys.exit(run(Command(name="x", help="", configure=lambda parser: None, run=say), []))
+"""
+
+
+def _without_a_reader(source: str) -> subprocess.CompletedProcess[str]:
+    """Run it with an output that somebody has stopped to read."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as output:
+        return subprocess.run(
+            [sys.executable, "-c", source],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def test_output_that_nobody_reads_ends_quietly() -> None:
+    ended = _without_a_reader(READ_BY_NOBODY)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_pipe_that_is_not_ours_is_no_reader_that_went() -> None:
+    def of_another(_: argparse.Namespace) -> int:
+        raise BrokenPipeError("a connection")
+
+    command = Command(name="x", help="", configure=lambda parser: None, run=of_another)
+    with pytest.raises(BrokenPipeError, match="a connection"):
+        cli.run(command, [])
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
@@ -118,7 +159,7 @@ def test_serve_serves_until_it_is_interrupted() -> None:
 )
 def test_serve_says_what_is_wrong(words: list[str], text: str, tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text("import no_such_package\n")
-    command = [sys.executable, "-m", "openenv_core.cli", "serve", *words]
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", "--port", "0", *words]
     path = {**os.environ, "PYTHONPATH": SUPPORT}
     done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

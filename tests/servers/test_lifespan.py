@@ -76,7 +76,7 @@ def test_every_worker_has_its_own(notes: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--workers", "2")])
 def test_a_refusal_is_a_message_and_a_status(words: tuple[str, ...], notes: Path) -> None:
-    status, said = refusal("--port", "0", *words, app="lifelong:app", NOTES=str(notes), REFUSE="1")
+    status, said = refusal(*words, app="lifelong:app", NOTES=str(notes), REFUSE="1")
     assert status == 2
     assert said.count(REFUSAL) == 1
     assert "Traceback" not in said
@@ -84,7 +84,7 @@ def test_a_refusal_is_a_message_and_a_status(words: tuple[str, ...], notes: Path
 
 
 def test_a_mistake_shows_its_traceback(notes: Path) -> None:
-    status, said = refusal("--port", "0", app="lifelong:app", NOTES=str(notes), BREAK="1")
+    status, said = refusal(app="lifelong:app", NOTES=str(notes), BREAK="1")
     assert status not in (0, None)
     assert "Traceback" in said
     assert "RuntimeError: nobody meant this" in said

@@ -57,11 +57,11 @@ def test_tokens_are_not_in_the_environment_that_an_app_sees() -> None:
 
 
 def test_a_stranger_must_not_come_in_without_a_token() -> None:
-    status, said = refusal("--host", "0.0.0.0", "--port", "0")
+    status, said = refusal("--host", "0.0.0.0")
     assert status == 2
     for word in ("expected a token", "--token-file", "ROPEWALK_TOKENS", "--insecure", "secrets"):
         assert word in said
-    status, said = refusal("--host", "::", "--port", "0")
+    status, said = refusal("--host", "::")
     assert (status, "expected a token" in said) == (2, True)
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_used_is_refused(words: tuple[str, ...], text: str) -> No
 
 @pytest.mark.parametrize("app", ["json:loads", "json:JSONDecoder", "json:__name__", "counter:Counter"])
 def test_what_is_no_app_is_refused(app: str) -> None:
-    status, said = refusal("--port", "0", app=app)
+    status, said = refusal(app=app)
     assert status == 2
     assert "expected an ASGI app" in said
 
@@ -119,7 +119,7 @@ def test_a_foreign_app_is_guarded() -> None:
 
 
 def test_a_foreign_app_takes_no_options_that_it_cannot_heed() -> None:
-    status, said = refusal("--max-sessions", "3", "--port", "0", app="tell_environ:app")
+    status, said = refusal("--max-sessions", "3", app="tell_environ:app")
     assert status == 2
     assert "--max-sessions" in said
 

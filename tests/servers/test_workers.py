@@ -231,27 +231,27 @@ async def leave(client: Any) -> None:
 
 
 def test_more_sessions_than_processes_can_hold_are_refused() -> None:
-    status, said = refusal("--workers", "2", "--max-sessions", "3", "--port", "0", app="solo:app")
+    status, said = refusal("--workers", "2", "--max-sessions", "3", app="solo:app")
     assert status == 2
     assert said.count("SUPPORTS_CONCURRENT_SESSIONS") == 1
 
 
 def test_a_worker_that_cannot_start_is_given_up_with_its_output() -> None:
-    status, said = refusal("--workers", "2", "--port", "0", app="stillborn:app")
+    status, said = refusal("--workers", "2", app="stillborn:app")
     assert status == 1
     assert "these are its last words" in said
     assert "before it was healthy" in said
 
 
 def test_an_app_that_is_not_there_ends_the_fleet() -> None:
-    status, said = refusal("--workers", "2", "--port", "0", app="no_such_module:app")
+    status, said = refusal("--workers", "2", app="no_such_module:app")
     assert status == 2
     assert said.count("no_such_module") >= 1
     assert "Traceback" not in said
 
 
 def test_a_foreign_app_has_no_workers() -> None:
-    status, said = refusal("--workers", "2", "--port", "0", app="tell_environ:app")
+    status, said = refusal("--workers", "2", app="tell_environ:app")
     assert (status, "create_app" in said) == (2, True)
 
 

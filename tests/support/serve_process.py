@@ -146,8 +146,10 @@ def refusal(
     *words: str, app: str = "counter:app", pass_fds: tuple[int, ...] = (), **environ: str
 ) -> tuple[int, str]:
     """Run `ropewalk serve` where it will not start; return its status and what it says."""
+    # A port that is taken would be another reason.
+    port = () if "--fd" in words else ("--port", "0")
     done = subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", "serve", app, *words],
+        [sys.executable, "-m", "openenv_core.cli", "serve", app, *port, *words],
         cwd=SUPPORT,
         env={**os.environ, **environ},
         stdout=subprocess.PIPE,

@@ -210,13 +210,14 @@ class Subject:
         """
         import httpx
 
+        from openenv_core.providers.remote.transport import client_for
+
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
         where = url or self.url
         try:
-            with httpx.Client(
-                base_url=where, trust_env=False, timeout=self.limits.step_timeout_s, headers=headers
-            ) as client:
+            with client_for(where, headers) as client:
+                client.base_url, client.timeout = httpx.URL(where), httpx.Timeout(self.limits.step_timeout_s)
                 yield client
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CheckFailed(

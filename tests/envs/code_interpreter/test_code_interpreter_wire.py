@@ -273,7 +273,7 @@ def test_weak_walls_where_they_were_named() -> None:
 
 
 def test_a_setting_that_cannot_be_is_told_before_anything_starts() -> None:
-    status, said = refusal("--port", "0", app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
+    status, said = refusal(app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
     assert (status, "CODE_INTERPRETER_TIMEOUT_S" in said, "Traceback" in said) == (2, True, False)
 
 

@@ -337,9 +337,32 @@ def test_what_was_finished_survives_a_rewind_and_what_was_leased_is_played_again
         assert await buffer.sample(0, 2) == [kept, aged_group(0, number=1)]
 
         with pytest.raises(Exception, match=r"hold the finished groups \[0\], got \[\]; it is damaged"):
-            buffer.restore(state[0], b"[]", served=0)
+            buffer.restore(state[0], [], served=0)
 
     simulate(scenario())
+
+
+def test_the_tokens_of_a_group_are_looked_at_once_however_often_the_sampler_wakes() -> None:
+    looks: Counter[int] = Counter()
+
+    class Looked(Group):
+        @property
+        def version(self) -> int:
+            looks[self.id] += 1
+            return super().version
+
+    async def scenario() -> None:
+        buffer = plain_buffer(groups=8)
+        sampling = asyncio.create_task(buffer.sample(0, 8))
+        for number in range(8):
+            lease = await buffer.lease()
+            await asyncio.sleep(1.0)  # it wakes with each
+            one = aged_group(0, number=number)
+            await buffer.add(Looked(id=number, seed=one.seed, trajectories=one.trajectories), lease)
+        assert [group.id for group in await sampling] == list(range(8))
+
+    simulate(scenario())
+    assert looks == dict.fromkeys(range(8), 1)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])

@@ -86,6 +86,23 @@ def test_what_may_be_oldest_is_told_first() -> None:
     ]
 
 
+def test_a_lease_knows_the_first_group_of_its_weights() -> None:
+    ledger = Ledger(max_losses=3)
+    assert [leased(ledger, served=0).first for _ in range(2)] == [0, 0]
+    lost = leased(ledger, served=1)
+    assert ledger.lose(lost.id)
+    assert [leased(ledger, served=1).first for _ in range(2)] == [2, 2]
+    state = json.loads(json.dumps(ledger.state()))
+    assert leased(ledger, served=2).first == 4
+
+    # It is the same after a rewind, though those under way are given out again.
+    ledger.restore(state)
+    assert [leased(ledger, served=1).first for _ in range(3)] == [2, 2, 2]
+    # A checkpoint from before there was such a number.
+    ledger.restore({key: value for key, value in state.items() if key not in {"served", "first"}})
+    assert leased(ledger, served=1).first == 4
+
+
 def test_only_what_is_finished_is_trained() -> None:
     ledger = Ledger(max_losses=0)
     lease = leased(ledger)

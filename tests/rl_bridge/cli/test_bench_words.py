@@ -42,6 +42,7 @@ def test_live_run_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "1 steps in 10.0 s, 0.80 groups a second" in told
     assert "unaccounted time at most 1.0%, within the 2% allowed" in told
+    assert "trainer had something to do 99.0% of the time; the target of 90% is met" in told
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.splitlines()]
     assert ["trainer", "50.0%", "49.0%", "1.0%", "50.0%", "train 50.0%", "batches 49.0%"] in cells
 
@@ -60,7 +61,7 @@ def test_run_that_is_over_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert bench("--run", str(tmp_path)) == 0
     told = capsys.readouterr().out
     assert "2 steps in 10.0 s\n" in told
-    assert "trainer had something to do 50.0% of the time" in told
+    assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in told
     assert "unaccounted time at most 10.0%, above the 2% allowed" in told
 
 
@@ -89,3 +90,6 @@ def test_nothing_to_measure_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "metrics.jsonl" in capsys.readouterr().err
     assert bench("--synthetic", "--seconds", "0") == 2
     assert "expected --seconds above 0" in capsys.readouterr().err
+    for odd in ("nan", "inf"):
+        assert bench("--synthetic", "--seconds", odd) == 2
+        assert f"expected --seconds above 0, got {odd}" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def test_mesh_replicas_versions_and_leases_are_shown(capsys: pytest.CaptureFixtu
     assert cells.index(["99", "rollout-1", "2", "1:01"]) + 1 == cells.index(["104", "rollout-0", "1", "0:02"])
     assert ["trainer-0", "50.0%", "49.0%", "1.0%", "50.0%", "train 50.0%", "batches 49.0%"] in cells
     assert any(row[1:] == ["policy", "1", "lost [signal 9]"] for row in cells)
+
+
+def test_names_from_elsewhere_are_text_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    """Spans have the names that tasks give them, and whoever answers at the address may say anything."""
+    name = "[/red] \x1b]0;title\x07[bold]"
+    spent = next(iter(snapshot().spans.values()))
+    spent = replace(spent, seconds={(name, None): 1.0, ("rest", name): 1.0})
+    odd = snapshot().model_copy(update={"name": name, "folder": name, "spans": {name: spent}})
+    with served(lambda: odd) as address:
+        assert status("--addr", address) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert told.count("[/red] ?]0;title?[bold]") >= 3, told
 
 
 def test_json_is_the_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +125,8 @@ def test_watching_ends_with_the_run(as_json: bool, capsys: pytest.CaptureFixture
     [
         (("--addr", "nowhere"), "expected an address as HOST:PORT"),
         (("--watch", "0"), "expected --watch with seconds above 0"),
+        (("--watch", "nan"), "expected --watch with seconds above 0"),
+        (("--watch", "inf"), "expected --watch with seconds above 0"),
         (("--num_nodes", "0"), "expected --num_nodes of at least 1"),
     ],
 )

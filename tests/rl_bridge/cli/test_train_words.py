@@ -1,14 +1,18 @@
 """What `ropewalk train` makes of its words, before anything heavy is loaded."""
 
 import argparse
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from openenv_core.cli.main import main
+from openenv_core.cli.main import main, run
+from rl_bridge.cli.overrides import TOP_LEVEL, overrides_first_class
 from rl_bridge.cli.train import COMMAND, _prepare
-from rl_bridge.config import CONFIG_FILE, save_config
+from rl_bridge.config import CONFIG_FILE, Config, save_config
 from rl_bridge.errors import ConfigError
+from tests.rl_bridge.config.sections import section_of
 
 TEXT = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"
 
@@ -58,6 +62,72 @@ def test_the_command_itself_takes_them_in_any_order(
     assert "rollout.batch_size" in told
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--monarch.num_nodes", "8", "a.b=c"], ["monarch.num_nodes=8", "a.b=c"]),
+        (["--a.b=c", "--a.b.c=d=e"], ["a.b=c", "a.b.c=d=e"]),
+        (["--a.b", "-2", "--c.d", ""], ["a.b=-2", "c.d="]),
+        (["--a.b", "two words\nand lines"], ["a.b=two words\nand lines"]),
+        (["--config", "a.b", "--seed", "4"], ["--config", "a.b", "--seed", "4"]),
+        (["--a.b"], ["a.b"]),
+        # The value was forgotten: the next option is none.
+        (["--a.b", "--c.d=e", "--f.g", "--seed", "4"], ["a.b", "c.d=e", "f.g", "--seed", "4"]),
+        (["--a.b=--c"], ["a.b=--c"]),
+        (["--algorithm", "dapo", "--output_dir=x"], ["algorithm=dapo", "output_dir=x"]),
+        (["--a.", "--.b", "--a..b", "--1.b", "-a.b"], ["--a.", "--.b", "--a..b", "--1.b", "-a.b"]),
+        (["--", "--a.b", "c"], ["--", "--a.b", "c"]),
+        ([], []),
+    ],
+)
+def test_options_with_dots_are_keys(words: list[str], expected: list[str]) -> None:
+    assert overrides_first_class(words) == expected
+
+
+def test_every_key_without_a_dot_can_be_an_option() -> None:
+    keys = {name for name, field in Config.model_fields.items() if section_of(field.annotation) is None}
+    options = set(vars(parse("--config", "f")))
+    assert keys - options == {"deterministic", "output_dir"}
+    assert {*TOP_LEVEL} == {*(keys - options), "algorithm"}
+
+
+def test_the_command_takes_both_forms(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trainer.iterations", "0", "--config", str(config_file), "seed=-1", "--rollout.batch_size=0"]
+    assert main(["train", *words]) == run(COMMAND, words) == 2
+    told = capsys.readouterr().err
+    for key in ("trainer.iterations", "rollout.batch_size", "seed"):
+        assert told.count(f"\n  {key}: ") == 2
+
+
+def test_a_key_without_a_value_is_refused(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMAND, ["--config", str(config_file), "--trainer.iterations"]) == 2
+    assert "expected an override as section.key=value, got 'trainer.iterations'" in capsys.readouterr().err
+
+
+def test_a_key_that_does_nothing_is_told_and_trained_with(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trains = SimpleNamespace(train_run=lambda config, folder, *, resume: 0)
+    monkeypatch.setitem(sys.modules, "rl_bridge.loops.session", trains)
+    words = ["--config", str(config_file), "algorithm.kl_estimator=k1"]
+    assert run(COMMAND, words) == 0
+    assert capsys.readouterr().err == (
+        "ropewalk train: warning: algorithm.kl_estimator=k1 has no effect: it counts where algorithm.kl_coef is "
+        "above 0\n"
+    )
+    assert run(COMMAND, [*words, "algorithm.kl_coef=0.1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_to_learn_from_is_said_before_anything_is_loaded(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(COMMAND, ["--config", str(config_file), "env=null"]) == 2
+    told = capsys.readouterr().err
+    assert "env.*" in told
+    assert "data.*" in told
+
+
 @pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "a/b", "a b", ".", "..", "-", ""])
 def test_a_name_never_leads_out_of_the_output_folder(config_file: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="expected --name"):
@@ -76,6 +146,7 @@ def test_resumed_run_takes_what_may_change(tmp_path: Path, config_file: Path) ->
         (("--seed", "4"), "seed"),
         (("model.path=/other",), "model.path"),
         (("rollout.task=c:E",), "rollout.task"),
+        (("algorithm=ppo",), "algorithm.advantage"),
         (("--name", "two"), "--name"),
     ],
 )

@@ -1,9 +1,16 @@
 """Real engines, in this process."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WAIT_S = 60.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +55,24 @@ def long_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     Qwen3ForCausalLM(config).float().save_pretrained(str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def reference(long_policy: Path) -> Any:
+    """The same checkpoint as transformers computes it."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM.from_pretrained(str(long_policy), dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], "dict[str, Tensor]"]]:
+    """Versions: other weights for each number; 0 is the checkpoint, to which the module's engine returns."""
+    from generator_fixtures import perturbed
+
+    from rl_bridge.generator.checkpoint import Checkpoint
+
+    first = Checkpoint(long_policy).tensors()
+    yield lambda version: perturbed(first, seed=version) if version else first
+    engine.load(0, first).result(WAIT_S)

@@ -38,6 +38,20 @@ def test_what_has_every_tensor_in_its_shape_is_taken(folder: Path) -> None:
     checkpoint.require_like(state(head=torch.zeros(9)))  # a trainer names what others share
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_output_layer_that_is_the_embedding_need_not_come_twice(folder: Path, tied: bool) -> None:
+    """Qwen3's smaller checkpoints have it in their files none the less."""
+    from safetensors.torch import save_file
+
+    save_file({"lm_head.weight": torch.zeros(2, 3)}, folder / "more.safetensors")
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    if tied:
+        Checkpoint(folder).require_like(state())
+    else:
+        with pytest.raises(WeightsError, match=r"without lm_head\.weight"):
+            Checkpoint(folder).require_like(state())
+
+
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     incomplete = state()
     del incomplete["second"]

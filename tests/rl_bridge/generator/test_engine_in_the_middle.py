@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from generator_fixtures import engine_settings, perturbed, prompts
+from generator_fixtures import engine_settings, prompts
 from torch import Tensor
 
 from rl_bridge.errors import GeneratorError
@@ -35,23 +35,6 @@ def engine(long_policy: Path, engine_environment: None) -> Iterator[Any]:
     one.start().result(110)
     yield one
     one.close()
-
-
-@pytest.fixture(scope="module")
-def reference(long_policy: Path) -> Any:
-    from transformers import Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM.from_pretrained(str(long_policy), dtype=torch.float32).eval()
-
-
-@pytest.fixture
-def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], dict[str, Tensor]]]:
-    """Versions: other weights for each number; 0 is the checkpoint, to which the engine returns."""
-    from rl_bridge.generator.checkpoint import Checkpoint
-
-    first = Checkpoint(long_policy).tensors()
-    yield lambda version: perturbed(first, seed=version) if version else first
-    engine.load(0, first).result(WAIT_S)
 
 
 def until_generating(engine: Any) -> None:

@@ -1,9 +1,11 @@
 """A real engine on a tiny checkpoint: what it says of its tokens, new weights in place, refusals."""
 
 import multiprocessing
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -77,6 +79,26 @@ def test_loading_makes_no_semaphore_with_a_name(
         multiprocessing.set_start_method(before, force=True)
     engine.engine_core.shutdown()
     assert made == []
+
+
+class Unbound:
+    """Like a proxy of Flask's outside of a request."""
+
+    @property
+    def __dict__(self) -> Any:
+        raise RuntimeError("outside of its context")
+
+
+def test_it_loads_beside_modules_that_must_not_be_looked_at(
+    tiny_policy: Path, engine_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.generator.vllm_api import build_engine
+
+    proxies = ModuleType("proxies_of_a_request")
+    proxies.request = Unbound()
+    monkeypatch.setitem(sys.modules, proxies.__name__, proxies)
+    build_engine(engine_settings(tiny_policy)).engine_core.shutdown()
+    assert sys.modules[proxies.__name__] is proxies
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

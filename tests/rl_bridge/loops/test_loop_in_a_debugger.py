@@ -10,7 +10,7 @@ LOOP = Path(grpo.__file__)
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from test_grpo_loop import Stage
+from loop_stage import Stage
 
 asyncio.run(Stage(Path(sys.argv[1]), iterations=2, timeout_s=60.0).train())
 """

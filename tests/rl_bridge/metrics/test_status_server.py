@@ -18,6 +18,7 @@ from rl_bridge.metrics.status_server import (
     StatusServer,
     ask_status,
     format_address,
+    host_to_serve_on,
     parse_address,
     served_address,
 )
@@ -44,6 +45,21 @@ async def test_address_is_in_the_folder_while_it_is_served(tmp_path: Path) -> No
         assert json.loads((tmp_path / ADDRESS_FILE).read_text())["pid"] == os.getpid()
     assert os.listdir(tmp_path) == []
     assert served_address(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "alone", "served_on"),
+    [
+        ("127.0.0.1", True, "127.0.0.1"),
+        ("localhost", True, "localhost"),
+        ("0.0.0.0", True, "0.0.0.0"),
+        ("192.0.2.1", True, "127.0.0.1"),
+        ("no-such-host.invalid", True, "127.0.0.1"),
+        ("192.0.2.1", False, "192.0.2.1"),
+    ],
+)
+def test_run_that_is_alone_serves_where_it_can_be_asked(host: str, alone: bool, served_on: str) -> None:
+    assert host_to_serve_on(host, alone=alone) == served_on
 
 
 async def test_snapshots_are_not_taken_for_each_of_a_crowd() -> None:

@@ -7,7 +7,7 @@ import pytest
 from rl_bridge.errors import StatusError
 from rl_bridge.metrics import JsonlSink, SpanTotals
 from rl_bridge.metrics.status import StatusSnapshot
-from rl_bridge.metrics.throughput import ELAPSED, GROUPS, Throughput
+from rl_bridge.metrics.throughput import ELAPSED, GROUPS, TARGETS, Throughput
 from tests.rl_bridge.metrics.status_fixtures import snapshot
 
 
@@ -28,6 +28,7 @@ def test_stretch_between_two_snapshots() -> None:
     assert found.utilisation("trainer") == pytest.approx(12 / 20)
     assert found.unaccounted == pytest.approx(2 / 20)
     assert found.utilisation("coder") is None
+    assert found.met("coder") is found.met("policy") is None
 
 
 def test_process_that_was_replaced_in_between_counts_from_its_own_beginning() -> None:
@@ -35,6 +36,24 @@ def test_process_that_was_replaced_in_between_counts_from_its_own_beginning() ->
     second = later(first, spans={"trainer-0": trainer(5, 5, 0, began=9.0), "trainer-1": trainer(15, 5, 10)})
     totals = Throughput.between(first, second).roles["trainer"]
     assert (totals.wall_s, totals.work) == (20, {"train": 10})
+
+
+@pytest.mark.parametrize(
+    ("role", "busy_s", "met"),
+    [
+        ("trainer", 90, True),
+        ("trainer", 89, False),
+        ("rollout", 80, True),
+        ("rollout", 79, False),
+        ("policy", 80, True),
+        ("controller", 100, None),
+    ],
+)
+def test_targets(role: str, busy_s: float, met: bool | None) -> None:
+    found = Throughput(seconds=100, steps=1, groups=1, roles={role: trainer(100, busy_s, 100 - busy_s)})
+    assert found.met(role) is met
+    targets = found.as_json()["targets"]
+    assert targets == ({} if met is None else {role: {"at_least": TARGETS[role], "met": met}})
 
 
 def test_two_runs_are_not_one() -> None:

@@ -1,132 +1,30 @@
-"""The dispatcher over workers that are simulated: what is lost, late, cut, preempted, dropped, rewound."""
+"""The dispatcher over workers that are simulated: what is lost, late, cut, preempted, rewound."""
 
 import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
+from dispatcher_stage import (
+    EPISODE,
+    LOST,
+    SIBLINGS,
+    UNFINISHED,
+    Bridge,
+    Workers,
+    answer,
+    at_once,
+    sibling_numbers,
+)
 from simulated_time import simulate
 
-from rl_bridge.buffer.admission import Admission
-from rl_bridge.buffer.ledger import Ledger
-from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
-from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, Outcome
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.filters import NO_VARIANCE, GroupFilter
 from rl_bridge.rollout.seeds import group_seed
-from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
-
-EPISODE = EpisodeSettings(temperature=1.0, num_turns=4, illegal_reward=-1.0)
-SIBLINGS = 4
-LOST = NoTrajectory(absence=Absence.DROPPED, reason="ConnectionLost: the server is gone")
-UNFINISHED = NoTrajectory(absence=Absence.UNFINISHED, reason="stopped")
-
-Play = Callable[["Workers", Assignment], Awaitable[AssignmentResult]]
-
-
-def episode(seed: int, sibling: int, version: int = 0) -> Trajectory:
-    completion = Completion(tokens=[sibling], logprobs=[-0.5], versions=[version], stopped=True)
-    return Trajectory(
-        seed=seed,
-        turns=[Turn(prompt=[0], completion=completion)],
-        ending=Ending.COMPLETED,
-        reward=float(sibling),
-    )
-
-
-def answer(assignment: Assignment, *, version: int = 0, **others: Any) -> AssignmentResult:
-    outcomes = tuple(
-        episode(seed, sibling, version)
-        for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
-    )
-    return AssignmentResult(lease=assignment.lease, **{"outcomes": outcomes, **others})
-
-
-class Workers:
-    """Stands for the service. `how` plays; it may look at `version`, what the generators serve."""
-
-    def __init__(self, how: Play) -> None:
-        self._how = how
-        self.version = 0
-        self.assignments: list[Assignment] = []
-        self.in_flight = 0
-        self.most_in_flight = 0
-        self.told_to_stop: list[int] = []
-        self.stopped: dict[int, asyncio.Event] = {}
-        self.play = self
-        self.cut = self
-
-    async def route(self, assignment: Assignment) -> AssignmentResult:
-        self.assignments.append(assignment)
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        self.stopped[assignment.lease] = asyncio.Event()
-        try:
-            return await self._how(self, assignment)
-        finally:
-            self.in_flight -= 1
-
-    async def fanout(self, leases: tuple[int, ...]) -> None:
-        self.told_to_stop.extend(leases)
-        for lease in leases:
-            self.stopped[lease].set()
-
-
-class Bridge:
-    """A dispatcher with what it works on."""
-
-    def __init__(
-        self,
-        how: Play,
-        *,
-        max_staleness: int = 0,
-        groups: int = 2,
-        slots: int = 4,
-        iterations: int = 1000,
-        max_losses: int | None = 2,
-        deterministic: bool = False,
-    ) -> None:
-        self.workers = Workers(how)
-        self.groups = groups
-        self.buffer = ReplayBuffer(
-            Ledger(max_losses=max_losses),
-            Admission(groups_per_batch=groups, max_staleness=max_staleness, iterations=iterations),
-            timeout_s=1000.0,
-            straggler_timeout_s=60.0,
-        )
-        self.dispatcher = Dispatcher(
-            self.workers,
-            self.buffer,
-            DispatchSettings(
-                run_seed=7,
-                group_size=SIBLINGS,
-                min_group_size=2,
-                slots=slots,
-                episode=EPISODE,
-                deterministic=deterministic,
-                timeout_s=300.0,
-            ),
-        )
-
-    async def sample(self, version: int = 0) -> list[Group]:
-        return await self.buffer.sample(version, self.groups)
-
-    def serve(self, version: int) -> None:
-        self.workers.version = version
-        self.dispatcher.served(version)
-
-
-async def at_once(workers: Workers, assignment: Assignment) -> AssignmentResult:
-    await asyncio.sleep(1.0)
-    return answer(assignment, version=workers.version)
-
-
-def sibling_numbers(group: Group) -> list[int]:
-    return [int(trajectory.reward) for trajectory in group.trajectories]
+from rl_bridge.types import Group, Trajectory
 
 
 def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> None:
@@ -316,65 +214,6 @@ def test_what_a_preempted_worker_handed_on_outlives_the_next_worker() -> None:
     simulate(scenario())
 
 
-def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) != 2:
-                return await at_once(workers, assignment)
-            unscored = NoTrajectory(absence=Absence.UNSCORED, reason="the judge slept")
-            done, *_ = answer(assignment).outcomes
-            return AssignmentResult(
-                lease=assignment.lease,
-                outcomes=(done, LOST, LOST, unscored),
-                retried=6,
-                last_failure=LOST.reason,
-            )
-
-        bridge = Bridge(how)
-        async with bridge.dispatcher:
-            groups = await bridge.sample()
-        assert [group.id for group in groups] == [0, 2]
-        assert bridge.buffer.ledger.dropped == {"too few siblings: 2 dropped, 1 played, 1 unscored": 1}
-        counts = bridge.dispatcher.counts
-        assert (counts.retried, counts.dropped, counts.unscored) == (6, 2, 1)
-        assert (counts.last_failure, counts.last_unscored) == (LOST.reason, "the judge slept")
-
-    simulate(scenario())
-
-
-def test_where_nothing_can_be_used_any_more_the_run_ends_and_says_why() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) <= 4:  # once is no reason to end: a success in between counts
-                return await at_once(workers, assignment)
-            await asyncio.sleep(1.0)
-            return AssignmentResult(lease=assignment.lease, outcomes=(LOST,) * SIBLINGS)
-
-        bridge = Bridge(how, slots=1)
-        async with bridge.dispatcher:
-            for version in range(2):
-                await bridge.sample(version)
-                bridge.serve(version + 1)
-            with pytest.raises(RolloutError, match=r"none of the last 2 .* 4 dropped; .*the server is gone"):
-                await bridge.sample(2)
-        assert len(bridge.workers.assignments) == 6
-
-    simulate(scenario())
-
-
-def test_an_error_that_is_no_loss_reaches_the_loop() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            raise ZeroDivisionError("the task is wrong")
-
-        bridge = Bridge(how)
-        async with bridge.dispatcher:
-            with pytest.raises(ZeroDivisionError, match="the task is wrong"):
-                await bridge.sample()
-
-    simulate(scenario())
-
-
 def test_a_rewind_recalls_what_is_under_way_and_repeats_what_came_after() -> None:
     async def scenario() -> None:
         bridge = Bridge(at_once, max_staleness=1)
@@ -390,7 +229,7 @@ def test_a_rewind_recalls_what_is_under_way_and_repeats_what_came_after() -> Non
             under_way = [lease.id for lease in bridge.buffer.ledger.leases]
             assert under_way
 
-            await bridge.dispatcher.rewind(1, run_state, attachments)
+            await bridge.dispatcher.rewind(1, run_state, attachments())
             bridge.workers.version = 1
             assert await bridge.sample(1) == second
             await asyncio.sleep(0.1)
@@ -419,10 +258,10 @@ def test_what_was_handed_on_before_a_rewind_is_forgotten() -> None:
 
         bridge = Bridge(how, groups=1, slots=1)
         async with bridge.dispatcher:
-            begun = bridge.dispatcher.state()
+            begun, attachments = bridge.dispatcher.state()
             while not bridge.buffer.ledger.waiting:  # noqa: ASYNC110 - simulated
                 await asyncio.sleep(0)
-            await bridge.dispatcher.rewind(0, *begun)
+            await bridge.dispatcher.rewind(0, begun, attachments())
             assert len(bridge.workers.assignments) == 1  # nothing begins while it goes back
             await bridge.sample()
         assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 4]
@@ -492,11 +331,17 @@ def test_held_out_episodes_have_a_deadline_together() -> None:
     simulate(scenario())
 
 
-@pytest.mark.parametrize("max_staleness", [0, 2])
-def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(max_staleness: int) -> None:
-    """Random losses, preemptions, drops, hangs and stragglers; then everything is accounted for."""
+@pytest.mark.parametrize(("max_staleness", "refused"), [(0, 0.0), (2, 0.0), (0, 0.4), (2, 0.4)])
+def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(
+    max_staleness: int, refused: float
+) -> None:
+    """Random losses, preemptions, drops, hangs, stragglers and refusals; then everything is accounted for."""
     chance = random.Random(max_staleness)
     steps = 60
+
+    class Fickle(GroupFilter):
+        def refusal(self, group: Group, *, first: int) -> str | None:
+            return NO_VARIANCE if chance.random() < refused else None
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         luck = chance.random()
@@ -523,7 +368,9 @@ def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(m
         return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
 
     async def scenario() -> None:
-        bridge = Bridge(how, max_staleness=max_staleness, groups=4, slots=6, iterations=steps)
+        bridge = Bridge(
+            how, max_staleness=max_staleness, groups=4, slots=6, iterations=steps, group_filter=Fickle()
+        )
         trained: Counter[int] = Counter()
         async with bridge.dispatcher:
             for version in range(steps):
@@ -540,25 +387,8 @@ def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(m
             assert max(trained.values()) == 1
             assert trained.total() == ledger.trained == ledger.live == steps * 4
             assert (ledger.leases, ledger.waiting) == ([], 0)
+            assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
             # Every slot is free again: that many groups, and no more, can be under way.
             assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
 
     simulate(scenario())
-
-
-def test_a_worker_that_dies_with_many_groups_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def dies_at_first(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        await asyncio.sleep(1.0)
-        if len(workers.assignments) <= 20:
-            raise ReplicaLost("replica 0 of rollout is lost")
-        return answer(assignment)
-
-    bridge = Bridge(dies_at_first, groups=20, slots=20)
-
-    async def work() -> None:
-        async with bridge.dispatcher:
-            await bridge.buffer.sample(0, 20)
-
-    simulate(work())
-    (line,) = caplog.messages
-    assert line == "work was lost, on 20 group(s) (0, 1, 2, 3, 4, 5, 6, 7, …): replica 0 of rollout is lost"

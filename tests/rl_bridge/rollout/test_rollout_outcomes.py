@@ -10,7 +10,8 @@ from openenv_core import LocalProcessProvider
 from rl_bridge.rollout import worker
 from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
-from rl_bridge.types import Group
+from rl_bridge.rollout.outcomes import REASON_CHARS
+from rl_bridge.types import Ending, Group
 
 WHOLE = EARNED * LENGTH
 
@@ -59,6 +60,7 @@ async def test_what_keeps_failing_is_dropped_and_counted_and_never_scored(troubl
     assert result.last_failure == "EpisodeLost: the zygote is gone"
     assert rewards(result) == [WHOLE, WHOLE, None, None, WHOLE, WHOLE]
     assert absences(result)[2:4] == [Absence.DROPPED] * 2
+    assert {one.ending for one in result.outcomes[2:4]} == {Ending.FAILED_ENVIRONMENT}
 
 
 @pytest.mark.parametrize("because", ["the judge took too long", True])
@@ -71,7 +73,16 @@ async def test_an_end_without_a_reward_is_left_out_and_counted_apart(
         assert (result.retried, play.sessions.counts.discarded) == (0, 0)
     assert rewards(result) == [WHOLE] * 3 + [None] * 3
     reason = because if isinstance(because, str) else "nobody said why"
-    assert result.outcomes[3:] == (NoTrajectory(absence=Absence.UNSCORED, reason=reason),) * 3
+    unscored = NoTrajectory(absence=Absence.UNSCORED, reason=reason, ending=Ending.FAILED_REWARD)
+    assert result.outcomes[3:] == (unscored,) * 3
+
+
+async def test_what_an_environment_says_of_a_failure_is_told_in_part(troubled: str) -> None:
+    """It goes into logs, and into every checkpoint."""
+    async with playing([troubled], TroubledTask, word) as play:
+        (unscored,) = (await play([1], unjudged=[1], because="x" * 100_000)).outcomes
+    assert isinstance(unscored, NoTrajectory)
+    assert unscored.reason == "x" * REASON_CHARS + " …"
 
 
 async def test_an_end_without_reward_and_without_reason_is_what_was_earned(troubled: str) -> None:

@@ -20,7 +20,8 @@ from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.errors import RemoteError
-from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
+from rl_bridge.rollout.dispatcher import Dispatcher
+from rl_bridge.rollout.dispatching import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.types import Group, Trajectory

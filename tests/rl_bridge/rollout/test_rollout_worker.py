@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -17,6 +18,7 @@ from worker_fixtures import (
 )
 
 from openenv_core import LocalProcessProvider
+from openenv_core.errors import FactoryFailed, ServerError, SessionFailed
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.errors import GeneratorError, NoReplica, PromptRefused, ReplicaLost, RolloutError
 from rl_bridge.rollout import worker
@@ -170,22 +172,25 @@ async def test_an_environment_that_keeps_failing_is_dropped_and_counted(notebook
 async def test_a_server_that_dies_is_never_scored_as_play() -> None:
     with LocalProcessProvider("rollout_fixtures:blackjack_app", cwd=HERE) as provider:
         url = str(provider.url)
-        deadlines = SessionDeadlines(connect_s=0.1)
-        async with playing([url], TableTask, stand_on_17, deadlines=deadlines) as play:
-            calls = 0
+        deadlines = SessionDeadlines(connect_s=0.3)
+        prompts = 0
 
-            def in_the_midst() -> None:
-                nonlocal calls
-                calls += 1
-                if calls == 10:
-                    kill_server(url)
+        def in_the_midst(prompt: str) -> str:
+            # Not by calls: how many prompts each has is a matter of how fast the machine is.
+            nonlocal prompts
+            prompts += 1
+            if prompts == 20:
+                kill_server(url)
+            return stand_on_17(prompt)
 
-            play.engine.before = in_the_midst
+        async with playing([url], TableTask, in_the_midst, deadlines=deadlines) as play:
             result = await play(range(24))
     finished = trajectories(result)
     assert 0 < len(finished) < 24
     assert absences(result).count(Absence.DROPPED) == 24 - len(finished)
-    assert result.retried == 3 * (24 - len(finished))
+    assert result.retried >= 3 * (
+        24 - len(finished)
+    )  # a slow machine may need more for those that were played
     # What was lost has no reward; what has one was really played.
     assert all(hand.ending is Ending.COMPLETED and hand.turns for hand in finished)
 
@@ -234,6 +239,18 @@ async def test_a_policy_that_fails_costs_an_attempt_and_no_reward(notebook: str,
         assert str(loss) in str(result.last_failure)
 
 
+async def test_a_policy_that_never_answers_is_told_from_an_environment_that_fails(notebook: str) -> None:
+    async with playing([notebook], NotebookTask, word, sessions=2) as play:
+
+        def fail() -> None:
+            raise GeneratorError("out of memory")
+
+        play.engine.before = fail
+        (dropped,) = (await play([1])).outcomes
+    assert isinstance(dropped, NoTrajectory)
+    assert (dropped.absence, dropped.ending) == (Absence.DROPPED, Ending.FAILED_POLICY)
+
+
 @pytest.mark.parametrize(
     ("script", "error"),
     [
@@ -264,13 +281,51 @@ async def test_a_prompt_that_the_engine_refuses_is_our_own_fault(notebook: str) 
             await play([1])
 
 
-async def test_a_request_that_the_server_refuses_is_not_repeated(notebook: str) -> None:
-    async with playing([notebook], NotebookTask, word) as play:
+async def test_an_action_that_the_server_refuses_ends_its_episode_alone(notebook: str) -> None:
+    async with playing(
+        [notebook], NotebookTask, lambda prompt: f"word{prompt.count('word')}", sessions=1
+    ) as play:
         # A note is a text; this one is a number that its model refuses on the server.
-        play.task.parse = lambda text: {"text": 7}  # type: ignore[method-assign]
-        with pytest.raises(RolloutError, match=r"refuses what it is sent: .*VALIDATION_ERROR"):
-            await play([1, 2])
+        taken = play.task.parse
+        play.task.parse = lambda text: {"text": 7} if text == "word1" else taken(text)  # type: ignore[method-assign]
+        result = await play([1, 2])
+        # The server said no before the environment heard of it: the session is as good as before.
+        assert (play.sessions.counts.opened, result.retried) == (1, 0)
+        play.task.parse = taken  # type: ignore[method-assign]
+        (whole,) = trajectories(await play([3]))
+    for one in trajectories(result):
+        assert (one.ending, len(one.turns), one.reward) == (Ending.REFUSED_ACTION, 2, 0.25 - 1.5)
+        assert str(one.refusal).startswith("ValidationFailed: VALIDATION_ERROR: ")
+    assert len(trajectories(result)) == 2
+    assert (whole.ending, whole.refusal) == (Ending.COMPLETED, None)
     await until_no_session_is_left(notebook)
+
+
+async def test_a_reset_that_the_server_refuses_is_not_repeated(notebook: str) -> None:
+    async with playing([notebook], NotebookTask, word) as play:
+        with pytest.raises(RolloutError, match=r"refuses what it is sent: .*VALIDATION_ERROR"):
+            await play([1, 2], episode_id=7)
+    await until_no_session_is_left(notebook)
+
+
+@pytest.mark.parametrize("kind", [SessionFailed, FactoryFailed])
+async def test_a_session_that_could_not_be_kept_is_lost_and_no_end_of_all(
+    notebook: str, kind: type[ServerError]
+) -> None:
+    """A server ends the session of a step that takes too long, and what takes long the policy decides."""
+    async with playing([notebook], NotebookTask, word) as play:
+        left = [kind("expected the environment to answer within 300 s", "SESSION_ERROR")] * 2
+        taken = play.task.client_type.step
+
+        async def step(client: Any, action: Any) -> Any:
+            if left:
+                raise left.pop()
+            return await taken(client, action)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(play.task.client_type, "step", step)
+            result = await play([1])
+        assert ([one.ending for one in trajectories(result)], result.retried) == ([Ending.COMPLETED], 2)
 
 
 async def test_a_cut_brings_what_is_finished_and_frees_the_sessions(notebook: str) -> None:

@@ -65,19 +65,22 @@ class Play:
         task: type[Task],
         script: Script,
         *,
+        tokenizer: Any = None,
+        engine: Any = None,
         sessions: int = 8,
+        max_new_tokens: int = 4,
         max_length: int = 64,
         max_attempts: int = 3,
         deadlines: SessionDeadlines | None = None,
     ) -> None:
-        tokenizer = FakeTokenizer()
-        self.engine = FakeEngine(tokenizer, script)
+        tokenizer = tokenizer or FakeTokenizer()
+        self.engine: Any = engine or FakeEngine(tokenizer, script)
         self.generator = GeneratorClient(self.engine, max_batch=64)
         config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}})
         policy = ChatPolicy(
-            tokenizer,  # type: ignore[arg-type]  # the real one needs transformers
+            tokenizer,
             self.generator,
-            max_new_tokens=4,
+            max_new_tokens=max_new_tokens,
             max_length=max_length,
         )
         self.task = task(config, Path())
@@ -96,11 +99,16 @@ class Play:
         *,
         temperature: float = 1.0,
         num_turns: int = 32,
+        timeout_s: float | None = None,
         sampling_key: tuple[int, int] | None = None,
         **reset_options: Any,
     ) -> AssignmentResult:
         settings = EpisodeSettings(
-            temperature=temperature, num_turns=num_turns, illegal_reward=-1.5, reset_options=reset_options
+            temperature=temperature,
+            num_turns=num_turns,
+            illegal_reward=-1.5,
+            reset_options=reset_options,
+            timeout_s=timeout_s,
         )
         self._lease += 1
         return await self.worker.play(

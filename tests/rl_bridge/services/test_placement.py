@@ -4,7 +4,7 @@ import pytest
 
 from rl_bridge.errors import RoleFailed
 from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import AVOIDED_S, Placement
+from rl_bridge.services.placement import AVOIDED_S, Placement, Slot
 
 ONE = ServiceOptions()
 PAIR = ServiceOptions(hosts=2, procs=2, with_gpus=True)
@@ -47,3 +47,24 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
 def test_more_hosts_than_there_are_is_an_error() -> None:
     with pytest.raises(RoleFailed, match=r"expected 2 host\(s\) in a row with 0 free"):
         Placement(hosts=1, gpus=0).take(ServiceOptions(hosts=2), 0.0)
+
+
+def test_what_needs_no_gpu_leaves_the_hosts_with_gpus_alone() -> None:
+    placement = Placement(hosts=2, gpus=1, gpuless=2)
+    needy = ServiceOptions(with_gpus=True)
+    assert [placement.take(ONE, 0.0).first for _ in range(4)] == [2, 3, 2, 3]
+    taken = [placement.take(needy, 0.0) for _ in range(2)]
+    assert [slot.first for slot in taken] == [0, 1]
+    with pytest.raises(RoleFailed, match=r"got 4 host\(s\) with \[0, 0, 0, 0\] free"):
+        placement.take(needy, 0.0)
+    # They stay the second choice, not none: one that serves is better than one that fell silent.
+    for first in (2, 3):
+        placement.avoid(Slot(first, 1, 1, ()), 0.0)
+    assert placement.take(ONE, 1.0).first == 0
+
+
+def test_no_replica_spans_hosts_of_both_kinds() -> None:
+    placement = Placement(hosts=1, gpus=1, gpuless=1)
+    with pytest.raises(RoleFailed, match=r"2 host\(s\) in a row"):
+        placement.take(ServiceOptions(hosts=2), 0.0)
+    assert Placement(hosts=1, gpus=1, gpuless=2).take(ServiceOptions(hosts=2), 0.0).first == 1

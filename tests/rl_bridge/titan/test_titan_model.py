@@ -1,4 +1,4 @@
-"""TorchTitan's Qwen3 against transformers' own, from the same checkpoint."""
+"""TorchTitan's models against transformers' own, from the same checkpoints."""
 
 import json
 from pathlib import Path
@@ -6,49 +6,43 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_checkpoints import (
+    NAMES,
+    POSITIONS,
+    VOCABULARY,
+    WIDTH,
+    load_reference,
+    logprobs,
+    make_checkpoint,
+    rows,
+)
 
-from rl_bridge.errors import ModelError
+from rl_bridge.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.heavy
 
-VOCABULARY = 50
 
-
-@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+@pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder = tmp_path_factory.mktemp("checkpoint")
-    torch.manual_seed(4)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=64,
-            rope_theta=10_000.0,
-            tie_word_embeddings=request.param,
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-    with torch.no_grad():  # norms of one hide mistakes in their place
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
-    model.to(torch.float32).save_pretrained(str(folder))
-    return folder
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), request.param)
 
 
-def titan(path: Path, *, trainable: bool = False) -> Any:
+@pytest.fixture(scope="module")
+def any_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3")
+
+
+def titan(path: Path, *, trainable: bool = False, max_length: int = 32, **options: Any) -> Any:
     from rl_bridge.titan.model import TitanModel
 
-    return TitanModel(path, dtype="float32", max_length=32, trainable=trainable, device=torch.device("cpu"))
+    return TitanModel(
+        path,
+        dtype="float32",
+        max_length=max_length,
+        trainable=trainable,
+        device=torch.device("cpu"),
+        **options,
+    )
 
 
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -59,19 +53,29 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def tokens() -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (5, 17), generator=torch.Generator().manual_seed(2))
+    return rows()
 
 
-def test_logits_are_those_of_transformers(checkpoint: Path, tokens: torch.Tensor) -> None:
-    from transformers import Qwen3ForCausalLM
-
-    reference = Qwen3ForCausalLM.from_pretrained(str(checkpoint), dtype=torch.float32).eval()
+def test_log_probabilities_are_those_of_transformers(checkpoint: Path, tokens: torch.Tensor) -> None:
     with torch.no_grad():
-        expected = reference(tokens).logits
+        expected = logprobs(load_reference(checkpoint)(tokens).logits, tokens)
     ours = logits(titan(checkpoint), tokens)
     assert ours.shape == (5, 17, VOCABULARY)
-    assert expected.std() > 0.05, "the checkpoint says nothing, so agreeing with it shows nothing"
-    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    assert expected.std() > 0.3, "the checkpoint says nothing, so agreeing with it shows nothing"
+    torch.testing.assert_close(logprobs(ours, tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_are_those_of_transformers(checkpoint: Path, tokens: torch.Tensor) -> None:
+    reference = load_reference(checkpoint)
+    logprobs(reference(tokens).logits, tokens).sum().backward()
+    expected = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    model = titan(checkpoint, trainable=True)
+    with model.spmd():
+        logprobs(model.logits(tokens), tokens).sum().backward()
+    ours = model.adapter.to_hf({name: one.grad for name, one in model.module.named_parameters()})
+    assert set(ours) == set(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(ours[name].full_tensor(), gradient, atol=1e-4, rtol=1e-4, msg=name)
 
 
 def test_padding_on_the_right_changes_nothing(checkpoint: Path, tokens: torch.Tensor) -> None:
@@ -79,7 +83,7 @@ def test_padding_on_the_right_changes_nothing(checkpoint: Path, tokens: torch.Te
     whole = logits(model, tokens)
     padded = torch.full((5, 25), 0)
     padded[:, :9] = tokens[:, :9]
-    torch.testing.assert_close(logits(model, padded)[:, :9], whole[:, :9], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(logits(model, padded)[:, :9], whole[:, :9], atol=1e-5, rtol=1e-5)
 
 
 def test_what_comes_later_changes_nothing(checkpoint: Path, tokens: torch.Tensor) -> None:
@@ -87,32 +91,8 @@ def test_what_comes_later_changes_nothing(checkpoint: Path, tokens: torch.Tensor
     changed = tokens.clone()
     changed[:, 10:] = (changed[:, 10:] + 7) % VOCABULARY
     before, after = logits(model, tokens), logits(model, changed)
-    torch.testing.assert_close(after[:, :10], before[:, :10], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(after[:, :10], before[:, :10], atol=1e-5, rtol=1e-5)
     assert (after[:, 10:] - before[:, 10:]).abs().max() > 1e-3
-
-
-def test_documents_of_a_row_see_nothing_of_each_other(checkpoint: Path, tokens: torch.Tensor) -> None:
-    model = titan(checkpoint)
-    lengths = [(7, 10), (17,), (1, 3, 12)]
-    packed, positions = torch.zeros(3, 17, dtype=torch.int64), torch.zeros(3, 17, dtype=torch.int64)
-    document = torch.full((3, 17), -1)
-    alone: list[tuple[int, int, torch.Tensor]] = []
-    for row, documents in enumerate(lengths):
-        first = 0
-        for number, length in enumerate(documents):
-            inside = slice(first, first + length)
-            packed[row, inside] = tokens[row + number, :length]
-            positions[row, inside] = torch.arange(length)
-            document[row, inside] = number
-            alone.append((row, first, logits(model, tokens[row + number : row + number + 1, :length])[0]))
-            first += length
-    with torch.no_grad(), model.spmd():
-        together = model.logits(packed, positions=positions, document=document)
-    assert together.isfinite().all()
-    for row, first, expected in alone:
-        torch.testing.assert_close(
-            together[row, first : first + len(expected)], expected, atol=1e-6, rtol=1e-5
-        )
 
 
 def test_names_and_weights_go_back_as_they_came(checkpoint: Path) -> None:
@@ -120,10 +100,47 @@ def test_names_and_weights_go_back_as_they_came(checkpoint: Path) -> None:
 
     stored = load_file(checkpoint / "model.safetensors")
     ours = titan(checkpoint).hf_state_dict()
-    assert set(stored) <= set(ours)
-    assert set(ours) - set(stored) <= {"lm_head.weight"}  # tied weights are stored once
+    assert set(ours) == set(stored)  # tied weights are there once
     for name, tensor in stored.items():
         assert torch.equal(ours[name], tensor), name
+
+
+def test_the_weights_share_the_models_storage(checkpoint: Path) -> None:
+    """What is pushed to generators is no second copy of the model."""
+    model = titan(checkpoint, trainable=True)
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.to_local().fill_(3.0)
+    assert all((tensor == 3.0).all() for tensor in model.hf_state_dict().values())
+
+
+def test_a_checkpoint_in_several_files_is_the_same(tmp_path: Path, tokens: torch.Tensor) -> None:
+    one = make_checkpoint(tmp_path / "one", "qwen2-tied")
+    several = make_checkpoint(tmp_path / "several", "qwen2-tied", most_a_file="40KB")
+    assert len(list(several.glob("*.safetensors"))) > 3
+    assert torch.equal(logits(titan(several), tokens), logits(titan(one), tokens))
+
+
+def test_an_output_layer_in_the_file_is_none_where_it_is_tied(tmp_path: Path, tokens: torch.Tensor) -> None:
+    """Qwen3's smaller checkpoints have it beside the embedding. transformers does not read it either."""
+    from safetensors.torch import load_file, save_file
+
+    file = make_checkpoint(tmp_path, "qwen3-tied") / "model.safetensors"
+    expected = logits(titan(tmp_path), tokens)
+    weights = load_file(file)
+    save_file({**weights, "lm_head.weight": torch.zeros(VOCABULARY, WIDTH)}, file)
+    model = titan(tmp_path)
+    assert torch.equal(logits(model, tokens), expected)
+    assert set(model.hf_state_dict()) == set(weights)
+
+
+def test_weights_of_half_precision_are_kept_in_full(tmp_path: Path, tokens: torch.Tensor) -> None:
+    half = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
+    model = titan(half, trainable=True)
+    assert {one.dtype for one in model.module.parameters()} == {torch.float32}
+    with torch.no_grad():
+        expected = logprobs(load_reference(half)(tokens).logits, tokens)
+    torch.testing.assert_close(logprobs(logits(model, tokens), tokens), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_frozen_model_keeps_no_gradients(checkpoint: Path, tokens: torch.Tensor) -> None:
@@ -135,28 +152,49 @@ def test_a_frozen_model_keeps_no_gradients(checkpoint: Path, tokens: torch.Tenso
     assert all(gradient is not None for gradient in gradients)
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"model_type": "llama"}, "expected an architecture among qwen3, got 'llama'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "expected plain rotary embeddings"),
-    ],
-)
-def test_what_is_not_supported_is_refused(
-    checkpoint: Path, tmp_path: Path, change: dict[str, Any], expected: str
-) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(ModelError, match=expected):
+def test_activations_computed_anew_change_no_gradient(checkpoint: Path, tokens: torch.Tensor) -> None:
+    gradients, states = [], []
+    for recompute in (False, True):
+        model = titan(checkpoint, trainable=True, recompute=recompute)
+        with model.spmd():
+            logprobs(model.logits(tokens), tokens).sum().backward()
+        states.append(model.hf_state_dict())
+        gradients.append([one.grad.full_tensor() for one in model.module.parameters()])
+    assert list(states[0]) == list(states[1])
+    for kept, anew in zip(*gradients, strict=True):
+        torch.testing.assert_close(anew, kept, atol=1e-6, rtol=1e-5)
+
+
+def test_rows_as_long_as_was_asked_for_and_no_longer(any_checkpoint: Path) -> None:
+    model = titan(any_checkpoint, max_length=POSITIONS)
+    assert logits(model, rows(1, POSITIONS)).isfinite().all()
+    # Of many layers, positions that no row has take gigabytes.
+    assert titan(any_checkpoint, max_length=20).module.layers["0"].attention.rope.cache.shape[0] == 20
+    with pytest.raises(
+        ConfigError, match=rf"rows of at most {POSITIONS} tokens.*got {POSITIONS + 1}.*max_length"
+    ):
+        titan(any_checkpoint, max_length=POSITIONS + 1)
+
+
+def test_what_is_not_supported_is_refused(any_checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((any_checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(ModelError, match="expected an architecture among llama, qwen2, qwen3, got 'mamba'"):
         titan(tmp_path)
 
 
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"a checkpoint with a config\.json"):
-        titan(tmp_path)
-
-
-def test_a_checkpoint_without_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+def test_a_checkpoint_without_weights_is_refused(any_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((any_checkpoint / "config.json").read_text())
     with pytest.raises(ModelError, match="cannot load the weights"):
+        titan(tmp_path)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = make_checkpoint(tmp_path, "qwen2") / "model.safetensors"
+    lacking = load_file(file)
+    del lacking["model.layers.1.self_attn.k_proj.bias"]
+    save_file(lacking, file)
+    with pytest.raises(ModelError, match=r"(?s)cannot load the weights.*k_proj\.bias"):
         titan(tmp_path)

@@ -1,13 +1,17 @@
 """Turns become rows: nothing is tokenized again, and masks say where each token came from."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.tokens.prefix import Prefix
 from rl_bridge.types import NO_VERSION, Completion, Ending, Trajectory, Turn
 
 
-def turn(prompt: list[int], answer: list[int], *, version: int = 0, first: float = -0.5) -> Turn:
+def turn(prompt: Sequence[int], answer: list[int], *, version: int = 0, first: float = -0.5) -> Turn:
     logprobs = [first - place for place in range(len(answer))]
     versions = [version] * len(answer)
     return Turn(
@@ -62,6 +66,38 @@ def test_padding_like_tokens_are_trained_on_where_the_policy_sampled_them() -> N
     # 0 pads contexts elsewhere: a mask made by comparing with it would lose the answer's tokens.
     (row,) = training_rows(trajectory(turn([0, 1], [0, 0])), advantage=1.0, index=0)
     assert list(row.loss_mask) == [False, False, True, True]
+
+
+class Counting(list[int]):
+    """Knows how many of its items have been looked at by slices."""
+
+    looked_at = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.looked_at += len(found)
+        return found
+
+
+def test_an_episode_costs_what_it_is_long() -> None:
+    chat = Counting()
+    turns = []
+    for number in range(32):
+        chat += range(number, number + 50)
+        turns.append(turn(Prefix(chat), [number] * 50))
+        chat += [number] * 50
+    (row,) = training_rows(trajectory(*turns), advantage=1.0, index=0)
+    assert list(row.tokens) == list(chat)
+    assert chat.looked_at <= len(chat)
+
+
+def test_prompts_that_share_their_list_are_believed_as_far_as_they_share_it() -> None:
+    chat = [1, 2]
+    first = turn(Prefix(chat), [3])
+    chat += [9, 4]  # which is not what was sampled
+    second = turn(Prefix(chat), [5])
+    rows = training_rows(trajectory(first, second), advantage=1.0, index=0)
+    assert [list(row.tokens) for row in rows] == [[1, 2, 3], [1, 2, 9, 4, 5]]
 
 
 @st.composite

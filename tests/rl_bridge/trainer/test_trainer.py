@@ -138,7 +138,7 @@ def test_the_ratio_and_the_mismatch_are_of_the_policy_that_sampled(
     assert figures["mismatch/kl"] == pytest.approx(-0.1, abs=1e-4)
 
 
-def test_the_mismatch_leaves_out_tokens_of_older_weights(
+def test_engine_and_trainer_are_compared_on_tokens_of_the_same_weights(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
     from rl_bridge.reference.reference import Reference
@@ -150,10 +150,13 @@ def test_the_mismatch_leaves_out_tokens_of_older_weights(
     mixed = {"old_logprobs": np.where(stale, told - 1.0, told).astype(np.float32), "versions": versions}
     figures = make_trainer().step(TrainBatch(**{**fields(first), **mixed}))
     assert figures["mismatch/logprob_max"] < 1e-5
-    assert figures["loss/ratio_mean"] > 1.3  # which is of all tokens
-    all_stale = {"old_logprobs": told, "versions": np.full(len(first), -1)}
+    assert figures["loss/ratio_mean"] > 1.3  # which is of all tokens, like the divergence
+    assert figures["mismatch/kl"] == pytest.approx(-stale.mean(), abs=1e-4)
+    all_stale = {"old_logprobs": told + np.float32(0.5), "versions": np.full(len(first), -1)}
     figures = make_trainer().step(TrainBatch(**{**fields(first), **all_stale}))
-    assert not [name for name in figures if name.startswith("mismatch/")]
+    assert {name: value for name, value in figures.items() if name.startswith("mismatch/")} == {
+        "mismatch/kl": pytest.approx(0.5, abs=1e-4)
+    }
 
 
 def fields(one: TrainBatch) -> dict[str, Any]:
@@ -283,6 +286,22 @@ def test_a_resumed_run_is_the_run_that_was_never_interrupted(
     # The numbers, to the last bit: optimizer, schedule, shuffling and annealing went on where they were.
     assert [resumed.step(batch(number)) for number in range(2, 6)] == expected[2:]
     assert_equal(weights_of(resumed), weights_of(straight))
+
+
+def test_a_resumed_run_goes_by_its_own_configuration(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    algorithm = {"name": "ppo", "critic_learning_rate": 1e-2}
+    first = make_trainer(folder=tmp_path, algorithm=algorithm)
+    first.step(batch(0))
+    first.save(1)
+    first.close()
+    changed = {"learning_rate": 1e-4, "weight_decay": 0.5, "betas": (0.5, 0.6)}
+    resumed = make_trainer(folder=tmp_path, algorithm=algorithm | {"critic_learning_rate": 2e-3}, **changed)
+    assert resumed.resume().version == 1
+    for optimization, rate in ((resumed._optimizer, 1e-4), (resumed._critic._optimization, 2e-3)):
+        (optimizer,) = optimization._optimizer
+        (group,) = optimizer.param_groups
+        assert (group["lr"], group["betas"], group["weight_decay"]) == (rate, (0.5, 0.6), 0.5)
+    assert resumed.step(batch(1))["train/learning_rate"] == 1e-4
 
 
 def test_resuming_without_a_checkpoint_begins_at_the_beginning(make_trainer: MakeTrainer) -> None:

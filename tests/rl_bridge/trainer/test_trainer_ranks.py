@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from trainer_ranks import WAIT_S, Ranks, batch, divisible_policy, ranks, settings
 
-from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ConfigError, NonFiniteLoss, RankLost
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
@@ -70,6 +69,28 @@ def test_two_ranks_learn_what_one_learns(
     )
 
 
+@pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "gspo", "clip_low": 0.2, "clip_high": 0.2}, {"name": "ppo", "correction": "truncated"}],
+    ids=["sequences that are spread over ranks", "critic and recomputed log-probabilities"],
+)
+def test_two_ranks_learn_what_one_learns_of_whole_batches(
+    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int], algorithm: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"updates_per_iteration": 2, "micro_batch_size": 3, "algorithm": algorithm}
+    one = alone(policy, tmp_path, **options)
+    pair.build(settings(policy, folder=tmp_path, ranks=spread, **options))
+    for number in range(3):
+        some = batch(number, rows=18, rows_a_trajectory=3)
+        expected, told = one.step(some), pair.call("step", some)
+        assert told[0] == told[1]
+        for figures in (told[0], expected):
+            figures.pop("train/valid_token_share")
+        assert told[0] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert_close(pair.call("hf_state_dict")[0], one.hf_state_dict(), atol=5e-5)
+
+
 def test_each_rank_holds_half(pair: Ranks, policy: Path, tmp_path: Path) -> None:
     pair.build(settings(policy, folder=tmp_path))
     whole = sum(tensor.numel() for tensor in alone(policy, tmp_path).hf_state_dict().values())
@@ -121,16 +142,16 @@ def test_heads_that_cannot_be_shared_are_refused(pair: Ranks, tiny_policy: Path,
 def test_accumulation_takes_more_passes_to_the_same_gradient(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_bridge.trainer.gradients import Gradients
+    from rl_bridge.trainer.figures import FigureAccumulator
 
     passes: list[int] = []
-    original = Gradients._pass
+    original = FigureAccumulator.add_rows
 
-    def counted(self: Gradients, micro: TrainBatch, *arguments: Any, **options: Any) -> float:
+    def counted(self: FigureAccumulator, *, valid: int, padded: int) -> None:
         passes[-1] += 1
-        return original(self, micro, *arguments, **options)
+        original(self, valid=valid, padded=padded)
 
-    monkeypatch.setattr(Gradients, "_pass", counted)
+    monkeypatch.setattr(FigureAccumulator, "add_rows", counted)
     states = []
     for steps in (1, 4):
         trainer = alone(policy, tmp_path, ranks={"gradient_accumulation_steps": steps}, micro_batch_size=4096)

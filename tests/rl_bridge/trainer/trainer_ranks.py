@@ -46,23 +46,28 @@ def settings(
     )
 
 
-def batch(seed: int, *, rows: int = 24, logprob: float = -3.5) -> TrainBatch:
+def batch(
+    seed: int, *, rows: int = 24, logprob: float = -3.5, rows_a_trajectory: int = 1, longest: int = 8
+) -> TrainBatch:
     """Rows of unequal length with several loss tokens each; some share their contexts."""
     random = np.random.default_rng(seed)
     samples: list[TrainSample] = []
     for number in range(rows):
-        length = int(random.integers(4, 9))
+        length = int(random.integers(4, longest + 1))
         tokens = [int(token) for token in random.integers(3, 30, size=length)]
         if number % 3 == 0 and samples:
             tokens = [*samples[-1].tokens[:-1], tokens[-1]]
         mask = [False, False, *([True] * (len(tokens) - 2))]
+        advantage = float(random.normal())
         samples.append(
             TrainSample(
                 tokens=tokens,
                 loss_mask=mask,
                 logprobs=[logprob if one else 0.0 for one in mask],
-                advantage=float(random.normal()),
-                trajectory=number,
+                advantage=advantage,
+                trajectory=number // rows_a_trajectory,
+                group=number // (4 * rows_a_trajectory),
+                reward=advantage,
                 versions=[0 if one else NO_VERSION for one in mask],
             )
         )

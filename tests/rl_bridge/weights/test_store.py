@@ -3,25 +3,20 @@
 import asyncio
 import gc
 import os
-import resource
-import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights import store as store_module
 from rl_bridge.weights.attachments import Attachments
 from rl_bridge.weights.directory import LocalDirectory
-from rl_bridge.weights.processes import _started, own_machine
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
-from rl_bridge.weights.snapshot import Key, Origin, Publication, Snapshot
+from rl_bridge.weights.snapshot import Key
 
 VARIETY = {
     "float32": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -34,45 +29,6 @@ VARIETY = {
     "expanded": torch.tensor([[1.0], [2.0]]).expand(2, 4),
     "parameter": torch.nn.Parameter(torch.ones(2)),
 }
-
-
-class Directory(LocalDirectory):
-    """A directory whose callers can be of any group."""
-
-    caller = "first trainer"
-
-    def group(self) -> str:
-        return self.caller
-
-
-@pytest.fixture
-def directory() -> Directory:
-    return Directory()
-
-
-@pytest.fixture
-async def store(directory: Directory) -> AsyncIterator[WeightStore]:
-    store = WeightStore(directory, transport="shared_memory", timeout_s=0.3)
-    yield store
-    await store.close()
-
-
-def sibling(store: WeightStore, directory: Directory) -> WeightStore:
-    """The store as another process of the run has it."""
-    other = WeightStore.__new__(WeightStore)
-    other.__setstate__({**store.__getstate__(), "_directory": directory})
-    return other
-
-
-def state_of(value: float, *, size: int = 8) -> dict[str, torch.Tensor]:
-    return {"weight": torch.full((size, 2), value), "bias": torch.full((3,), -value)}
-
-
-def assert_same(read: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert list(read) == list(expected)
-    for name, tensor in expected.items():
-        assert read[name].dtype == tensor.dtype
-        assert torch.equal(read[name], tensor)
 
 
 async def test_everything_comes_back_as_it_was(store: WeightStore) -> None:
@@ -386,134 +342,3 @@ async def test_nothing_to_publish_and_a_shallow_store_are_refused(store: WeightS
         await store.put(1, {})
     with pytest.raises(ValueError, match="at least 2"):
         WeightStore(LocalDirectory(), transport="shared_memory", depth=1)
-
-
-# Processes that are killed: children forked for the purpose, which run what a role runs.
-
-
-@contextmanager
-def child(work: Callable[[], object]) -> Iterator[int]:
-    """Run `work` in a process of its own, which then waits to be killed; goes on when that has come."""
-    ready, told = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            kept = work()
-            os.write(told, b"!" if kept is not None else b"?")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(told)
-    try:
-        assert os.read(ready, 1) == b"!", "the child failed"
-        yield pid
-    finally:
-        os.close(ready)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-async def snapshot_of(directory: Directory, key: Key) -> Snapshot:
-    found = await directory.find(key, 0)
-    assert isinstance(found, Snapshot)
-    return found
-
-
-async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directory: Directory) -> None:
-    await store.put(1, state_of(1.0))
-    snapshot = await snapshot_of(directory, 1)
-    address = snapshot.contributions[0].location
-    assert isinstance(address, SegmentAddress)
-
-    def hold() -> object:
-        lease = Attachments().hold(1, snapshot.contributions[0].origin, address)
-        lease.__enter__()
-        return lease
-
-    segment = store._publisher._rings[None].segments[0]
-    with child(hold) as pid:
-        assert segment.readers() == [pid]
-        assert not segment.lock()
-        for version in range(2, 10):
-            await store.put(version, state_of(float(version)))
-        assert segment.generation == address.generation
-    assert segment.readers() == []
-    for version in range(10, 13):
-        await store.put(version, state_of(float(version)))
-    assert segment.generation != address.generation, "it is used again"
-
-
-async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
-    store: WeightStore, directory: Directory
-) -> None:
-    await store.put(1, state_of(1.0))
-    with child(lambda: True) as pid:
-        ticks = _started(pid)
-        assert ticks is not None
-        origin = Origin(machine=own_machine(), pid=pid, started=ticks, rank=0)
-        await directory.announce(2, Publication(group="first trainer", number=2), origin, 1, None)
-        patient = sibling(store, directory)
-        patient._timeout_s = 30.0
-        waiting = asyncio.ensure_future(patient.get(2))
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-    with pytest.raises(WeightsError, match=rf"rank 0 \(process {pid}\) died while it published"):
-        await waiting
-    assert await store.latest() == 1
-    await store.put(2, state_of(2.0))
-    assert_same(await store.get(2), state_of(2.0))
-
-
-async def test_what_a_killed_publisher_had_published_is_gone_with_it_and_the_error_says_so(
-    store: WeightStore, directory: Directory
-) -> None:
-    await store.put(1, state_of(1.0))
-    (own,) = (await snapshot_of(directory, 1)).contributions
-    with child(lambda: True) as pid:
-        ticks = _started(pid)
-        assert ticks is not None
-    for origin, why in (
-        (
-            replace(own.origin, pid=pid, started=ticks),
-            f"process {pid}, No such file or directory.: did it die",
-        ),
-        (
-            replace(own.origin, pid=pid, machine="another"),
-            "it is on another machine, which the transport 'rdma'",
-        ),
-    ):
-        entry = directory._entries[1]
-        entry.finished[0] = replace(own, origin=origin)
-        with pytest.raises(WeightsError, match=why):
-            await store.get(1)
-
-
-async def test_memory_that_is_not_there_is_an_error_and_older_snapshots_stay(store: WeightStore) -> None:
-    await store.put(1, state_of(1.0))
-    huge = {"weight": torch.empty(1).expand(1 << 50)}
-    with pytest.raises(WeightsError, match=r"cannot reserve 45.* bytes of shared memory: .* are available"):
-        await store.put(2, huge)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-    try:
-        with pytest.raises(WeightsError, match=r"cannot reserve .* File too large"):
-            await store.put(3, state_of(3.0, size=1 << 16))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert_same(await store.get(1), state_of(1.0))
-    await store.put(4, state_of(4.0))
-    assert_same(await store.get(4), state_of(4.0))
-
-
-async def test_writing_to_a_snapshot_ends_the_process_that_tries(
-    store: WeightStore, directory: Directory
-) -> None:
-    await store.put(1, state_of(1.0))
-    async with store.open(1) as state:
-        if (pid := os.fork()) == 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-            state["weight"][0, 0] = 2.0
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 - it ends at once
-    assert os.WTERMSIG(status) == signal.SIGSEGV
-    assert_same(await store.get(1), state_of(1.0))

@@ -196,6 +196,24 @@ async def test_what_is_leased_is_not_overwritten_and_blocks_are_reused(fleet: "F
     await store.close()
 
 
+async def test_a_buffer_that_is_not_given_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.weights import rdma
+
+    class Stuck:
+        def drop(self) -> "Stuck":
+            return self
+
+        def get(self, timeout: float | None = None) -> None:
+            assert timeout == rdma.DROP_S
+            raise TimeoutError
+
+    block = rdma._Block(torch.empty(1, dtype=torch.uint8))
+    block.buffers["w"] = Stuck()
+    with pytest.raises(WeightsError, match="give a buffer of weights up within 30 s"):
+        block.forget()
+    block.forget()  # of which nothing is left
+
+
 async def test_without_torchstore_its_transport_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     from rl_bridge.weights import WeightStore
 

@@ -1,0 +1,1 @@
+"""What each preset of `algorithm` makes of the BlackJack example."""

@@ -1,0 +1,55 @@
+"""The command `python -m benchmarks.presets`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks import commandline
+from benchmarks.commandline import FAILED, count, heading, measured, progress, some, write
+from benchmarks.parts import Parts, add_options, begun, resuming
+from benchmarks.presets.measures import measure
+from benchmarks.presets.plan import Plan
+from benchmarks.presets.report import bars, report
+from rl_bridge.config import PRESETS
+from rl_bridge.errors import BridgeError
+
+_DESCRIPTION = """\
+What each preset of `algorithm` makes of the BlackJack example, whose learning rate, entropy bonus and batch it takes:
+the exact return of the greedy policy after ten minutes at most, beside ratios that move and clips that hold."""
+
+_EXAMPLES = """\
+examples:
+  python -m benchmarks.presets                   about an hour on two cores
+  python -m benchmarks.presets --resume FOLDER   what is left of that
+  python -m benchmarks.presets --quick           does it run?
+  python -m benchmarks.presets --presets dapo,ppo --seeds 3 --json out.json"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
+    parser = commandline.parser("presets", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("--presets", type=some(tuple(PRESETS)), help="some of them; by default all")
+    parser.add_argument("--seeds", type=count, metavar="N", help="1 by default")
+    add_options(parser)
+    arguments = parser.parse_args(words)
+    plan = Plan().quick() if arguments.quick else Plan()
+    if arguments.presets is not None:
+        plan = replace(plan, presets=arguments.presets)
+    if arguments.seeds is not None:
+        plan = replace(plan, seeds=tuple(range(arguments.seeds)))
+    options = ("quick", "presets", "seeds")
+    with begun(parser, arguments, plan.as_json(), name="presets", options=options) as (folder, found):
+        plan = Plan.of(found)
+        figures, status = measured(
+            lambda figures: measure(plan, Parts(folder, plan.parts(), figures, progress)),
+            BridgeError,
+            interrupted=resuming("presets", folder),
+        )
+    print(heading(f"runs of {plan.seconds / 60:.3g} minutes at most"))
+    print(report(figures))
+    write(arguments.json, figures, bars(figures))
+    return status or (FAILED if figures.notes else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

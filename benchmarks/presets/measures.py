@@ -1,0 +1,84 @@
+"""Train with each preset, and read what the runs have logged."""
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks.parts import Parts
+from benchmarks.presets.plan import CONFIG, Plan, part
+from benchmarks.wire.figures import Figures
+from rl_bridge.config import AlgorithmConfig, Config, load_config
+
+ITERATION: Final = "iteration"
+EXACT: Final = "probe/exact_return"
+RATIO: Final = "loss/ratio_mean"
+LOW, HIGH = "loss/clip_fraction_low", "loss/clip_fraction_high"
+CLIPPED: Final = "clipped"
+"""The share of both, of one iteration."""
+SECONDS: Final = "time/elapsed_s"
+HANDS: Final = "hands"
+"""Played, those of dropped groups included."""
+_METRICS: Final = "metrics.jsonl"
+
+
+def measure(plan: Plan, parts: Parts) -> None:
+    """Measure every preset of a plan. Figures are added for each iteration."""
+    for name in plan.presets:
+        for seed in plan.seeds:
+            parts.measure(part(name, seed), partial(_trained, plan, name, seed))
+
+
+def configured(plan: Plan, name: str, seed: int) -> Config:
+    """The example under a preset, of whose keys the example has a say in those of the entropy bonus alone."""
+    words = [f"seed={seed}", "trainer.checkpoint_interval=0", *plan.own.get(name, ()), *plan.words]
+    config = load_config(CONFIG, words)
+    entropy = {
+        key: value for key, value in config.algorithm.model_dump().items() if key.startswith("entropy")
+    }
+    return config.model_copy(update={"algorithm": AlgorithmConfig.model_validate({"name": name, **entropy})})
+
+
+def _trained(plan: Plan, name: str, seed: int, folder: Path, figures: Figures) -> None:
+    folder.mkdir()
+    iterations, exact = asyncio.run(_train(configured(plan, name, seed), folder, plan.seconds))
+    load = f"seed {seed}"
+    read(folder, figures, name, load)
+    if figures.values.get((ITERATION, name, load), [0.0])[-1] != iterations:
+        # It was told to go: the last look that is logged was some iterations before.
+        figures.add(EXACT, name, load, exact)
+        figures.add(ITERATION, name, load, iterations)
+
+
+def read(run: Path, figures: Figures, name: str, load: str) -> None:
+    """Add what a run has logged of each iteration, and the curve of its exact returns."""
+    hands = 0.0
+    for line in (run / _METRICS).read_text(encoding="utf-8").splitlines():
+        row: dict[str, Any] = json.loads(line)
+        played = row["rollout/groups"] + row["rollout/refused_groups"]
+        hands += row["rollout/trajectories"] * played / row["rollout/groups"]
+        for figure in (RATIO, SECONDS):
+            figures.add(figure, name, load, row[figure])
+        figures.add(CLIPPED, name, load, row[LOW] + row[HIGH])
+        figures.add(HANDS, name, load, hands)
+        if EXACT in row:
+            figures.add(EXACT, name, load, row[EXACT])
+            figures.add(ITERATION, name, load, row[ITERATION])
+
+
+async def _train(config: Config, folder: Path, seconds: float) -> tuple[int, float]:
+    """How many iterations it came to, and the exact return after them."""
+    from rl_bridge.loops.assembly import open_run
+    from rl_bridge.loops.recovery import train_to_the_end
+
+    async with open_run(config, folder, console=Console(width=160)) as (run, fleet):
+        ending = asyncio.get_running_loop().call_later(seconds, run.preempt)
+        try:
+            await fleet.guard(train_to_the_end(run))
+        finally:
+            ending.cancel()
+        probed: dict[str, float] = await fleet.guard(run.probe())
+        return run.version, probed[EXACT]

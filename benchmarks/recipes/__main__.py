@@ -1,0 +1,60 @@
+"""The command `python -m benchmarks.recipes`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks import commandline
+from benchmarks.commandline import FAILED, count, heading, measured, progress, some, write
+from benchmarks.parts import Parts, add_options, begun, resuming
+from benchmarks.recipes.measures import measure
+from benchmarks.recipes.pictures import draw
+from benchmarks.recipes.plan import RECIPES, Plan
+from benchmarks.recipes.report import bars, report
+from rl_bridge.errors import BridgeError
+
+_DESCRIPTION = """\
+What GRPO adds to a tiny policy that was taught by a few traces until its validation loss stopped falling, beside the
+same time of further teaching: the share of held-out tasks solved greedily, for examples/grpo_tools and grpo_code."""
+
+_EXAMPLES = """\
+examples:
+  python -m benchmarks.recipes                   about four hours on two cores
+  python -m benchmarks.recipes --resume FOLDER   what is left of that
+  python -m benchmarks.recipes --quick           does it run?
+  python -m benchmarks.recipes --recipes tools --seeds 1 --minutes 15 --json out.json"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
+    parser = commandline.parser("recipes", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("--recipes", type=some(RECIPES), help=f"some of {', '.join(RECIPES)}; by default all")
+    parser.add_argument("--seeds", type=count, metavar="N", help="3 by default")
+    parser.add_argument("--minutes", type=count, metavar="N", help="of each way to go on; 15 by default")
+    add_options(parser)
+    arguments = parser.parse_args(words)
+    plan = Plan().quick() if arguments.quick else Plan()
+    if arguments.recipes is not None:
+        plan = replace(plan, recipes=arguments.recipes)
+    if arguments.seeds is not None:
+        plan = replace(plan, seeds=tuple(range(arguments.seeds)))
+    if arguments.minutes is not None:
+        plan = replace(plan, seconds=60.0 * arguments.minutes)
+    options = ("quick", "recipes", "seeds", "minutes")
+    with begun(parser, arguments, plan.as_json(), name="recipes", options=options) as (folder, found):
+        plan = Plan.of(found)
+        figures, status = measured(
+            lambda figures: measure(plan, Parts(folder, plan.parts(), figures, progress)),
+            BridgeError,
+            interrupted=resuming("recipes", folder),
+        )
+        for picture in draw(plan, folder):
+            progress(f"{picture}: drawn")
+    print(heading(f"{len(plan.seeds)} runs of {plan.seconds / 60:g} minutes, {plan.tasks} held-out tasks"))
+    print(report(figures))
+    write(arguments.json, figures, bars(figures))
+    return status or (FAILED if figures.notes else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Teach, look, go on in two ways for the same time, look again."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from benchmarks.parts import Parts
+from benchmarks.recipes.plan import Plan, imitated, reinforced, taught
+from benchmarks.wire.figures import Figures
+from examples.sft.__main__ import POLICY, TRACES, VALIDATION, imitate, teach
+from examples.sft.recipe import RecipeConfig
+from examples.sft.report import summarize
+from rl_bridge.config import Config, load_config, load_section
+from rl_bridge.rollout import EvaluationResult
+
+SOLVED: Final = "solved"
+TASKS: Final = "tasks"
+STEPS: Final = "steps"
+"""Updates of teaching, up to the weights that were kept; iterations of reinforcement learning."""
+SECONDS: Final = "seconds"
+"""That went into it."""
+SEED: Final = "seed"
+TAUGHT, REINFORCED = "taught", "reinforced"
+IMITATED, IMITATED_TO_THE_END = "taught for longer, best look", "taught for longer, last look"
+
+_ENDLESS: Final = 1_000_000
+_LAST: Final = "last"
+
+
+def measure(plan: Plan, parts: Parts) -> None:
+    """Measure every recipe of a plan. What is solved is added for each seed."""
+    for name in plan.recipes:
+        recipe = load_section(f"examples/sft/{name}.yaml", plan.teaching, RecipeConfig)
+        folder = parts.folder / taught(name)
+        if not parts.measure(taught(name), partial(_teach, plan, recipe, name)):
+            continue  # there is nothing to go on from
+        for seed in plan.seeds:
+            parts.measure(reinforced(name, seed), partial(_reinforce, plan, recipe, name, seed, folder))
+            parts.measure(imitated(name, seed), partial(_imitate, plan, recipe, name, seed, folder))
+
+
+def _teach(plan: Plan, recipe: RecipeConfig, name: str, folder: Path, figures: Figures) -> None:
+    result = teach(recipe, folder)
+    played = _play(_config(recipe, plan, folder / POLICY), folder / "played")
+    _add(figures, TAUGHT, name, played, steps=result.kept.update, seconds=result.looks[-1].seconds)
+
+
+def _reinforce(
+    plan: Plan, recipe: RecipeConfig, name: str, seed: int, origin: Path, folder: Path, figures: Figures
+) -> None:
+    config = _config(recipe, plan, origin / POLICY).model_copy(update={"seed": seed})
+    folder.mkdir()
+    result, iterations = asyncio.run(_reinforced(config, folder, plan.seconds))
+    _add(figures, REINFORCED, name, result, steps=iterations, seconds=result.train_seconds, seed=seed)
+
+
+def _imitate(
+    plan: Plan, recipe: RecipeConfig, name: str, seed: int, origin: Path, folder: Path, figures: Figures
+) -> None:
+    folder.mkdir()
+    for file in (TRACES, VALIDATION):
+        (folder / file).write_bytes((origin / file).read_bytes())
+    result = imitate(for_longer(recipe, seed, plan.seconds), folder, origin / POLICY, last=folder / _LAST)
+    newest = result.looks[-1]
+    for who, look, policy in ((IMITATED, result.kept, POLICY), (IMITATED_TO_THE_END, newest, _LAST)):
+        played = _play(_config(recipe, plan, folder / policy), folder / f"{policy}-played")
+        _add(figures, who, name, played, steps=look.update, seconds=newest.seconds, seed=seed)
+
+
+def for_longer(recipe: RecipeConfig, seed: int, seconds: float) -> RecipeConfig:
+    """The recipe going on for a time, whatever the validation loss says."""
+    sft = recipe.sft.model_copy(
+        update={"seed": seed, "patience": None, "max_seconds": seconds, "max_updates": _ENDLESS}
+    )
+    return recipe.model_copy(update={"sft": sft})
+
+
+def _config(recipe: RecipeConfig, plan: Plan, policy: Path) -> Config:
+    return load_config(
+        recipe.world, [f"model.path={policy}", f"evaluation.episodes={plan.tasks}", *plan.learning]
+    )
+
+
+def _add(
+    figures: Figures,
+    who: str,
+    name: str,
+    result: EvaluationResult,
+    *,
+    steps: int,
+    seconds: float,
+    seed: int = 0,
+) -> None:
+    report = summarize(result)
+    found = {SEED: seed, SOLVED: report["solved"], TASKS: report["tasks"], STEPS: steps, SECONDS: seconds}
+    for figure, value in found.items():
+        figures.add(figure, who, name, value)
+
+
+def _play(config: Config, folder: Path) -> EvaluationResult:
+    folder.mkdir()
+    return asyncio.run(_played(config, folder))
+
+
+async def _played(config: Config, folder: Path) -> EvaluationResult:
+    """The held-out tasks, by a policy as it is."""
+    from rl_bridge.loops.assembly import open_run
+    from rl_bridge.loops.evaluation import evaluate
+
+    async with open_run(config, folder, console=_console()) as (run, fleet):
+        result: EvaluationResult = await fleet.guard(evaluate(run))
+    return result
+
+
+async def _reinforced(config: Config, folder: Path, seconds: float) -> tuple[EvaluationResult, int]:
+    """The held-out tasks after so many seconds of training, and the iterations that those were."""
+    from rl_bridge.loops.assembly import open_run
+    from rl_bridge.loops.evaluation import evaluate
+    from rl_bridge.loops.recovery import train_to_the_end
+
+    trainer = config.trainer.model_copy(update={"iterations": _ENDLESS, "checkpoint_interval": 0})
+    config = config.model_copy(update={"trainer": trainer})
+    async with open_run(config, folder, console=_console()) as (run, fleet):
+        # As for a run whose machine is taken away: the iteration that it is in is its last.
+        ending = asyncio.get_running_loop().call_later(seconds, run.preempt)
+        try:
+            await fleet.guard(train_to_the_end(run))
+        finally:
+            ending.cancel()
+        await run.sync.finish()
+        result: EvaluationResult = await fleet.guard(evaluate(run))
+        return result, run.version
+
+
+def _console() -> Console:
+    """Where the part's log is."""
+    return Console(width=160)

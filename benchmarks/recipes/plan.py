@@ -1,0 +1,90 @@
+"""Which recipes are measured, and at what size."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+RECIPES: Final = ("tools", "code")
+"""`examples/sft/NAME.yaml`, and `examples/grpo_NAME` after it."""
+TEACHING_S: Final = 600.0
+PLAYING_S: Final = 120.0
+"""About how long it takes to teach, and to start what plays the held-out tasks and play them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        recipes: Which.
+        seeds: Of reinforcement learning, and of the order of traces beside it. The taught policy is one.
+        seconds: How long each of the two goes on from it.
+        tasks: Held-out ones, played greedily.
+        teaching: Overrides of the recipe's file.
+        learning: Overrides of the world's file.
+    """
+
+    recipes: tuple[str, ...] = RECIPES
+    seeds: tuple[int, ...] = (0, 1, 2)
+    seconds: float = 900.0
+    tasks: int = 1000
+    teaching: tuple[str, ...] = ()
+    learning: tuple[str, ...] = ()
+
+    def quick(self) -> "Plan":
+        """Return the same with numbers that show whether it works, and nothing else."""
+        return Plan(
+            recipes=self.recipes,
+            seeds=(0,),
+            seconds=5.0,
+            tasks=8,
+            teaching=(
+                "traces=8",
+                "validation_traces=4",
+                "policy.width=64",
+                "policy.layers=1",
+                "policy.vocabulary_tasks=0",
+                "sft.batch_size=4",
+                "sft.max_updates=4",
+                "sft.evaluate_every=2",
+            ),
+            learning=("rollout.batch_size=16", "env.sessions=16", "trainer.warmup_updates=0"),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for a file."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Return what `as_json` has told."""
+        told: dict[str, Any] = {
+            key: tuple(one) if isinstance(one, list) else one for key, one in found.items()
+        }
+        return cls(**told)
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts by name, with about how long each takes, in seconds."""
+        return dict(self._parts())
+
+    def _parts(self) -> Iterator[tuple[str, float]]:
+        for name in self.recipes:
+            yield taught(name), TEACHING_S + PLAYING_S
+            for seed in self.seeds:
+                yield reinforced(name, seed), self.seconds + PLAYING_S
+                yield imitated(name, seed), self.seconds + 2 * PLAYING_S
+
+
+def taught(name: str) -> str:
+    """Return the part that teaches a recipe's policy, and has it play."""
+    return f"{name}-taught"
+
+
+def reinforced(name: str, seed: int) -> str:
+    """Return the part that goes on from it by reinforcement learning."""
+    return f"{name}-{seed}-reinforced"
+
+
+def imitated(name: str, seed: int) -> str:
+    """Return the part that goes on from it by more of the same traces."""
+    return f"{name}-{seed}-longer"

@@ -1,0 +1,82 @@
+"""Figures as Markdown tables, and what must show."""
+
+from collections.abc import Iterator
+
+from benchmarks.recipes.measures import (
+    IMITATED,
+    IMITATED_TO_THE_END,
+    REINFORCED,
+    SECONDS,
+    SEED,
+    SOLVED,
+    STEPS,
+    TASKS,
+    TAUGHT,
+)
+from benchmarks.recipes.plan import RECIPES
+from benchmarks.wire.bars import Bar
+from benchmarks.wire.figures import Figures
+from benchmarks.wire.report import table, verdicts
+from examples.sft.report import wilson_interval
+
+GAIN = 0.10
+"""Share of tasks that reinforcement learning adds, at least, with each seed."""
+ENOUGH_TASKS = 500
+
+
+def bars(figures: Figures) -> Iterator[Bar]:
+    """Yield every bar that this run has the figures for."""
+    for name in RECIPES:
+        before, after = _runs(figures, TAUGHT, name), _runs(figures, REINFORCED, name)
+        if not before or not after:
+            continue
+        ((_, taught, tasks, _, _),) = before
+        yield Bar(f"{name}: held-out tasks", min(tasks, *(run[2] for run in after)), ENOUGH_TASKS, "at least")
+        for seed, solved, number, _, _ in after:
+            what = f"{name}, seed {seed:.0f}"
+            yield Bar(
+                f"{what}: more solved", _share(solved, number) - _share(taught, tasks), GAIN, "at least"
+            )
+            apart = _interval(solved, number)[0] - _interval(taught, tasks)[1]
+            yield Bar(f"{what}: between the intervals", apart, 0.0, "at least")
+
+
+def report(figures: Figures) -> str:
+    """Return the tables of a run, the bars, and what could not be measured."""
+    rows = []
+    for name in RECIPES:
+        for who in (TAUGHT, REINFORCED, IMITATED, IMITATED_TO_THE_END):
+            for seed, solved, tasks, steps, seconds in _runs(figures, who, name):
+                low, high = _interval(solved, tasks)
+                rows.append(
+                    (
+                        name,
+                        who,
+                        "" if who == TAUGHT else f"{seed:.0f}",
+                        f"{_share(solved, tasks):.1%}",
+                        f"{low:.1%} to {high:.1%}",
+                        f"{tasks:.0f}",
+                        f"{steps:.0f}",
+                        f"{seconds:.0f}",
+                    )
+                )
+    heading = (
+        "recipe", "policy", "seed", SOLVED, "95% interval", TASKS, "iterations or updates", SECONDS,
+    )  # fmt: skip
+    return "\n\n".join(
+        ["### Held-out tasks\n\n" + table(heading, rows), *verdicts(figures, bars(figures), ".3g")]
+    )
+
+
+def _runs(figures: Figures, who: str, name: str) -> list[tuple[float, ...]]:
+    """Seed, solved, played, steps and seconds of each run."""
+    wanted = (SEED, SOLVED, TASKS, STEPS, SECONDS)
+    return list(zip(*(figures.values.get((figure, who, name), []) for figure in wanted), strict=True))
+
+
+def _share(solved: float, tasks: float) -> float:
+    return solved / tasks if tasks else 0.0
+
+
+def _interval(solved: float, tasks: float) -> tuple[float, float]:
+    return wilson_interval(round(solved), round(tasks)) if tasks else (0.0, 1.0)

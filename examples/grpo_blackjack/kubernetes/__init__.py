@@ -1,0 +1,1 @@
+"""BlackJack on a Kubernetes cluster; see README.md."""

@@ -1,0 +1,117 @@
+"""The code interpreter with the family's tasks: `examples.grpo_code.world:app`.
+
+A reset's seed is the task. What the interpreter offers as tools is there, and `submit`, which hands in what ran last.
+"""
+
+from collections.abc import Mapping
+from secrets import randbits
+from typing import Any
+
+from envs.code_interpreter_env.grading import FunctionTask, JsonlTasks
+from envs.code_interpreter_env.models import (
+    AnyAction,
+    CodeInterpreterObservation,
+    CodeInterpreterState,
+    Submit,
+)
+from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
+from envs.code_interpreter_env.server.house import house
+from examples.grpo_code.family import make_task
+from openenv_core import MCPToolClient, StepResult
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
+from openenv_core.tools import ToolObservation, ToolResult, tool
+from rl_bridge.rollout.seeds import TRAINING_SEEDS
+from servers import create_app
+
+SPLITS = ("train", "held_out")
+
+
+class FamilyTasks(JsonlTasks):
+    """The tasks of the family, made when they are asked for; no file has them."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """What training's seeds choose, and what those of held-out episodes do."""
+        return SPLITS
+
+    def num_tasks(self, split: str) -> int:
+        """One for each seed."""
+        return TRAINING_SEEDS
+
+    def task(self, split: str, index: int) -> FunctionTask:
+        """Make one."""
+        return make_task(index, held_out=split == "held_out")
+
+
+class CodeFamilyEnvironment(CodeInterpreterEnvironment):
+    """A function is written, tried as often as there are calls, and handed in."""
+
+    def __init__(self) -> None:
+        super().__init__(tasks=FamilyTasks())
+        self._newest = ""
+
+    async def reset(
+        self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
+    ) -> CodeInterpreterObservation:
+        """Begin the task of a seed: one of training below `TRAINING_SEEDS`, a held-out one from there on."""
+        chosen = randbits(31) if seed is None else seed
+        task = {"split": SPLITS[chosen >= TRAINING_SEEDS], "index": chosen % TRAINING_SEEDS}
+        began = await super().reset(seed=chosen, episode_id=episode_id, task=task, **options)
+        self._newest = ""
+        assert isinstance(began, CodeInterpreterObservation)  # as every reset with options
+        return began
+
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Count a step, and remember the code that is run: it is what `submit` hands in."""
+        super().before_call(name, arguments)
+        if name == "run_python":
+            self._newest = str(arguments.get("code", ""))
+
+    @tool
+    async def submit(self) -> ToolResult:
+        """Hand in the code that ran last; it has to define the function. This can be done once, and ends the task."""
+        verdict = (await self._submit(Submit(type="submit", code=self._newest))).verdict
+        assert verdict is not None
+        told = {"passed": verdict.reason == "passed", "cases_passed": verdict.passed, "cases": verdict.total}
+        untold: dict[str, Any] = {}
+        if verdict.reward is None:  # nothing is known of the submission: it is not 0
+            key = INFRASTRUCTURE_ERROR if verdict.reason == "sandbox_error" else UNSCORED
+            untold[key] = verdict.detail or verdict.reason
+        result = ToolResult.of(told)
+        return ToolResult(
+            content=result.content,
+            value=result.value,
+            structured=result.structured,
+            reward=verdict.reward,
+            done=self._state.done,
+            metadata=untold,
+        )
+
+
+class CodeFamilyEnv(MCPToolClient):
+    """The client: a reset answers as the interpreter does, and the rest as tools answer."""
+
+    state_type = CodeInterpreterState
+    default_app = f"{__name__}:app"
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
+        seen: Mapping[str, Any] = payload["observation"]
+        if "execution_count" not in seen:
+            return super()._parse_result(payload)
+        return StepResult(
+            CodeInterpreterObservation.model_validate(seen), None, False, payload.get("metadata")
+        )
+
+
+app = create_app(
+    CodeFamilyEnvironment,
+    AnyAction,
+    CodeInterpreterObservation | ToolObservation,
+    env_name="code_family",
+    max_concurrent_envs=1024,
+    state_cls=CodeInterpreterState,
+    lifespan=house().lifespan,
+)

@@ -1,0 +1,60 @@
+"""The scripted solver: reads the question and what tools tell, as a policy does, and needs four calls."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from envs.sqlite_env.models import SqliteObservation
+from envs.sqlite_env.questions import FAMILIES as QUESTIONS
+from envs.sqlite_env.questions.wording import spoken
+from envs.sqlite_env.world.domain import Domain
+from envs.sqlite_env.world.domains import DOMAINS
+from examples.grpo_tools.world import FAMILIES
+from rl_bridge.data.traces import Call
+
+_ABOUT: Final = {
+    "count_in_city": ("people", "where the {person} lives", "{COLUMN} = '{CITY}'"),
+    "missing_email": ("people", "email address; NULL where none is on file", "{COLUMN} IS NULL"),
+    "joined_in_year": (
+        "people",
+        "the day on which the {person} {joined}, YYYY-MM-DD",
+        "{COLUMN} LIKE '{YEAR}%'",
+    ),
+    "items_between": ("items", "{price} in euros", "{COLUMN} BETWEEN {LOW} AND {HIGH}"),
+}
+"""By family: which table it is about, what is said of the column that decides, and when a row counts."""
+
+
+async def solve(observation: SqliteObservation, call: Call) -> None:
+    """Play a task to its end; reads the question, and nothing else of the observation.
+
+    Raises:
+        ValueError: The question is of none of the families.
+    """
+    domain, family, slots = understood(observation.question)
+    whose, says, condition = _ABOUT[family]
+    tables = await call("list_tables", {})
+    table = _named(tables, spoken(f"the {{{whose}}}", domain))
+    columns = (await call("describe_table", {"table": table}))["columns"]
+    where = condition.format(COLUMN=_named(columns, spoken(says, domain)), **slots)
+    rows = (await call("query", {"sql": f"SELECT count(*) FROM {table} WHERE {where}"}))["rows"]
+    await call("submit_answer", {"answer": rows[0][0]})
+
+
+def understood(question: str) -> tuple[Domain, str, dict[str, str]]:
+    """Which domain a question is about, which family it is of, and what fills its slots.
+
+    Raises:
+        ValueError: It is of none of the families.
+    """
+    for domain in DOMAINS:
+        for family in FAMILIES:
+            for phrasing in QUESTIONS[family].phrasings:
+                pattern = re.sub(r"\\\{([A-Z]+)\\\}", r"(?P<\1>.+?)", re.escape(spoken(phrasing, domain)))
+                if found := re.fullmatch(pattern, question):
+                    return domain, family, found.groupdict()
+    raise ValueError(f"expected a question of the families {', '.join(FAMILIES)}, got {question!r}")
+
+
+def _named(described: Sequence[Mapping[str, Any]], says: str) -> str:
+    return next(str(one["name"]) for one in described if one["description"] == says)

@@ -1,0 +1,143 @@
+"""Teach a tiny policy to call tools: `python -m examples.sft --config examples/sft/tools.yaml --name sft-tools`."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from examples.sft.recipe import VALIDATION_SEEDS, VOCABULARY_SEEDS, RecipeConfig, record, solver_of, task_of
+from openenv_core.errors import OpenEnvError
+from rl_bridge.config import load_config, load_section
+from rl_bridge.data.traces import Trace, load_traces, samples_of, save_traces
+from rl_bridge.errors import BridgeError, ConfigError
+from rl_bridge.loops.sft import Look, SftResult, begin_checkpoint, fine_tune, trainer_settings
+from rl_bridge.types import TrainSample
+
+POLICY = "policy"
+"""In the run's folder: the checkpoint to go on from."""
+TRACES, VALIDATION = "traces.jsonl", "validation.jsonl"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Record traces, make a policy, teach it; returns the exit status: 0, 1 if it failed, 2 if asked for wrongly."""
+    parser = argparse.ArgumentParser(prog="python -m examples.sft", description=__doc__)
+    parser.add_argument("--config", metavar="FILE", required=True, help="the recipe's YAML file")
+    parser.add_argument("--name", help="the folder below output_dir; by default the recipe's name")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
+    arguments = parser.parse_args(words)
+    try:
+        recipe = load_section(arguments.config, arguments.overrides, RecipeConfig)
+        folder = Path(recipe.output_dir) / (arguments.name or recipe.name)
+        if folder.exists():
+            raise ConfigError(f"expected a new folder, {str(folder)!r} exists; choose another --name")
+        teach(recipe, folder)
+    except ConfigError as error:
+        print(f"examples.sft: {error}", file=sys.stderr)
+        return 2
+    except (BridgeError, OpenEnvError) as error:  # the latter of the server that traces are played in
+        print(f"examples.sft: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
+    """The whole recipe, into a folder.
+
+    Raises:
+        BridgeError: It cannot be done.
+    """
+    # 1. Traces: the scripted solver plays.
+    folder.mkdir(parents=True)
+    words, training, validation = asyncio.run(_recorded(recipe, folder))
+    save_traces(folder / TRACES, training)
+    save_traces(folder / VALIDATION, validation)
+    print(f"{len(training)} traces to learn from, {len(validation)} to see when to stop: {folder}")
+
+    # 2. A policy that knows the words, and nothing else.
+    from examples.sft.tiny_policy import make_tool_policy
+
+    initial = make_tool_policy(
+        folder / "initial_policy",
+        [*words, *training],
+        seed=recipe.sft.seed,
+        width=recipe.policy.width,
+        layers=recipe.policy.layers,
+    )
+
+    # 3. Imitation, until the validation loss stops falling.
+    result = imitate(recipe, folder, initial)
+    print(
+        f"{'settled' if result.settled else 'stopped'} after {result.looks[-1].update} updates; kept those of "
+        f"{result.kept.update}, validation loss {result.kept.validation_loss:.4f}\n"
+        f"go on with: ropewalk train --config {recipe.world} model.path={folder / POLICY}"
+    )
+    return result
+
+
+def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path | None = None) -> SftResult:
+    """Fine-tune a checkpoint on the traces that a folder has; the result is in its `policy`, figures in `sft.jsonl`.
+
+    Args:
+        recipe: How.
+        folder: Has `traces.jsonl` and `validation.jsonl`.
+        model_path: The checkpoint.
+        last: A folder to be made for the last weights too, which are those of the best look or not.
+
+    Returns:
+        What came out.
+
+    Raises:
+        BridgeError: It cannot be done.
+    """
+    from rl_bridge.tokens.chat import ChatTokenizer
+    from rl_bridge.trainer.trainer import Trainer
+
+    tokenizer = ChatTokenizer(model_path)
+
+    def rows(name: str) -> list[list[TrainSample]]:
+        return [samples_of(trace, tokenizer, index=0) for trace in load_traces(folder / name)]
+
+    for made in (folder / POLICY, last):
+        if made is not None:
+            begin_checkpoint(made, model_path)
+    learner = Trainer(trainer_settings(recipe.sft, folder, model_path, dtype="float32"))
+    with (folder / "sft.jsonl").open("w", encoding="utf-8") as file:
+
+        def told(look: Look) -> None:
+            print(json.dumps(asdict(look)), file=file, flush=True)
+            print(
+                f"update {look.update:5d}  loss {look.loss:.4f}  validation {look.validation_loss:.4f}  "
+                f"{look.seconds:.0f} s"
+            )
+
+        return fine_tune(
+            learner,
+            rows(TRACES),
+            rows(VALIDATION),
+            recipe.sft,
+            folder=folder / POLICY,
+            told=told,
+            last=last,
+        )
+
+
+async def _recorded(recipe: RecipeConfig, folder: Path) -> tuple[list[Trace], list[Trace], list[Trace]]:
+    task, solver = task_of(load_config(recipe.world), folder), solver_of(recipe)
+    traces = await record(
+        task,
+        solver,
+        [
+            *range(VOCABULARY_SEEDS, VOCABULARY_SEEDS + recipe.policy.vocabulary_tasks),
+            *range(recipe.traces),
+            *range(VALIDATION_SEEDS, VALIDATION_SEEDS + recipe.validation_traces),
+        ],
+    )
+    first, then = recipe.policy.vocabulary_tasks, recipe.policy.vocabulary_tasks + recipe.traces
+    return traces[:first], traces[first:then], traces[then:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The share of tasks that are solved while a policy learns, against time."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+SMOOTHING: Final = 10
+"""Iterations that a curve is averaged over."""
+
+
+def draw_success_curves(runs: Mapping[str, Path], picture: Path, *, title: str) -> None:
+    """Mean reward of all that was played, sampled while exploring, against minutes of training.
+
+    Args:
+        runs: The runs' folders, by what the picture calls them. Of a task that earns 0 or 1 the mean is the share that
+            was solved.
+        picture: Where the PNG goes.
+        title: Above it.
+    """
+    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    for name, folder in runs.items():
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [row for row in map(json.loads, lines) if "rollout/reward_mean" in row]
+        if not rows:
+            continue
+        minutes = np.array([row["time/elapsed_s"] for row in rows]) / 60.0
+        width = min(SMOOTHING, len(rows))
+        smooth = np.convolve(
+            [row["rollout/reward_mean"] for row in rows], np.full(width, 1 / width), mode="valid"
+        )
+        axes.plot(minutes[width - 1 :], smooth, marker="o" if len(smooth) == 1 else None, label=name)
+    axes.set(
+        xlabel="minutes of training",
+        ylabel=f"mean reward of what was played (mean of {SMOOTHING} iterations)",
+        title=title,
+    )
+    axes.set_ylim(0.0, 1.0)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", framealpha=1.0)
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)

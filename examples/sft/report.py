@@ -1,0 +1,63 @@
+"""How many held-out tasks a policy solves, with an interval."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from examples.sft.pictures import draw_success_curves
+from rl_bridge.rollout import EvaluationResult
+
+Z95 = 1.96
+
+
+def wilson_interval(solved: int, tasks: int) -> tuple[float, float]:
+    """The 95% interval of a share, by Wilson's score (1927), which holds near 0 and 1 too."""
+    share = solved / tasks
+    centre = (share + Z95**2 / (2 * tasks)) / (1 + Z95**2 / tasks)
+    margin = Z95 / (1 + Z95**2 / tasks) * math.sqrt(share * (1 - share) / tasks + Z95**2 / (4 * tasks**2))
+    return max(0.0, centre - margin), min(1.0, centre + margin)
+
+
+def summarize(result: EvaluationResult) -> dict[str, Any]:
+    """The report as plain values.
+
+    A task is solved where the episode earned 1. One that nobody could judge is not solved; one that was lost to a
+    failure beside the policy's is no task at all.
+    """
+    tasks = len(result.rewards) + result.unscored
+    solved = sum(reward >= 1.0 for reward in result.rewards)
+    return {
+        "tasks": tasks,
+        "solved": solved,
+        "success": solved / tasks if tasks else None,
+        "ci95": wilson_interval(solved, tasks) if tasks else None,
+        "endings": {str(ending): result.endings.count(ending) for ending in sorted(set(result.endings))},
+        "dropped": result.dropped,
+        "unscored": result.unscored,
+        "train_seconds": result.train_seconds,
+    }
+
+
+def write_report(folder: Path, result: EvaluationResult) -> None:
+    """Write report.json and learning_curve.png into the run's folder, and print what there is."""
+    report = summarize(result)
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    console = Console()
+    shown = [folder / "report.json"]
+    if (folder / "metrics.jsonl").is_file():  # a checkpoint that is only looked at has learned elsewhere
+        shown.append(folder / "learning_curve.png")
+        draw_success_curves({folder.name: folder}, shown[-1], title=folder.name)
+    if not report["tasks"]:
+        console.print("no held-out task was played", highlight=False)
+        return
+    low, high = report["ci95"]
+    console.print(
+        f"{report['solved']} of {report['tasks']} held-out tasks solved: {report['success']:.1%} "
+        f"(95% interval {low:.1%} to {high:.1%}); {report['train_seconds']:.0f} s of training",
+        highlight=False,
+    )
+    for path in shown:
+        console.print(f"  {path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,95 @@
+"""Finished groups as a checkpoint holds them: JSON, in which an episode is as long as its last prompt."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+
+from rl_bridge.tokens.prefix import Prefix
+from rl_bridge.types import Completion, Group, Trajectory, Turn
+
+
+@dataclass(kw_only=True, slots=True)
+class _Turn:
+    """A turn, whose prompt begins with the first `known` tokens of the chat so far; `prompt` is the rest of it."""
+
+    known: int = 0
+    prompt: list[int]
+    completion: Completion
+
+
+@dataclass(kw_only=True, slots=True)
+class _Trajectory(Trajectory):
+    turns: list[_Turn]  # type: ignore[assignment]  # it stands for one where it is kept, and nowhere else
+
+
+@dataclass(kw_only=True, slots=True)
+class _Group(Group):
+    trajectories: list[_Trajectory]  # type: ignore[assignment]  # likewise
+
+
+_CONFIG = ConfigDict(ser_json_inf_nan="constants")
+_GROUPS = TypeAdapter(list[_Group], config=_CONFIG)
+_TRAJECTORIES = TypeAdapter(list[_Trajectory], config=_CONFIG)
+
+
+def stored(groups: Sequence[Group]) -> bytes:
+    """Write groups as JSON.
+
+    Other threads come to their turn after each trajectory: to write one holds the interpreter's lock throughout.
+    """
+    return b"[" + b",".join(b"".join(_pieces(group)) for group in groups) + b"]"
+
+
+def _pieces(group: Group) -> Iterator[bytes]:
+    without = _GROUPS.dump_json([_Group(**_others(group, "trajectories"), trajectories=[])])
+    yield without[1:].removesuffix(b"]}]")  # they are its last field
+    for place, one in enumerate(group.trajectories):
+        if place:
+            yield b","
+        whole = _Trajectory(**_others(one, "turns"), turns=_packed(one.turns))
+        yield _TRAJECTORIES.dump_json([whole])[1:-1]
+    yield b"]}"
+
+
+def restored(content: bytes) -> list[Group]:
+    """Read what `stored` wrote; prompts that shared their tokens do so again.
+
+    Raises:
+        ValueError: It wrote something else.
+    """
+    return [
+        Group(
+            **_others(group, "trajectories"),
+            trajectories=[
+                Trajectory(**_others(one, "turns"), turns=_unpacked(one.turns)) for one in group.trajectories
+            ],
+        )
+        for group in _GROUPS.validate_json(content)
+    ]
+
+
+def _others(record: Group | Trajectory, name: str) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name != name}
+
+
+def _packed(turns: Sequence[Turn]) -> list[_Turn]:
+    packed, before = [], Prefix([])
+    for turn in turns:
+        known = len(before) if isinstance(turn.prompt, Prefix) and turn.prompt.continues(before) else 0
+        packed.append(_Turn(known=known, prompt=list(turn.prompt[known:]), completion=turn.completion))
+        before = turn.prompt if isinstance(turn.prompt, Prefix) else Prefix([])
+    return packed
+
+
+def _unpacked(turns: Sequence[_Turn]) -> list[Turn]:
+    unpacked, chat = [], list[int]()
+    for turn in turns:
+        if not turn.known:
+            chat = []
+        if turn.known != len(chat):
+            raise ValueError(f"expected a prompt that continues one of {len(chat)} tokens, got {turn.known}")
+        chat += turn.prompt
+        unpacked.append(Turn(prompt=Prefix(chat), completion=turn.completion))
+    return unpacked

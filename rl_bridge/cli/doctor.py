@@ -1,0 +1,174 @@
+"""`ropewalk doctor`: is this host, and are several together, fit for a run."""
+
+import argparse
+import json
+import socket
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from openenv_core.cli import Command
+from rl_bridge.cli.overrides import overrides_first_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rl_bridge.config import Config
+    from rl_bridge.doctor.findings import Finding
+    from rl_bridge.doctor.meeting import Meeting
+
+FAILED = 1
+MISUSED = 2
+HERE = "127.0.0.1"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--config", metavar="FILE", help="also look for what this run counts on")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
+    hosts = parser.add_argument_group("several hosts: run this on each of them at about the same time")
+    hosts.add_argument("--num_nodes", type=int, metavar="N", help="hosts; by default the file's, or 1")
+    hosts.add_argument("--node_rank", type=int, metavar="R", help="which of them this one is, from 0")
+    hosts.add_argument(
+        "--addr",
+        metavar="HOST:PORT",
+        help="of host 0, where they meet; by default the file's master_addr, master_port",
+    )
+    parser.add_argument(
+        "--procs", type=int, metavar="P", help="processes that compute together on each host: one a GPU, or 2"
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=64, metavar="M", help="what they send each other (%(default)s MiB)"
+    )
+    parser.add_argument(
+        "--timeout_s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long they wait for each other (%(default)g)",
+    )
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look and print; returns 0, 1 where a run would fail, 2 if it was asked for wrongly."""
+    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+
+    try:
+        return _look(arguments)
+    except ModuleNotFoundError as error:
+        print(f"ropewalk doctor: {MissingStack(str(error.name))}", file=sys.stderr)
+        return FAILED
+    except BridgeError as error:
+        print(f"ropewalk doctor: {error}", file=sys.stderr)
+        return MISUSED if isinstance(error, ConfigError) else FAILED
+
+
+def _look(arguments: argparse.Namespace) -> int:
+    from rl_bridge.config import load_config
+    from rl_bridge.doctor.findings import Level
+    from rl_bridge.errors import ConfigError
+
+    if arguments.overrides and arguments.config is None:
+        raise ConfigError(f"expected --config with {arguments.overrides[0]!r}")
+    config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
+    worst = 0
+    for finding in _findings(arguments, config):
+        worst = max(worst, list(Level).index(finding.level))
+        _print(finding, as_json=arguments.json)
+    return FAILED if list(Level)[worst] is Level.BAD else 0
+
+
+def _findings(arguments: argparse.Namespace, config: "Config | None") -> "Iterator[Finding]":
+    from rl_bridge.doctor.cluster import cluster
+    from rl_bridge.doctor.machine import machine, usable_gpus
+    from rl_bridge.doctor.meeting import meet
+    from rl_bridge.doctor.packages import packages
+
+    gpus = usable_gpus()
+    meeting = _meeting(arguments, config, gpus=gpus)
+    yield from packages()
+    yield from machine()
+    if config is not None:
+        yield from cluster(config, gpus=gpus, node_rank=arguments.node_rank)
+    yield from meet(meeting)
+
+
+def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Meeting":
+    from rl_bridge.doctor.meeting import Meeting
+    from rl_bridge.errors import ConfigError
+    from rl_bridge.metrics.status_server import format_address, parse_address
+
+    for name in ("num_nodes", "procs"):
+        if (given := getattr(arguments, name)) is not None and given < 1:
+            raise ConfigError(f"expected --{name} of at least 1, got {given}")
+    alone = arguments.node_rank is None and arguments.num_nodes in (None, 1)
+    if alone and arguments.addr is not None:
+        raise ConfigError(
+            f"expected --num_nodes and --node_rank with --addr {arguments.addr}, where several hosts meet"
+        )
+    monarch = None if config is None else config.monarch
+    num_nodes = arguments.num_nodes or (1 if alone or monarch is None else monarch.num_nodes)
+    address = arguments.addr
+    if address is None:
+        if alone:
+            address = format_address(HERE, _free_port())
+        elif monarch is None:
+            raise ConfigError(
+                "expected --addr HOST:PORT of host 0, where all meet, or --config FILE; got neither"
+            )
+        else:
+            address = format_address(monarch.master_addr, monarch.master_port)
+    parse_address(address)
+    node_rank = 0 if alone else arguments.node_rank
+    if node_rank is None or not 0 <= node_rank < num_nodes:
+        raise ConfigError(f"expected --node_rank from 0 to {num_nodes - 1}, got {node_rank}")
+    per_host = arguments.procs or gpus or 2
+    for name, value in (
+        ("megabytes", arguments.megabytes),
+        ("timeout_s", arguments.timeout_s),
+    ):
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"expected --{name} above 0, got {value:g}")
+    return Meeting(
+        address=address,
+        num_nodes=num_nodes,
+        node_rank=node_rank,
+        per_host=per_host,
+        on_gpus=0 < per_host <= gpus,
+        megabytes=arguments.megabytes,
+        timeout_s=arguments.timeout_s,
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server((HERE, 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def _print(finding: "Finding", *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(finding)), flush=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    styles = {"good": "green", "odd": "yellow", "bad": "red"}
+    line = Text.assemble((f"{finding.level:<5}", styles[finding.level]), f"{finding.what}: {finding.told}")
+    Console().print(line, highlight=False, soft_wrap=True)
+
+
+COMMAND = Command(
+    name="doctor",
+    help="look whether hosts are fit for a run: packages, devices, collectives, bandwidth",
+    configure=configure,
+    run=run,
+    reword=overrides_first_class,
+    examples=(
+        "ropewalk doctor",
+        "ropewalk doctor --config cluster.yaml",
+        "ropewalk doctor --num_nodes 8 --node_rank 3 --addr 10.0.0.1:29500",
+        "ropewalk doctor --config cluster.yaml --node_rank 3 --json",
+    ),
+)

@@ -1,0 +1,73 @@
+"""`ropewalk evaluate`: a policy plays held-out episodes, and is not trained."""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+from openenv_core.cli import Command
+from rl_bridge.cli.overrides import overrides_first_class
+
+FAILED = 1
+MISUSED = 2
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--config", metavar="FILE", required=True, help="a run's YAML file")
+    parser.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="change a key of the file; also --section.key value",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate; returns the exit status: 0, 1 if it failed, 2 if it was asked for wrongly."""
+    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+
+    try:
+        _evaluate(arguments)
+    except ModuleNotFoundError as error:
+        print(f"ropewalk evaluate: {MissingStack(str(error.name))}", file=sys.stderr)
+        return FAILED
+    except ConfigError as error:
+        print(f"ropewalk evaluate: {error}", file=sys.stderr)
+        return MISUSED
+    except BridgeError as error:
+        print(f"ropewalk evaluate: {type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from rl_bridge.config import NAME_PATTERN, load_config
+    from rl_bridge.errors import ConfigError
+
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.name is not None and not re.fullmatch(NAME_PATTERN, arguments.name):
+        raise ConfigError(
+            f"expected --name as letters, digits, dots, dashes and underscores, got {arguments.name!r}; "
+            "output_dir=FOLDER puts evaluations elsewhere"
+        )
+    from rl_bridge.loops.evaluation_session import evaluate_run
+
+    name = arguments.name or f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
+    evaluate_run(config, Path(config.output_dir) / name)
+
+
+COMMAND = Command(
+    name="evaluate",
+    help="have a policy play held-out episodes, without training it",
+    configure=configure,
+    run=run,
+    reword=overrides_first_class,
+    examples=(
+        "ropewalk evaluate --config examples/grpo_blackjack/config.yaml model.path=CHECKPOINT",
+        "ropewalk evaluate --config examples/grpo_blackjack/config.yaml generator.engine=openai "
+        "generator.url=http://localhost:8000/v1 generator.model=NAME model.path=TOKENIZER",
+    ),
+)

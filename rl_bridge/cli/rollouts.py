@@ -1,0 +1,139 @@
+"""`ropewalk rollouts`: read what a run's policy was shown, and what it answered."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openenv_core.cli import Command
+
+if TYPE_CHECKING:
+    from rl_bridge.rollouts_page.server import PageServer
+
+FAILED = 1
+MISUSED = 2
+MAX_PORT = 65_535
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="FOLDER",
+        help="the run's; by default the newest in ./runs that kept rollouts",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write one file of HTML, which needs no server")
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="serve on this port; by default a free one"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C, or write; returns 0, 1 where there is nothing to read, 2 if it was asked for wrongly."""
+    from rl_bridge.errors import BridgeError, ConfigError
+
+    try:
+        if not 0 <= arguments.port <= MAX_PORT:
+            raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
+        folder = _folder(arguments.run)
+        if arguments.out is not None:
+            _write(folder, Path(arguments.out))
+        else:
+            _serve(folder, arguments.port)
+    except BridgeError as error:
+        print(f"ropewalk rollouts: {error}", file=sys.stderr)
+        return MISUSED if isinstance(error, ConfigError) else FAILED
+    return 0
+
+
+def _folder(named: str | None) -> Path:
+    from rl_bridge.cli.status_source import RUNS
+    from rl_bridge.errors import NoRecords
+    from rl_bridge.records.segments import FOLDER, segment_files
+
+    if named is not None:
+        folder = Path(named)
+        if not folder.is_dir():
+            raise NoRecords(f"expected the folder of a run, there is no {named!r}")
+        if not segment_files(folder):
+            raise NoRecords(
+                f"expected rollouts in {str(folder / FOLDER)!r}, there are none; no iteration is over yet, or the run "
+                "keeps none (records.groups=0)"
+            )
+        return folder
+    kept = [folder for folder in Path(RUNS).glob("*") if segment_files(folder)]
+    if not kept:
+        raise NoRecords(
+            f"expected a run with rollouts in {str(Path(RUNS).absolute())!r}, found none; name its folder, or start "
+            "one by ropewalk train"
+        )
+    return max(kept, key=lambda folder: segment_files(folder)[-1].stat().st_mtime)
+
+
+def _write(folder: Path, out: Path) -> None:
+    from rl_bridge.errors import ConfigError
+    from rl_bridge.rollouts_page.page import whole_page
+
+    if not out.name or out.is_dir():
+        raise ConfigError(f"expected --out with the name of a file, got the folder {str(out)!r}")
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(whole_page(folder, _lines(folder)))
+        partial.replace(out)
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(out)!r}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):  # it was finished, or never begun
+            partial.unlink()
+    print(
+        f"{out}: {out.stat().st_size / 2**20:.1f} MB, to be opened by any browser, with or without a network"
+    )
+
+
+def _lines(folder: Path) -> Iterator[bytes]:
+    from rl_bridge.errors import NoRecords
+    from rl_bridge.records.segments import read_lines
+
+    try:
+        yield from read_lines(folder)
+    except OSError as error:  # what cannot be read is not to pass for what cannot be written
+        raise NoRecords(f"cannot read {str(error.filename)!r}: {error.strerror}") from error
+
+
+def _serve(folder: Path, port: int) -> None:
+    from rl_bridge.errors import ConfigError
+    from rl_bridge.rollouts_page.server import PageServer
+
+    try:
+        server = PageServer(folder, port=port)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve on port {port}: {error.strerror}; leave --port out to take a free one"
+        ) from error
+    with server:
+        _until_interrupted(server)
+
+
+def _until_interrupted(server: "PageServer") -> None:
+    print(f"{server.url} has the rollouts of {server.run}, until Ctrl-C", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        print()
+
+
+COMMAND = Command(
+    name="rollouts",
+    help="read the rollouts of a run in a browser",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk rollouts",
+        "ropewalk rollouts runs/seven --port 8080",
+        "ropewalk rollouts runs/seven --out seven.html",
+    ),
+)

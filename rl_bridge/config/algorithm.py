@@ -1,0 +1,146 @@
+"""`algorithm.*`: what the loss is. A name sets defaults; every key can be overridden."""
+
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rl_bridge.config.section import Count, Fraction, NonNegative, Positive, Section
+
+_GRPO: dict[str, Any] = {
+    "advantage": "group",
+    "normalize_std": True,
+    "objective": "clip",
+    "ratio": "token",
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "aggregation": "sequence_mean",
+    "dynamic_sampling": False,
+    "overlong": "train",
+}
+
+PRESETS = MappingProxyType(
+    {
+        "grpo": _GRPO,
+        "dr_grpo": _GRPO | {"normalize_std": False, "aggregation": "fixed_length"},
+        "dapo": _GRPO
+        | {
+            "clip_high": 0.28,
+            "aggregation": "token_mean",
+            "dynamic_sampling": True,
+            "overlong": "penalty",
+        },
+        "gspo": _GRPO | {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+        # No lower bound: a ratio is never below 0.
+        "cispo": _GRPO
+        | {"objective": "cispo", "clip_low": 1.0, "clip_high": 0.28, "aggregation": "token_mean"},
+        "ppo": _GRPO | {"advantage": "gae", "aggregation": "token_mean", "value_clip": 0.2},
+    }
+)
+"""What each name stands for: the settings that its paper gives, apart from the KL term, which is 0 everywhere.
+
+arXiv 2402.03300 (grpo, whose paper has a `kl_coef` of 0.04), 2503.20783 (dr_grpo), 2503.14476 (dapo), 2507.18071 (gspo;
+its clip range is meant for long answers), 2506.13585 (cispo, whose paper does not say how high its cap is), 1707.06347
+(ppo).
+"""
+
+
+class AlgorithmConfig(Section):
+    """`algorithm.*`: what the loss is. `algorithm: dapo` is short for `algorithm: {name: dapo}`.
+
+    The defaults below are those of `grpo`; other names have others, see `PRESETS`.
+    """
+
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"] = "grpo"
+    advantage: Literal["group", "gae"] = "group"
+    """How good an answer was: beside its siblings, or by a critic that is trained too."""
+    normalize_std: bool = True
+    """Divide advantages by their standard deviation: of the group (GRPO; false is Dr. GRPO), or with `gae` of the
+    batch, whose mean is taken away too."""
+    objective: Literal["clip", "cispo", "reinforce"] = "clip"
+    """The clipped surrogate; the log-probability, weighted by the capped ratio; or by nothing but the advantage."""
+    ratio: Literal["token", "sequence"] = "token"
+    """The probability ratio of each token, or the geometric mean over the trajectory (GSPO)."""
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    """How far below 1 a probability ratio may fall before its gradient stops, or with `cispo` its weight."""
+    clip_high: Positive = 0.2
+    """How far above 1 it may rise; above `clip_low` it is "clip-higher"."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Bounds the loss of a token with a negative advantage by this many times the advantage; None does not."""
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "sequence_mean"
+    """How token losses become one number; see rl_bridge.algorithms.aggregation."""
+    entropy_coef: NonNegative = 0.0
+    """Bonus for the policy's entropy, in units of advantage per nat."""
+    entropy_hold: Fraction = 1.0
+    """The share of the run for which the bonus stays as it is; afterwards it falls linearly."""
+    entropy_final_factor: Fraction = 1.0
+    """What is left of the bonus at the end, as a share of `entropy_coef`."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL divergence to the initial policy; above 0 a reference model is started."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the divergence is estimated; see rl_bridge.algorithms.regularizers."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether it is added to the loss, or taken from the rewards before advantages are computed."""
+    correction: Literal["none", "truncated", "icepop", "decoupled"] = "none"
+    """What is done where the engine's probabilities are not the trainer's. All but `none` have the trainer compute the
+    probabilities before the first update, which the ratios are then against, and weigh each token by what it finds;
+    see rl_bridge.algorithms.corrections."""
+    correction_cap: Positive = 2.0
+    """The largest weight of `truncated`."""
+    correction_low: Positive = 0.5
+    """`icepop` leaves out tokens whose weight is below."""
+    correction_high: Positive = 5.0
+    """`icepop` leaves out tokens whose weight is above."""
+    dynamic_sampling: bool = False
+    """Drop groups whose rewards are all equal, and play others instead."""
+    max_refills: Count = 2
+    """How many groups dynamic sampling may drop for each that is trained, over the run so far; beyond that they are
+    trained as they are."""
+    overlong: Literal["train", "mask", "penalty"] = "train"
+    """What is done about trajectories that a limit cut off: train them, leave them out of the loss, or lower the reward
+    of whatever comes near the limit."""
+    overlong_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    """The last share of the greatest length, over which the penalty grows from 0 to 1."""
+    gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Discount of `gae`, per token of the policy's."""
+    gae_lambda: Fraction = 0.95
+    """How far `gae` looks ahead: 0 trusts the critic, 1 the rewards."""
+    value_clip: Positive | None = None
+    """How far the critic's value of a token may move in one iteration before its gradient stops; None: any way."""
+    critic_learning_rate: Positive | None = None
+    """Of the critic; None takes the policy's. Its schedule is the policy's too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        name = data.get("name", "grpo")
+        return {**PRESETS.get(name, {}), **data} if isinstance(name, str) else data
+
+    @model_validator(mode="after")
+    def _that_go_together(self) -> Self:
+        if self.dual_clip is not None and self.objective != "clip":
+            raise ValueError(
+                f"expected algorithm.dual_clip with algorithm.objective=clip alone, got {self.objective}"
+            )
+        if self.objective == "reinforce" and self.ratio == "sequence":
+            raise ValueError(
+                "expected algorithm.ratio=token with algorithm.objective=reinforce, which uses no ratio, got sequence"
+            )
+        if self.kl_in == "reward" and self.overlong == "mask" and self.advantage == "group":
+            raise ValueError(
+                "expected algorithm.kl_in=loss with algorithm.overlong=mask, got reward: the divergence of what is "
+                "masked is not known, and so neither is its group's baseline"
+            )
+        if self.correction_low >= self.correction_high:
+            raise ValueError(
+                "expected algorithm.correction_low below algorithm.correction_high, "
+                f"got {self.correction_low} and {self.correction_high}"
+            )
+        return self
+
+    @property
+    def recomputes_old(self) -> bool:
+        """Whether the trainer computes the probabilities before the first update itself."""
+        return self.correction != "none"

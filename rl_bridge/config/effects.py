@@ -1,0 +1,52 @@
+"""Keys that do nothing, because of what another key says."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rl_bridge.config.algorithm import AlgorithmConfig
+
+Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
+"""What a key needs, in words; and whether it is there."""
+
+_RATIO: Condition = ("algorithm.objective is clip or cispo", lambda one: one.objective != "reinforce")
+_ENTROPY: Condition = ("algorithm.entropy_coef is above 0", lambda one: one.entropy_coef > 0)
+_LOWERED: Condition = (
+    "algorithm.entropy_coef is above 0, and entropy_final_factor and entropy_hold below 1",
+    lambda one: one.entropy_coef > 0 and one.entropy_final_factor < 1 and one.entropy_hold < 1,
+)
+_KL: Condition = ("algorithm.kl_coef is above 0", lambda one: one.kl_coef > 0)
+_TRUNCATED: Condition = ("algorithm.correction is truncated", lambda one: one.correction == "truncated")
+_ICEPOP: Condition = ("algorithm.correction is icepop", lambda one: one.correction == "icepop")
+_CRITIC: Condition = ("algorithm.advantage is gae", lambda one: one.advantage == "gae")
+
+NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
+    {
+        "clip_low": _RATIO,
+        "clip_high": _RATIO,
+        "entropy_hold": _LOWERED,
+        "entropy_final_factor": _LOWERED,
+        "kl_estimator": _KL,
+        "kl_in": _KL,
+        "correction_cap": _TRUNCATED,
+        "correction_low": _ICEPOP,
+        "correction_high": _ICEPOP,
+        "max_refills": ("algorithm.dynamic_sampling is true", lambda one: one.dynamic_sampling),
+        "overlong_share": ("algorithm.overlong is penalty", lambda one: one.overlong == "penalty"),
+        "gamma": _CRITIC,
+        "gae_lambda": _CRITIC,
+        "value_clip": _CRITIC,
+        "critic_learning_rate": _CRITIC,
+    }
+)
+"""Keys of `algorithm.*` that count only together with another one. Those that are wrong without it are refused."""
+
+
+def without_effect(algorithm: AlgorithmConfig) -> list[str]:
+    """What somebody has set and is not used, a line a key; what a name or a default sets is nobody's mistake."""
+    usual = AlgorithmConfig(name=algorithm.name)
+    return [
+        f"algorithm.{key}={getattr(algorithm, key)} has no effect: it counts where {words}"
+        for key, (words, holds) in NEEDS.items()
+        if getattr(algorithm, key) != getattr(usual, key) and not holds(algorithm)
+    ]

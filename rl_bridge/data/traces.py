@@ -1,0 +1,202 @@
+"""Traces: whole chats with calls of tools, to be imitated. Recorded, kept as JSON lines, and made training rows.
+
+A line has `messages` and `tools`, as chat templates take them. What an assistant said is there as text; it becomes
+tokens where a policy's tokenizer is known, by the same `Conversation` that rollouts are made of.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from openenv_core.errors import ToolCallFailed
+from rl_bridge.errors import ConfigError
+from rl_bridge.rollout.outcomes import require_play
+from rl_bridge.rollout.task import Session
+from rl_bridge.rollout.tool_task import ToolTask
+from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.conversation import Conversation
+from rl_bridge.tokens.tool_calls import CLOSE, OPEN, ToolCall
+from rl_bridge.types import NO_VERSION, Completion, Ending, TrainSample, Trajectory, Turn
+
+ASSISTANT = "assistant"
+
+Call: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""Calls a tool: its name and arguments, and what it gives."""
+
+Solver: TypeAlias = Callable[[Any, Call], Awaitable[None]]
+"""Plays an episode to its end, told its first observation and how to call tools."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Trace:
+    """One chat, from its task to its last call.
+
+    Attributes:
+        tools: What the policy is told of, as chat templates take them.
+        messages: In order. Those of the assistant are what is learned.
+        reward: What it earned.
+    """
+
+    tools: tuple[Mapping[str, Any], ...]
+    messages: tuple[Message, ...]
+    reward: float
+
+
+class Recorder:
+    """Plays one episode of a world of tools by hand, and keeps what a policy would have read and written.
+
+    Args:
+        task: Says what is read.
+        session: Of the environment.
+    """
+
+    def __init__(self, task: ToolTask, session: Session) -> None:
+        self._task = task
+        self._session = session
+        self._tools: tuple[Mapping[str, Any], ...] = ()
+        self._messages: list[Message] = []
+        self._reward = 0.0
+        self._done = False
+
+    async def begin(self, seed: int, **options: Any) -> Any:
+        """Begin the episode of a seed; returns its first observation.
+
+        Raises:
+            rl_bridge.errors.EpisodeLost: The environment says that its infrastructure failed. So may `call`.
+        """
+        result = await self._session.reset(seed=seed, **options)
+        require_play(result)
+        self._tools = tuple(await self._task.functions(self._session, result.observation))
+        self._messages = list(self._task.messages(result.observation))
+        self._reward, self._done = float(result.reward or 0.0), result.done
+        return result.observation
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool, and return what it gave.
+
+        Raises:
+            openenv_core.errors.ToolCallFailed: The call failed.
+        """
+        call = ToolCall(name, arguments)
+        self._messages.append({"role": ASSISTANT, "content": written(call)})
+        result = await self._session.step(self._task.action(call))
+        require_play(result)
+        if (error := result.observation.error) is not None:
+            raise ToolCallFailed(name, error.error_type, error.message, result)
+        self._reward += float(result.reward or 0.0)
+        self._done = result.done
+        if not self._done:
+            said = self._task.result(result.observation)
+            self._messages.append({"role": "tool", "name": name, "content": said})
+        return result.observation.result
+
+    def trace(self) -> Trace:
+        """What has been recorded since `begin`.
+
+        Raises:
+            ValueError: The episode is not over.
+        """
+        if not self._done:
+            raise ValueError("expected an episode that is over, got one that goes on; record it to its end")
+        return Trace(tools=self._tools, messages=tuple(self._messages), reward=self._reward)
+
+
+def written(call: ToolCall) -> str:
+    """A call as Hermes and Qwen write it."""
+    return (
+        f"{OPEN}\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n{CLOSE}"
+    )
+
+
+def save_traces(path: Path, traces: Iterable[Trace]) -> None:
+    """Write traces as JSON lines."""
+    lines = (
+        json.dumps(
+            {"messages": trace.messages, "tools": trace.tools, "reward": trace.reward}, ensure_ascii=False
+        )
+        for trace in traces
+    )
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def load_traces(path: Path) -> list[Trace]:
+    """Read traces; `tools` may be missing, and so may `reward`, which is 0 then.
+
+    Raises:
+        ConfigError: The file cannot be read, a line is no trace, or there is none.
+    """
+    try:
+        # Not splitlines: a text may have ends of lines of its own, such as U+2028.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected traces in {str(path)!r}, cannot read it: {error}") from error
+    traces = [_trace(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not traces:
+        raise ConfigError(f"expected at least one trace in {str(path)!r}, got none")
+    return traces
+
+
+def _trace(line: str, where: str) -> Trace:
+    try:
+        item = json.loads(line)
+        messages = tuple(_message(one) for one in item["messages"])
+        trace = Trace(
+            tools=tuple(item.get("tools", ())), messages=messages, reward=float(item.get("reward", 0.0))
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"expected an object with messages of role and content, got {line!r:.100} ({where}): {error!r}"
+        ) from error
+    if not _begins_with_a_prompt(messages):
+        raise ConfigError(
+            f"expected messages that begin with another's and have one of the {ASSISTANT}'s, got "
+            f"{[message['role'] for message in messages]} ({where})"
+        )
+    return trace
+
+
+def _message(one: Mapping[str, Any]) -> Message:
+    message = Message(role=one["role"], content=one["content"])
+    if one.get("name") is not None:  # a tool's: templates may show it
+        message["name"] = one["name"]
+    return message
+
+
+def _begins_with_a_prompt(messages: Sequence[Message]) -> bool:
+    roles = [message["role"] for message in messages]
+    return ASSISTANT in roles[1:] and roles[0] != ASSISTANT
+
+
+def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[TrainSample]:
+    """The training rows of a trace: its mask selects what the assistant wrote, with the token that ends an answer.
+
+    Args:
+        trace: The chat.
+        tokenizer: Of the policy that is to learn it.
+        index: The trace's number in its batch.
+    """
+    first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
+    conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)
+    turns: list[Turn] = []
+    told: list[Message] = []
+    for message in trace.messages[first:]:
+        if message["role"] != ASSISTANT:
+            told.append(message)
+            continue
+        if turns:
+            conversation.go_on(turns[-1].completion.tokens, told)
+        answer = tokenizer.answer(message["content"])
+        turns.append(Turn(prompt=conversation.prompt, completion=_learned(answer)))
+        told = []
+    trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=trace.reward)
+    return training_rows(trajectory, advantage=1.0, index=index)
+
+
+def _learned(tokens: Sequence[int]) -> Completion:
+    """An answer that nobody sampled: its log-probabilities are unknown, and no loss of imitation asks for them."""
+    return Completion(
+        tokens=tokens, logprobs=[0.0] * len(tokens), versions=[NO_VERSION] * len(tokens), stopped=True
+    )

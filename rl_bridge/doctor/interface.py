@@ -1,0 +1,73 @@
+"""By which network interface this host reaches another one, and whether an address is its own. Linux."""
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+from rl_bridge.metrics.status_server import parse_address
+
+_GET_ADDRESS = 0x8915
+"""SIOCGIFADDR; see netdevice(7)."""
+_NAME_BYTES, _REQUEST_BYTES, _ADDRESS_AT = 15, 256, 20
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+"""A line each: the address in hexadecimal first, the interface last."""
+
+
+def interface_towards(address: str) -> str | None:
+    """The name of the interface whose address a packet to another host would carry; None where none is known.
+
+    Args:
+        address: HOST:PORT. Nothing is sent there.
+    """
+    host, port = parse_address(address)
+    with contextlib.suppress(OSError):
+        family, kind, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as asking:
+            asking.connect(there)
+            own = asking.getsockname()[0]
+        return _of_ipv6(own) if family == socket.AF_INET6 else _of_ipv4(own)
+    return None
+
+
+def is_own(host: str) -> bool:
+    """Whether an address, or the first that a name has, is one of this host."""
+    try:
+        listen(host, 0)
+    except OSError:
+        return False
+    return True
+
+
+def listen(host: str, port: int) -> None:
+    """Find out whether a server could listen there, and do not.
+
+    Raises:
+        OSError: It could not.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+
+
+def _of_ipv4(own: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        return next((name for _, name in socket.if_nameindex() if _address(asking, name) == own), None)
+
+
+def _of_ipv6(own: str) -> str | None:
+    wanted = ipaddress.IPv6Address(own.partition("%")[0]).packed.hex()
+    lines = (line.split() for line in _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines())
+    return next((words[-1] for words in lines if words and words[0] == wanted), None)
+
+
+def _address(asking: socket.socket, name: str) -> str | None:
+    request = struct.pack(f"{_REQUEST_BYTES}s", name.encode()[:_NAME_BYTES])
+    try:
+        answer = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, request)
+    except OSError:  # it has none
+        return None
+    return socket.inet_ntoa(answer[_ADDRESS_AT : _ADDRESS_AT + 4])

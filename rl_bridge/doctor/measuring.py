@@ -1,0 +1,110 @@
+"""What processes that have met measure together.
+
+Nothing of a run is used here: what fails is the network, a driver or a library, and not this package.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rl_bridge.doctor.place import LARGE_TIMES, RankPlace
+from rl_bridge.doctor.roll_call import HostFacts, call_roll, own_facts
+from rl_bridge.metrics.status_server import parse_address
+
+SMALL_TIMES = 20
+
+
+def measure(place: RankPlace, heard: Callable[[list[HostFacts]], object]) -> dict[str, object]:
+    """Meet the others, check that a sum comes out right, and time collectives and the way to each other host.
+
+    Args:
+        place: This process.
+        heard: Told of all hosts, before anything is computed.
+
+    Returns:
+        backend: What carried it. right: Whether the sum was. small_us: A collective of one number.
+        reduce_gbps: What each rank moves while all sum `megabytes`, in 10^9 bits a second: 2 (n - 1) / n x size / time,
+        the bus bandwidth of NCCL's tests. pair_gbps: From the first rank to the first rank of each other host, by the
+        other's rank; on the first rank alone.
+
+    Raises:
+        MeetingError: The hosts are not those that were asked for.
+        RuntimeError: They cannot compute together.
+    """
+    host, port = parse_address(place.address)
+    timeout = timedelta(seconds=place.timeout_s)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=place.rank == 0, timeout=timeout, wait_for_workers=False
+    )
+    hosts = call_roll(store, place, own_facts(place))
+    heard(hosts)
+    on_gpu, device = all(facts.on_gpu for facts in hosts), torch.device("cpu")
+    if on_gpu and place.gpu is not None:
+        device = torch.device("cuda", place.gpu)
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=timeout,
+    )
+    try:
+        # Whole numbers, which floating point adds up exactly.
+        number = torch.full((1,), float(place.rank + 1), device=device)
+        dist.all_reduce(number)
+        right = number.item() == place.world * (place.world + 1) / 2
+        number.zero_()
+        small_s = _typical(lambda: dist.all_reduce(number), device, SMALL_TIMES)
+        large = torch.zeros(place.megabytes << 18, device=device)  # float32
+        large_s = _typical(lambda: dist.all_reduce(large), device, LARGE_TIMES)
+        moved = 2 * (place.world - 1) / place.world * large.nbytes
+        return {
+            "backend": "nccl" if on_gpu else "gloo",
+            "right": right,
+            "small_us": small_s * 1e6,
+            "reduce_gbps": moved * 8 / 1e9 / large_s,
+            "pair_gbps": _pairs(place, large, device),
+        }
+    finally:
+        dist.destroy_process_group()
+
+
+def _pairs(place: RankPlace, large: Tensor, device: torch.device) -> dict[int, float]:
+    """Send `large` from the first rank to the first of every other host, which says when it has it."""
+    found: dict[int, float] = {}
+    receipt = torch.zeros(1, device=device)
+    for other in range(place.per_host, place.world, place.per_host):
+        if place.rank == 0:
+
+            def send(other: int = other) -> None:
+                dist.send(large, other)
+                dist.recv(receipt, other)
+
+            found[other] = large.nbytes * 8 / 1e9 / _typical(send, device, LARGE_TIMES)
+        elif place.rank == other:
+
+            def take() -> None:
+                dist.recv(large, 0)
+                dist.send(receipt, 0)
+
+            _typical(take, device, LARGE_TIMES)
+        dist.barrier()
+    return found
+
+
+def _typical(work: Callable[[], object], device: torch.device, times: int) -> float:
+    """The median of so many times, in seconds, after one that does not count."""
+    taken = []
+    for _ in range(times + 1):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])

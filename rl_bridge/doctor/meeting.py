@@ -1,0 +1,219 @@
+"""Processes of this host, and of others that do the same, meet and compute together: does it work, and how fast."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from typing import IO, Any
+
+from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.interface import interface_towards, is_own
+from rl_bridge.doctor.place import LARGE_TIMES, SAID, RankPlace
+from rl_bridge.doctor.roll_call import COMPARED, HostFacts, differing
+from rl_bridge.metrics.status_server import parse_address
+
+WHAT = "collectives"
+SPARE_S = 180.0
+"""Beyond a meeting's own time-outs and measuring: imports, which take long where a disk is far or a machine is busy."""
+POLL_S = 0.05
+KILLED_S = 5.0
+"""For a process that is killed to be gone."""
+SLOW_GBPS = 0.5
+"""A network as slow as this is still measured."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Meeting:
+    """Who meets where.
+
+    Attributes:
+        address: HOST:PORT of the first host, which the others can reach.
+        num_nodes: Hosts; the same is asked for on each of them, at about the same time.
+        node_rank: Which of them this one is, from 0.
+        per_host: Processes on each.
+        on_gpus: Whether each process has a GPU of its own.
+        megabytes: Size of what is sent, in MiB.
+        timeout_s: How long to wait for the others.
+    """
+
+    address: str
+    num_nodes: int
+    node_rank: int
+    per_host: int
+    on_gpus: bool
+    megabytes: int = 64
+    timeout_s: float = 60.0
+
+    @property
+    def world(self) -> int:
+        """Processes on all hosts together."""
+        return self.num_nodes * self.per_host
+
+    @property
+    def measuring_s(self) -> float:
+        """How long it may take to move everything over a slow network: to each host alone, and while all sum."""
+        once_s = self.megabytes * 2**20 * 8 / (SLOW_GBPS * 1e9)
+        return (LARGE_TIMES + 1) * once_s * (self.num_nodes + 1)
+
+    def places(self) -> list[RankPlace]:
+        """Those of this host's processes."""
+        return [
+            RankPlace(
+                address=self.address,
+                rank=self.node_rank * self.per_host + local,
+                world=self.world,
+                per_host=self.per_host,
+                gpu=local if self.on_gpus else None,
+                megabytes=self.megabytes,
+                timeout_s=self.timeout_s,
+                owner=os.getpid(),
+            )
+            for local in range(self.per_host)
+        ]
+
+
+def meet(meeting: Meeting) -> list[Finding]:
+    """Start this host's processes, let them measure, and say what they found. Nothing of them is left afterwards."""
+    environment = _environment(meeting)
+    processes: list[subprocess.Popen[str]] = []
+    with ExitStack() as files:
+        # Files and no pipes: whoever logs a lot never has to wait for a reader.
+        logged, answers = (
+            files.enter_context(tempfile.TemporaryFile(mode="w+", errors="replace")) for _ in range(2)
+        )
+        try:
+            deadline = time.monotonic() + meeting.timeout_s + SPARE_S + meeting.measuring_s
+            for place in meeting.places():
+                process = _start(place, environment, answers=answers, logged=logged)
+                processes.append(process)  # at once: it is ended even where the next cannot be started
+            whole = _wait(processes, deadline)
+        finally:
+            for process in processes:
+                _end(process)
+        logged.seek(0)
+        answers.seek(0)
+        told = sorted(map(json.loads, answers), key=itemgetter("rank"))
+        facts = next(([HostFacts(**host) for host in one["hosts"]] for one in told if "hosts" in one), [])
+        measured = [one["measured"] for one in told if "measured" in one]
+        results = _results(meeting, facts, measured) if whole else [_failure(meeting, logged.read())]
+        return [*results, *_versions(facts)]
+
+
+def _start(
+    place: RankPlace, environment: Mapping[str, str], *, answers: IO[str], logged: IO[str]
+) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "rl_bridge.doctor.rank", json.dumps(asdict(place)), str(answers.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=logged,
+        stderr=logged,
+        pass_fds=(answers.fileno(),),
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
+    """Until all have ended; False as soon as one has failed, or when the time is over."""
+    while time.monotonic() < deadline:
+        statuses = [process.poll() for process in processes]
+        if any(statuses):
+            return False
+        if None not in statuses:
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):  # one that hangs in a driver outlasts even that
+        process.wait(KILLED_S)
+
+
+def _environment(meeting: Meeting) -> dict[str, str]:
+    """Ours, with the interface that leads to the others: host names often resolve to loopback, which reaches nobody."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    if meeting.num_nodes > 1 and (name := interface_towards(meeting.address)) is not None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", name)
+        environment.setdefault("NCCL_SOCKET_IFNAME", name)
+    return environment
+
+
+def _failure(meeting: Meeting, told: str) -> Finding:
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    # Libraries go on logging after what went wrong has been said.
+    said = next((line.removeprefix(SAID) for line in lines if line.startswith(SAID)), None)
+    reason = said or next((line for line in reversed(lines) if "Error" in line), "no answer in time")
+    host, _ = parse_address(meeting.address)
+    if meeting.num_nodes > 1 and meeting.node_rank == 0 and not is_own(host):
+        reason += f"; {host} is no address of this host, and --node_rank 0 belongs on the one that has it"
+    others = (
+        f"is `ropewalk doctor --num_nodes {meeting.num_nodes} --node_rank N --addr {meeting.address}` running on "
+        f"every host, each with its own N and with as many processes, {meeting.per_host}, and are their ports open to "
+        "each other?"
+        if meeting.num_nodes > 1
+        else "see what torch.distributed says"
+    )
+    return Finding(
+        what=WHAT,
+        told=(
+            f"expected {meeting.world} processes to meet at {meeting.address} within {meeting.timeout_s:g} s, "
+            f"they did not: {reason}; {others}"
+        ),
+        level=Level.BAD,
+    )
+
+
+def _results(
+    meeting: Meeting, facts: Sequence[HostFacts], measured: Sequence[Mapping[str, Any]]
+) -> list[Finding]:
+    """What this host's processes measured, the first of them before the others."""
+    answer = measured[0]
+    hosts = [one.host for one in facts]
+    who = f"{meeting.world} processes on {meeting.num_nodes} host{'s' if meeting.num_nodes > 1 else ''}"
+    if not all(one["right"] for one in measured):
+        told = (
+            f"{who} by {answer['backend']} got a wrong sum: see drivers and network cards, or NCCL_DEBUG=INFO"
+        )
+        return [Finding(what=WHAT, told=told, level=Level.BAD)]
+    if meeting.world == 1:
+        told = f"one process by {answer['backend']}: it computes, and had nobody to send to"
+        return [Finding(what=WHAT, told=told)]
+    findings = [
+        Finding(
+            what=WHAT,
+            told=(
+                f"{who} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
+                f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
+            ),
+            figures={name: answer[name] for name in ("small_us", "reduce_gbps")},
+        )
+    ]
+    for rank, gbps in answer["pair_gbps"].items():
+        host = hosts[int(rank) // meeting.per_host]
+        findings.append(
+            Finding(what=f"to {host}", told=f"{gbps:.1f} Gbps, from here", figures={"pair_gbps": gbps})
+        )
+    return findings
+
+
+def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
+    if len(facts) < 2:
+        return
+    what = "versions on all hosts"
+    found = differing(facts)
+    for name, versions in found.items():
+        told = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
+        yield Finding(what=what, told=f"expected one of {name}, got {told}", level=Level.BAD)
+    if not found:
+        yield Finding(what=what, told=f"the same, as far as several have {', '.join(COMPARED)}")

@@ -1,0 +1,289 @@
+"""vLLM's AsyncLLM: the engine in a process of its own, its requests and answers on a thread of this one.
+
+Beside `VllmEngine` it costs a longer start and a copy of the weights, and gives steps that wait for nobody: what goes
+on in the actor's process, messages and their encoding, does not take the interpreter's lock from the engine.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from torch import Tensor
+
+from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.generator.batches import require_tokens
+from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures
+from rl_bridge.generator.handover import Giver
+from rl_bridge.generator.loop_thread import LoopThread
+from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.generator.vllm_api import (
+    build_async_engine,
+    completion_of,
+    end_async_engine,
+    refusals,
+    sampling_params,
+)
+from rl_bridge.metrics.spans import span
+from rl_bridge.metrics.totals import REST
+from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
+
+LOOK_S = 1.0
+"""How often the engine's process is asked whether it is there."""
+LOAD_FACTOR = 2.0
+"""New weights may take so many times as long as answers: those under way come first, then it is the weights' turn."""
+ABORT_S = 30.0
+"""For the engine to hear that nobody wants some answers any more."""
+
+
+class AsyncVllmEngine:
+    """A policy that answers batches of prompts, and takes new weights; it has the surface of `VllmEngine`.
+
+    Args:
+        settings: What the engine is started with.
+
+    Attributes:
+        version: The weights that it samples from.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.version: PolicyVersion = 0
+        self._settings = settings
+        self._thread = LoopThread("vllm-async-engine", self._clean_up)
+        self._llm: Any = None
+        self._giver = Giver()
+        self._in_order = asyncio.Lock()
+        """Held by who hands something to the engine; it goes round in the order of asking."""
+        self._replacing = asyncio.Lock()
+        self._ids = itertools.count()
+        self._waiting = 0
+        self._doing = {"load weights": 0, "generate": 0}
+        """How many do what; the first that anybody does is what the engine is said to do."""
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._asked: float | None = None
+        """When the engine was asked for a sign of life that has not come yet."""
+
+    @property
+    def ended(self) -> "Future[None]":
+        """Done when the engine is no more: with None after `close`, otherwise with what it died of."""
+        return self._thread.ended
+
+    def start(self) -> "Future[None]":
+        """Begin loading; the future is done when the engine can answer, or has failed."""
+        self._thread.start()
+        return self._thread.submit(self._start())
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None = None,
+    ) -> "Future[list[Completion]]":
+        """Answer prompts; see `VllmEngine.generate`."""
+        return self._thread.submit(self._generate(prompts, sampling, seeds))
+
+    def load(self, version: PolicyVersion, state: dict[str, Tensor]) -> "Future[LoadFigures]":
+        """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
+
+        The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
+        `weight_update` "continue" computes those of answers under way anew when it goes on. An engine that has not
+        done it within twice `settings.timeout_s`, with what it answers first, has failed and ends.
+        """
+        return self._thread.submit(self._load(version, state))
+
+    def check(self) -> None:
+        """Look whether the engine works.
+
+        Raises:
+            GeneratorError: It has failed, is closed, or has not given a sign of life for longer than answers may take.
+        """
+        self._thread.require_open()
+        asked = self._asked
+        silent_s = 0.0 if asked is None else time.monotonic() - asked
+        if silent_s > self._settings.timeout_s:
+            raise GeneratorError(
+                f"expected the engine to make a step within {self._settings.timeout_s:g} s, "
+                f"it has been at one for {silent_s:.0f} s"
+            )
+
+    def close(self) -> None:
+        """End the engine and its process. What is under way fails."""
+        self._thread.close(STOP_TIMEOUT_S)
+
+    # From here on: in the loop.
+
+    async def _start(self) -> None:
+        try:
+            with span("start"):
+                self._llm = build_async_engine(self._settings)
+            await self._llm.update_weight_version(str(self.version))
+        except Exception as error:
+            self._thread.end(error)
+            raise
+        self._vocabulary = int(self._llm.model_config.get_vocab_size())
+        self._thread.submit(self._account())
+        self._thread.submit(self._look())
+
+    async def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None,
+    ) -> list[Completion]:
+        collectors: list[Any] = []  # of what is under way
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                with self._place_in_line():
+                    await self._in_order.acquire()
+                with self._at("generate"):
+                    try:
+                        await self._add(prompts, sampling, seeds, collectors)
+                    finally:
+                        self._in_order.release()
+                    answers = [completion_of((await collector.get()).outputs[0]) for collector in collectors]
+                collectors.clear()
+                return answers
+        except TimeoutError:
+            raise GeneratorError(
+                f"expected answers to {len(prompts)} prompts within {self._settings.timeout_s:g} s, "
+                "not all of them came"
+            ) from None
+        except GeneratorError:
+            raise
+        except Exception as error:
+            self._thread.end(error)
+            raise GeneratorError(f"the engine has failed: {error}") from error
+        finally:
+            if collectors:
+                await self._abort(collectors)
+
+    async def _abort(self, collectors: Sequence[Any]) -> None:
+        try:
+            async with asyncio.timeout(ABORT_S):
+                await self._llm.abort([collector.request_id for collector in collectors], internal=True)
+        except TimeoutError:
+            self._thread.end(GeneratorError(f"expected the engine to give answers up within {ABORT_S:g} s"))
+        except Exception as error:  # whoever waits is told of why there was something to give up
+            self._thread.end(error)
+
+    async def _add(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None,
+        collectors: list[Any],
+    ) -> None:
+        """Hand prompts to the engine, one after the other; `collectors` grows by what each answer will come to."""
+        try:
+            params = sampling_params(sampling, seeds, prompts=len(prompts))
+        except refusals() as error:
+            raise GeneratorError(f"the engine refused settings: {error}") from error
+        for place, (prompt, how) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                require_tokens(prompt, self._vocabulary)
+                tokens = {"type": "token", "prompt_token_ids": list(prompt)}
+                collectors.append(await self._llm.add_request(str(next(self._ids)), tokens, how))
+            except refusals() as error:
+                raise PromptRefused(place, str(error)) from error
+
+    async def _load(self, version: PolicyVersion, state: dict[str, Tensor]) -> LoadFigures:
+        # In one piece: an engine left in the middle of it would be paused for good.
+        return await asyncio.shield(self._replace(version, state))
+
+    async def _replace(self, version: PolicyVersion, state: dict[str, Tensor]) -> LoadFigures:
+        async with self._replacing:
+            told = time.monotonic()
+            handover = await asyncio.to_thread(self._giver.write, state)
+            asked = time.monotonic()
+            limit_s = LOAD_FACTOR * self._settings.timeout_s
+            deadline = asyncio.timeout(limit_s)
+            try:
+                async with deadline, self._in_order:
+                    if self._settings.weight_update == "drain":
+                        # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights.
+                        await self._idle.wait()
+                    await self._llm.pause_generation(mode="keep")
+                    began = time.monotonic()
+                    with self._at("load weights"):
+                        await self._llm.collective_rpc("load_handed_over", args=(handover,))
+                    await self._llm.update_weight_version(str(version))
+                    self.version = version
+                    await self._llm.resume_generation()
+            except Exception as error:
+                # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
+                failure = GeneratorError(
+                    f"expected the engine to load version {version} within {limit_s:g} s, it has not"
+                    if deadline.expired()
+                    else f"loading version {version} failed half-way: {error}"
+                )
+                self._thread.end(failure)
+                raise failure from error
+            now = time.monotonic()
+            return LoadFigures(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+
+    async def _look(self) -> None:
+        """Notice when the engine's process is gone, and when it hangs."""
+        sign: asyncio.Future[bool] | None = None
+        while True:
+            try:
+                await self._llm.check_health()
+                if sign is None or sign.done():
+                    self._asked = time.monotonic()
+                    sign = asyncio.ensure_future(self._llm.is_paused())
+                    sign.add_done_callback(self._has_answered)
+            except Exception as error:
+                self._thread.end(error)
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _has_answered(self, sign: "asyncio.Future[bool]") -> None:
+        if not sign.cancelled() and sign.exception() is None:
+            self._asked = None
+
+    async def _account(self) -> None:
+        """Say what the replica does: its engine's process works for it alone, so that its work is this one's."""
+        while True:
+            self._changed.clear()
+            doing = next((what for what, count in self._doing.items() if count), REST)
+            with span(doing, waits_for="prompts" if doing == REST else None):
+                await self._changed.wait()
+
+    @contextlib.contextmanager
+    def _at(self, what: str) -> Iterator[None]:
+        self._doing[what] += 1
+        self._tell()
+        try:
+            yield
+        finally:
+            self._doing[what] -= 1
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        if self._doing["generate"]:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    @contextlib.contextmanager
+    def _place_in_line(self) -> Iterator[None]:
+        if self._waiting >= MAX_WAITING_BATCHES:
+            raise GeneratorError(
+                f"expected at most {MAX_WAITING_BATCHES} batches waiting for the engine; "
+                "wait for answers before asking on"
+            )
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    async def _clean_up(self) -> None:
+        if self._llm is not None:
+            await end_async_engine(self._llm)
+        self._giver.close()

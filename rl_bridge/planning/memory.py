@@ -1,0 +1,154 @@
+"""What each role keeps in memory, for each replica, by the sizes of its tensors."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from rl_bridge.config import Config
+from rl_bridge.planning.model_size import ModelSize
+
+TRAINER_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+    {"master weights": 4, "gradients": 4, "Adam's moments": 8}
+)
+"""Bytes a parameter that the trainer keeps, all float32. With weights and gradients in bf16 beside master weights it
+is 2 + 2 + 4 + 8, as much."""
+TRAINER_BYTES_A_PARAMETER: Final = sum(TRAINER_BYTES.values())
+WHY_NOT_14: Final = (
+    "16 bytes a parameter (weights, gradients, two moments, float32 each; in bf16 beside float32 masters "
+    "2 + 2 + 4 + 8); the guide's 14 leaves the 2 of the gradients out"
+)
+FROZEN_BYTES: Final = 4
+"""Bytes a parameter of a model that only answers: reference and reward model keep float32."""
+SENT_BYTES: Final = 4
+"""Bytes a parameter of the weights that generators are sent: the master weights as they are."""
+KEPT_VERSIONS: Final = 2
+"""Versions of the weights that their publisher keeps in memory; where readers are slow, up to four."""
+LOGITS_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType(
+    {"trainer": 3, "trainer with an entropy bonus": 5, "reference": 2}
+)
+"""Tensors as large as the logits that a pass has at once where every token is one of the loss. They are counted once,
+which is what a pass has at least: its rows may be prompt for the most part.
+
+The trainer: log-probabilities, probabilities, and their product, the entropy; with a bonus for it the backward pass
+keeps those and has two gradients beside them. The reference: logits of all tokens, and a copy of those of the loss."""
+WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RoleMemory:
+    """What one replica of a role keeps.
+
+    Attributes:
+        role: Its name in `monarch.roles`.
+        replicas: How often it is there.
+        processes: Over which a replica is spread, evenly.
+        parts: Bytes by what they are for, of the whole replica.
+        per_process: Bytes that every process has of its own, by what they are for.
+        at_best: Bytes that it can do without, and would use if they were there.
+        gpu_share: How much of a GPU's memory it may have.
+    """
+
+    role: str
+    replicas: int
+    processes: int
+    parts: Mapping[str, int]
+    per_process: Mapping[str, int] = field(default_factory=dict)
+    at_best: Mapping[str, int] = field(default_factory=dict)
+    gpu_share: float = 1.0
+
+    def fits(self, gpu_bytes: float) -> bool:
+        """Whether a process finds room on a GPU of so many bytes."""
+        return self.process_bytes <= gpu_bytes * self.gpu_share
+
+    @property
+    def process_bytes(self) -> int:
+        """What each process needs at least, and so each GPU."""
+        return -(-sum(self.parts.values()) // self.processes) + sum(self.per_process.values())
+
+
+def trainer_bytes(parameters: int) -> int:
+    """What the trainer keeps between two steps, over all its ranks: 16 bytes a parameter."""
+    return TRAINER_BYTES_A_PARAMETER * parameters
+
+
+def memory_of_roles(
+    config: Config, size: ModelSize, reward_model: ModelSize | None = None
+) -> list[RoleMemory]:
+    """What the roles of a run keep, activations apart: those depend on how much of a batch a pass takes.
+
+    Args:
+        config: The run.
+        size: Of the policy.
+        reward_model: Size of `reward.model`, where there is one.
+    """
+    roles, width = config.monarch.roles, WIDTHS[config.model.dtype]
+    trainer = {name: each * size.parameters for name, each in TRAINER_BYTES.items()}
+    if config.algorithm.advantage == "gae":
+        trainer["critic"] = trainer_bytes(size.critic_parameters)
+    found = [
+        RoleMemory(
+            role="trainer",
+            replicas=1,
+            processes=roles.trainer.procs * roles.trainer.hosts,
+            parts=trainer,
+            per_process=_logits(config, size, _rows_a_pass(config)),
+        ),
+        RoleMemory(
+            role="policy",
+            replicas=roles.policy.replicas,
+            processes=1,
+            parts={"weights": width * size.parameters, **_cache(config, size, width)},
+            at_best=_full_cache(config, size, width),
+            gpu_share=config.rollout.gpu_memory_utilization,
+        ),
+    ]
+    if config.algorithm.kl_coef:
+        # Each replica is asked about its share of all that an iteration has played.
+        share = math.ceil(config.rollout.batch_size / roles.reference.replicas)
+        rows = min(config.trainer.micro_batch_size, share)
+        logits = _logits(config, size, rows)
+        found.append(_frozen("reference", roles.reference.replicas, size, per_process=logits))
+    if reward_model is not None:
+        found.append(_frozen("reward", roles.reward.replicas, reward_model))
+    return found
+
+
+def _frozen(
+    role: str, replicas: int, size: ModelSize, per_process: Mapping[str, int] = MappingProxyType({})
+) -> RoleMemory:
+    weights = {"weights": FROZEN_BYTES * size.parameters}
+    return RoleMemory(role=role, replicas=replicas, processes=1, parts=weights, per_process=per_process)
+
+
+def _rows_a_pass(config: Config) -> int:
+    """Of the trainer, at most; see rl_bridge.trainer.passes."""
+    trainer, role = config.trainer, config.monarch.roles.trainer
+    ranks = role.procs * role.hosts // trainer.tensor_parallel
+    an_update = math.ceil(config.rollout.batch_size / trainer.updates_per_iteration)
+    return min(trainer.micro_batch_size, math.ceil(an_update / (trainer.gradient_accumulation_steps * ranks)))
+
+
+def _logits(config: Config, size: ModelSize, rows: int) -> dict[str, int]:
+    """Of a pass of the longest rows: rows x length x vocabulary numbers in float32. See `LOGITS_AT_ONCE`."""
+    if size.vocabulary is None:
+        return {}
+    return {"logits of a full micro-batch": rows * config.rollout.max_length * size.vocabulary * 4}
+
+
+def _cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:
+    """As large as the configuration says. On a GPU it is what is left, but room for the longest row has to be."""
+    if not config.monarch.roles.policy.gpus:
+        return {"key-value cache": config.rollout.kv_cache_mb << 20}
+    if size.cached_per_token is None:
+        return {}
+    return {"key-value cache of the longest row": config.rollout.max_length * size.cached_per_token * width}
+
+
+def _full_cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:
+    """So many prompts at once, all as long as they may be: with less the engine takes fewer at a time."""
+    if size.cached_per_token is None:
+        return {}
+    tokens = config.rollout.max_num_seqs * config.rollout.max_length
+    return {"a full key-value cache": tokens * size.cached_per_token * width}

@@ -1,0 +1,127 @@
+"""A plan: memory, broadcast and cost of a run, as far as what is known goes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl_bridge.config import Config
+from rl_bridge.errors import ConfigError
+from rl_bridge.planning.broadcast import broadcast_seconds, idle_share
+from rl_bridge.planning.cost import RentedFleet
+from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
+from rl_bridge.planning.model_size import ModelSize
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class BroadcastPlan:
+    """How long new weights take at one bandwidth.
+
+    Attributes:
+        gbps: The bandwidth.
+        seconds: Until they are there.
+        idle: The generators' idle share in a synchronous loop; None where nobody said how long they work.
+    """
+
+    gbps: float
+    seconds: float
+    idle: float | None
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Plan:
+    """What is known of a run before it begins.
+
+    Attributes:
+        parameters: Of the policy.
+        trainer_bytes: What the trainer keeps for them, over all ranks.
+        roles: Memory of each role; empty without a configuration.
+        sent_bytes: What a version of the weights takes on the network.
+        broadcasts: One a bandwidth.
+        fleet: What is rented; None without prices.
+    """
+
+    parameters: int | None = None
+    trainer_bytes: int | None = None
+    roles: tuple[RoleMemory, ...] = ()
+    sent_bytes: float | None = None
+    broadcasts: tuple[BroadcastPlan, ...] = ()
+    fleet: RentedFleet | None = None
+
+    def with_memory(self, size: ModelSize, config: Config | None) -> "Plan":
+        """Add what each role keeps; without a configuration the trainer alone."""
+        roles = () if config is None else tuple(memory_of_roles(config, size, _reward_model(config)))
+        return replace(
+            self, parameters=size.parameters, trainer_bytes=trainer_bytes(size.parameters), roles=roles
+        )
+
+    def with_broadcasts(self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None) -> "Plan":
+        """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout."""
+        seconds = [broadcast_seconds(size_bytes, each) for each in gbps]
+        return replace(
+            self,
+            sent_bytes=size_bytes,
+            broadcasts=tuple(
+                BroadcastPlan(
+                    gbps=each, seconds=took, idle=None if rollout_s is None else idle_share(took, rollout_s)
+                )
+                for each, took in zip(gbps, seconds, strict=True)
+            ),
+        )
+
+    def with_fleet(self, fleet: RentedFleet) -> "Plan":
+        """Add what is rented."""
+        return replace(self, fleet=fleet)
+
+    def as_json(self) -> dict[str, Any]:
+        """This as what JSON can hold."""
+        told = asdict(replace(self, roles=(), fleet=None))
+        told["roles"] = [
+            {
+                "role": role.role,
+                "replicas": role.replicas,
+                "processes": role.processes,
+                "bytes": {**role.parts, **role.per_process},
+                "process_bytes": role.process_bytes,
+                "at_best": dict(role.at_best),
+            }
+            for role in self.roles
+        ]
+        if self.fleet is not None:
+            fleet = self.fleet
+            told["fleet"] = asdict(fleet) | {
+                "spot_cost": fleet.spot_cost,
+                "on_demand_cost": fleet.on_demand_cost,
+                "cost": fleet.cost,
+                "all_on_demand": fleet.all_on_demand,
+                "saved_share": fleet.saved_share,
+            }
+        return told
+
+
+def policy_size(config: Config) -> ModelSize:
+    """How large the policy of a run is.
+
+    Raises:
+        ConfigError: The run's task makes it.
+        ModelError: The checkpoint does not say.
+    """
+    if config.model.path is None:
+        raise ConfigError("expected model.path or --parameters, to know how large the policy is; got neither")
+    return ModelSize.of_folder(Path(config.model.path).expanduser())
+
+
+def gpus_of(config: Config) -> tuple[int, int]:
+    """GPUs of a run that may be taken away, and those that may not.
+
+    With `rollout.spot_eligible` the generators' may, and none otherwise: trainer, reference and reward model are what
+    a run cannot go on without.
+    """
+    everything, policy = config.monarch.roles.gpus(), config.monarch.roles.policy
+    spot = policy.replicas * policy.gpus if config.rollout.spot_eligible else 0
+    return spot, everything - spot
+
+
+def _reward_model(config: Config) -> ModelSize | None:
+    path = config.reward.model
+    return None if path is None else ModelSize.of_folder(Path(path).expanduser())

@@ -1,0 +1,142 @@
+"""A task whose actions are calls of tools."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
+from openenv_core.tools.openai import openai_tools
+from rl_bridge.errors import ConfigError, EpisodeLost
+from rl_bridge.rollout.outcomes import require_play
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.task import Session, Task
+from rl_bridge.rollout.tool_dialogue import ToolDialogue
+from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.tool_calls import CallStyle, ToolCall
+
+_CARRIES: Final = {
+    "text": "text",
+    "image": "data",
+    "audio": "data",
+    "resource": "resource",
+    "resource_link": "uri",
+}
+"""Under which key each kind of MCP's content has what it carries."""
+
+
+class ToolTask(Task):
+    """A world of tools as a language model sees it.
+
+    The policy is told the tools and the task, and answers; its calls are steps; what they gave are the next messages.
+    The chat grows, so an episode is one training row (`rl_bridge.tokens.conversation`). An answer that calls nothing is
+    what `parse` makes of it.
+    """
+
+    def messages(self, observation: Any) -> list[Message]:
+        """The chat that an episode begins with: what the first observation has as its `task`.
+
+        Raises:
+            TypeError: It has none; then this is to be overridden.
+        """
+        told = getattr(observation, "task", None)
+        if not isinstance(told, str):
+            raise TypeError(
+                f"expected a first observation with a text as its task, got {type(observation).__name__}; "
+                f"override {type(self).__name__}.messages"
+            )
+        return [{"role": "user", "content": told}]
+
+    def parse(self, text: str) -> Any | None:
+        """The action that an answer without a call means; None, as here, where none: then it ends the episode."""
+        return None
+
+    async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
+        """The tools that the policy is told of, as chat templates take them.
+
+        By default all that the environment lists. To ask it is no step of the episode.
+
+        Args:
+            session: After its reset.
+            observation: The first.
+
+        Raises:
+            rl_bridge.errors.EpisodeLost: The environment says that its infrastructure failed, or has no tools now.
+            TypeError: It does not list tools; then this is to be overridden.
+        """
+        if not isinstance(observation, ListToolsObservation):
+            listed = await session.step(ListToolsAction())
+            require_play(listed)
+            observation = listed.observation
+        if not isinstance(observation, ListToolsObservation):
+            raise TypeError(
+                f"expected a list of tools, got {type(observation).__name__}; "
+                f"override {type(self).__name__}.functions"
+            )
+        if not observation.tools:  # released environments say so where they could not list them, and why
+            why = observation.metadata.get("error", "it does not say why")
+            raise EpisodeLost(f"expected the environment to list its tools, got none: {why}")
+        return openai_tools(observation.tools)
+
+    def action(self, call: ToolCall) -> Any | None:
+        """The action that a call means; None where it means none: then it ends the episode as illegal.
+
+        By default any call is an action: whether there is such a tool, and what it takes, the environment says, and the
+        policy reads it.
+        """
+        return CallToolAction(tool_name=call.name, arguments=dict(call.arguments))
+
+    def result(self, observation: Any) -> str:
+        """What the policy is told that a call gave: a text as it is, content of several kinds as its texts, else JSON.
+
+        Raises:
+            TypeError: It is no observation of tools; then this is to be overridden.
+        """
+        if not isinstance(observation, CallToolObservation):
+            raise TypeError(
+                f"expected what a call gave, got {type(observation).__name__}; "
+                f"override {type(self).__name__}.result"
+            )
+        if observation.error is not None:
+            return f"error: {observation.error.message}"
+        return _shown(observation.result)
+
+    async def begin(self, session: Session, policy: ChatPolicy, observation: Any) -> ToolDialogue:
+        """See `Task.begin`.
+
+        Raises:
+            rl_bridge.errors.ConfigError: The chat template does not say how calls are written, and neither does
+                `model.tool_calls`.
+        """
+        return ToolDialogue(
+            self,
+            policy,
+            policy.converse(self.messages(observation), await self.functions(session, observation)),
+            style=self._style(policy),
+            repair=self.config.model.repair_tool_calls,
+        )
+
+    def _style(self, policy: ChatPolicy) -> CallStyle:
+        if self.config.model.tool_calls != "auto":
+            return CallStyle(self.config.model.tool_calls)
+        if (style := policy.tokenizer.call_style) is None:
+            raise ConfigError(
+                "expected a chat template that tells how calls of tools are written, as Hermes' or Llama's do, got one "
+                "that does not; set model.tool_calls to hermes or llama, whichever the checkpoint was trained to"
+            )
+        return style
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(map(_is_content, value)):
+        return "\n".join(
+            str(block["text"]) if block["type"] == "text" else f"[{block['type']}]" for block in value
+        )
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_content(block: Any) -> bool:
+    """Whether it is a block of MCP's content. Of pictures and sound a policy that reads text is told the kind alone."""
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    return isinstance(kind, str) and _CARRIES.get(kind) in block

@@ -1,0 +1,1 @@
+"""The page that rollouts are read on: one file of HTML, which asks nobody for anything."""

@@ -1,0 +1,95 @@
+// Turns as cards: what was shown, what was answered.
+
+const LONG_CONTEXT = 900;
+/** Tokens that are put on the page at once; of longer trajectories the rest follows as it comes into sight. */
+const AT_ONCE = 15000;
+const LINE_PX = 21;
+
+class Cards {
+  constructor(view) {
+    this.view = view;
+    this.left = AT_ONCE;
+    this.nearing = new IntersectionObserver((entries) => this.#near(entries), { rootMargin: "1200px" });
+  }
+
+  /** A card of one turn. */
+  card(record, place, { parting = null, without = 0 } = {}) {
+    const turn = record.turns[place];
+    const card = make("article", { className: "turn", id: `turn-${record.sibling}-${place}` });
+    card.record = record;
+    card.turn = turn;
+    card.place = place;
+    const head = make("h3", {}, `turn ${place + 1}`);
+    if (turn.fresh && place > 0) {
+      head.append(make("span", { className: "begins", textContent: "a new training sample begins: the prompt does not continue" }));
+    }
+    card.append(head);
+    for (const said of this.#context(turn).slice(without)) card.append(said);
+    card.append(this.#answer(turn, parting));
+    return card;
+  }
+
+  #context(turn) {
+    const text = wholeContext(turn);
+    const parts = this.view.raw ? [{ role: `${whole(turn.context_tokens)} tokens`, text }] : splitRoles(text);
+    return parts.map(({ role, text }) => saidBox(role, text));
+  }
+
+  #answer(turn, parting) {
+    const trained = turn.trained.reduce((sum, [on, number]) => sum + (on ? number : 0), 0);
+    const box = make("div", { className: trained ? "answer" : "answer masked" });
+    const fill = () => box.prepend(answerText(turn, this.view.colour, parting));
+    if (this.left > 0) fill();
+    else {
+      box.fill = fill;
+      box.style.minHeight = `${LINE_PX * Math.ceil(turn.pieces.join("").length / 90)}px`;
+      this.nearing.observe(box);
+    }
+    this.left -= turn.tokens.length;
+    box.append(make("footer", {}, ...answerFacts(turn, trained)));
+    return box;
+  }
+
+  #near(entries) {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      this.nearing.unobserve(target);
+      target.fill();
+      target.style.minHeight = "";
+    }
+    if (this.view.filled) this.view.filled();
+  }
+
+  close() {
+    this.nearing.disconnect();
+  }
+}
+
+function saidBox(role, text) {
+  const body = make("div", { className: "text" });
+  if (role) body.append(make("span", { className: "role", textContent: role }));
+  body.append(make("span", { textContent: text }));
+  const box = make("div", { className: "said" }, body);
+  if (text.length > LONG_CONTEXT || text.split("\n").length > 8) {
+    box.classList.add("long");
+    const more = make("button", { type: "button", className: "more", textContent: `all ${whole(text.length)} characters` });
+    more.onclick = () => {
+      box.classList.toggle("opened");
+      more.textContent = box.classList.contains("opened") ? "less" : `all ${whole(text.length)} characters`;
+    };
+    box.append(more);
+  }
+  return box;
+}
+
+function answerFacts(turn, trained) {
+  const number = turn.tokens.length;
+  const facts = [counted(number, "token")];
+  if (trained < number) facts.push(trained ? `${whole(number - trained)} masked` : "masked: the loss does not see them");
+  const mean = number ? Math.exp(turn.logprobs.reduce((sum, value) => sum + value, 0) / number) : 1;
+  facts.push(`mean p ${probability(mean)}`);
+  const versions = turn.versions.map(([version]) => version);
+  if (versions.length) facts.push(`version ${[...new Set(versions)].join(", then ")}`);
+  if (!turn.stopped) facts.push("cut off by the length limit");
+  return facts.map((fact) => make("span", { textContent: fact }));
+}

@@ -1,0 +1,153 @@
+"""Serves the page of a run on this machine."""
+
+import contextlib
+import hashlib
+import secrets
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rl_bridge.records.segments import read_lines, segment_files
+from rl_bridge.rollouts_page.page import SERVED_RECORDS, policy, served_page
+
+HOST = "127.0.0.1"
+NAMES = frozenset({HOST, "localhost"})
+"""What a request may call this machine; on any port, since one may come here by way of another one's."""
+MAX_CALLERS = 16
+TIMEOUT_S = 30.0
+"""How long a caller may take to ask, or to take a part of the answer."""
+
+
+class PageServer(ThreadingHTTPServer):
+    """The page and the records of one run, to whoever on this machine was told their address.
+
+    Nothing can be changed by asking. Loopback is open to everybody who works on this machine, so the address has a part
+    that cannot be guessed. A page of somebody else's that the same browser shows cannot read along either: the name
+    that a request is for has to be this machine's own.
+
+    Args:
+        run: The run's folder.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: The port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, run: Path, *, port: int = 0) -> None:
+        self.run = run
+        self.path = f"/{secrets.token_urlsafe(16)}/"
+        """Where the page is; what it loads lies beside it."""
+        self._free = threading.BoundedSemaphore(MAX_CALLERS)
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{HOST}:{self.server_port}{self.path}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, where one is free; otherwise not at all."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that goes away, or does not take its answer, is no news; anything else is said."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = TIMEOUT_S
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        asked = self.path.encode(errors="replace")
+        if not _is_this_machine(self.headers.get("Host", "")):
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {' or '.join(sorted(NAMES))}", body=body)
+        elif secrets.compare_digest(asked, self.server.path.encode()):
+            page = served_page(self.server.run)
+            headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page))}
+            self._begin(HTTPStatus.OK, headers | {"Content-Security-Policy": policy(served=True)})
+            if body:
+                self.wfile.write(page)
+        elif secrets.compare_digest(asked, f"{self.server.path}{SERVED_RECORDS}".encode()):
+            self._records(body=body)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "the page is at the address that was printed", body=body)
+
+    def _records(self, *, body: bool) -> None:
+        headers = {"Content-Type": "application/x-ndjson; charset=utf-8", "ETag": state_tag(self.server.run)}
+        lines = read_lines(self.server.run) if body else iter(())
+        try:
+            first = next(lines, b"")
+        except OSError as error:
+            reason = f"cannot read {str(error.filename)!r}: {error.strerror}"
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, reason, body=body)
+            return
+        self._begin(HTTPStatus.OK, headers)
+        self.wfile.write(first)
+        for line in lines:
+            self.wfile.write(line)
+
+    def _refuse(self, status: HTTPStatus, reason: str, *, body: bool) -> None:
+        self._begin(status, {"Content-Type": "text/plain; charset=utf-8"})
+        if body:
+            self.wfile.write(f"{reason}\n".encode(errors="replace"))
+
+    def _begin(self, status: HTTPStatus, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        common = {
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "X-Frame-Options": "DENY",
+        }
+        for name, value in (common | (headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the base class calls it that
+        """Who asks for what is nobody's business."""
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").hostname in NAMES
+    except ValueError:
+        return False
+
+
+def state_tag(run: Path) -> str:
+    """Changes when the records of a run do."""
+    digest = hashlib.sha256()
+    for path in segment_files(run):
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns};".encode())
+    return f'"{digest.hexdigest()[:32]}"'

@@ -1,0 +1,60 @@
+"""What runs on every further host of a run: `python -m rl_bridge.services.worker tcp://10.0.0.2:29500`.
+
+It starts the processes that a run's controller asks for, ends them when the controller is gone, and then waits for the
+next one. Whoever reaches the port can have anything run here: it belongs on a private network.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+
+from rl_bridge.errors import ConfigError, MissingStack
+
+MISUSED = 2
+MAX_PORT = 65_535
+ANY_HOST = frozenset({"0", "0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"})
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Serve until told to end; returns 1 where Monarch is missing, 2 where the address is none."""
+    parser = argparse.ArgumentParser(prog="python -m rl_bridge.services.worker", description=__doc__)
+    parser.add_argument(
+        "address", help="tcp://HOST:PORT, by which the controller and all other hosts reach this one"
+    )
+    arguments = parser.parse_args(words)
+    try:
+        serve(arguments.address)
+    except ConfigError as error:
+        print(f"worker: {error}", file=sys.stderr)  # noqa: T201
+        return MISUSED
+    except MissingStack as error:
+        print(f"worker: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def serve(address: str) -> None:
+    """Be a host of runs, at an address.
+
+    Raises:
+        ConfigError: The address is none that others could use.
+        MissingStack: Monarch is not installed.
+    """
+    # Monarch knows a host by the address that it was told: one that stands for all of them would be nobody's.
+    found = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s/:@*]+):([0-9]{1,5})", address)
+    if found is None or not 1 <= int(found[2]) <= MAX_PORT:
+        raise ConfigError(f"expected an address as tcp://HOST:PORT, got {address!r}")
+    if found[1] in ANY_HOST:
+        raise ConfigError(
+            f"expected the address by which other hosts reach this one, got {address!r}, which every host calls itself"
+        )
+    try:
+        from monarch.actor import run_worker_loop_forever
+    except ModuleNotFoundError as missing:
+        raise MissingStack("torchmonarch") from missing
+    run_worker_loop_forever(address=address, ca="trust_all_connections")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""What a checkpoint's config.json says about the model."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl_bridge.errors import ModelError
+
+T = TypeVar("T")
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+"""`model_type` of the architectures that can be trained. Qwen2.5's is qwen2, Llama 3's is llama."""
+_DEFAULT_THETA = 10_000.0
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RotaryScaling:
+    """How Llama 3.1 and later stretch rotary embeddings; the names are those of config.json.
+
+    Attributes:
+        factor: Slow rotations are slowed down by it.
+        low_freq_factor: Rotations with a wavelength above `original_max_position_embeddings` over it are slow.
+        high_freq_factor: Those with a wavelength below that over this one stay; between them it is interpolated.
+        original_max_position_embeddings: Positions before the stretching.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Architecture:
+    """A decoder: pre-norm blocks of grouped-query attention and a gated feed-forward network.
+
+    Attributes:
+        family: One of `SUPPORTED`.
+        dim: Size of the hidden state.
+        hidden_dim: Of the feed-forward network.
+        layers: Blocks.
+        heads: Of the queries.
+        kv_heads: Of keys and values.
+        head_dim: Size of each.
+        vocabulary: Rows of the embedding.
+        norm_eps: Added to the mean square in RMS norms.
+        positions: The longest row that the model was made for.
+        rope_theta: Base of the rotary embeddings' wavelengths.
+        rope_scaling: None for plain rotary embeddings.
+        tied: Whether the embedding is the output layer too.
+        qkv_bias: Whether queries, keys and values have a bias (Qwen2).
+        qk_norm: Whether queries and keys are normalised by head (Qwen3).
+    """
+
+    family: str
+    dim: int
+    hidden_dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    norm_eps: float
+    positions: int
+    rope_theta: float
+    rope_scaling: RotaryScaling | None
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool
+
+
+def read_hf_config(path: Path) -> dict[str, Any]:
+    """The parsed config.json of a checkpoint.
+
+    Raises:
+        ModelError: There is none, or it is no JSON object.
+    """
+    try:
+        config: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it is no JSON object but of type {type(config).__name__}")
+    except (OSError, ValueError) as error:  # what is no UTF-8 and what is no JSON are both ValueErrors
+        raise ModelError(f"expected a checkpoint with a config.json at {str(path)!r}: {error}") from error
+    return config
+
+
+def read_architecture(path: Path) -> Architecture:
+    """The architecture of the checkpoint in a folder.
+
+    Raises:
+        ModelError: There is no config.json, or it describes what is not supported.
+    """
+    return architecture_of(read_hf_config(path), where=str(path))
+
+
+def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
+    """The same from a parsed config.json, as transformers 4 and 5 write it.
+
+    Args:
+        config: Its content.
+        where: What messages call it.
+    """
+    family = config.get("model_type")
+    if family not in SUPPORTED:
+        raise ModelError(
+            f"expected an architecture among {', '.join(SUPPORTED)}, got {family!r} at {where!r}"
+        )
+    _refuse_what_would_be_ignored(config, where)
+    dim, heads = _need(config, "hidden_size", int, where), _need(config, "num_attention_heads", int, where)
+    theta, scaling = _rotary(config, where)
+    return Architecture(
+        family=family,
+        dim=dim,
+        hidden_dim=_need(config, "intermediate_size", int, where),
+        layers=_need(config, "num_hidden_layers", int, where),
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or dim // heads,
+        vocabulary=_need(config, "vocab_size", int, where),
+        norm_eps=_need(config, "rms_norm_eps", float, where),
+        positions=_need(config, "max_position_embeddings", int, where),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tied=bool(config.get("tie_word_embeddings")),
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+    )
+
+
+def _refuse_what_would_be_ignored(config: Mapping[str, Any], where: str) -> None:
+    """Raise for what would change the model's output and has no counterpart here."""
+    usual = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_sliding_window": False,
+        "quantization_config": None,
+    }
+    for key, value in usual.items():
+        if config.get(key, value) != value:
+            raise ModelError(f"expected {key} to be {value!r}, got {config[key]!r} at {where!r}")
+
+
+def _rotary(config: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling | None]:
+    # transformers 5 writes rope_parameters; before, there were rope_theta and rope_scaling beside each other.
+    given = config.get("rope_parameters") or {
+        "rope_theta": config.get("rope_theta", _DEFAULT_THETA),
+        **(config.get("rope_scaling") or {}),
+    }
+    kind = given.get("rope_type", given.get("type", "default"))
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError(f"expected rotary embeddings of whole heads, got parts of them at {where!r}")
+    theta = float(given.get("rope_theta", _DEFAULT_THETA))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise ModelError(
+            f"expected rotary embeddings that are plain or stretched as Llama 3's are, got {kind!r} at {where!r}"
+        )
+    return theta, RotaryScaling(
+        factor=_need(given, "factor", float, where),
+        low_freq_factor=_need(given, "low_freq_factor", float, where),
+        high_freq_factor=_need(given, "high_freq_factor", float, where),
+        original_max_position_embeddings=_need(given, "original_max_position_embeddings", int, where),
+    )
+
+
+def _need(config: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
+    value = config.get(key)
+    if kind is float and isinstance(value, int):
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ModelError(
+            f"expected {key} in config.json to be of type {kind.__name__}, got {value!r} at {where!r}"
+        )
+    return value

@@ -1,0 +1,158 @@
+"""TorchTitan's definitions of the supported architectures, in the sizes of a checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rl_bridge.titan.devices  # noqa: F401 - before TorchTitan's modules
+from rl_bridge.titan.architecture import Architecture
+
+# isort: split
+import spmd_types as spmd
+from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.decoder_sharding import dense_activation_placement, dense_param_placement
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.llama3 import Llama3Model, parallelize_llama
+from torchtitan.models.llama3.model import Llama3TransformerBlock
+from torchtitan.models.qwen3 import Qwen3Model, parallelize_qwen3
+from torchtitan.models.qwen3.model import Qwen3TransformerBlock
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.sharding import ShardingConfig
+
+from rl_bridge.titan.attention import DocumentAttention
+from rl_bridge.titan.rotary import HalvesRoPE
+
+# Every parameter is read from the checkpoint, so none needs to be drawn first.
+_FROM_CHECKPOINT = {"weight": skip_param_init, "bias": skip_param_init}
+
+VALUE_HEAD = "score.weight"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Definition:
+    """What TorchTitan calls a model.
+
+    Attributes:
+        model: The class, with its configuration `Config`.
+        block: The class of its layers, likewise.
+        parallelize: Spreads it over ranks.
+    """
+
+    model: Any
+    block: Any
+    parallelize: Callable[..., Any]
+
+
+# Qwen2 is Llama's block with a bias in the first projections.
+_LLAMA = Definition(model=Llama3Model, block=Llama3TransformerBlock, parallelize=parallelize_llama)
+_QWEN3 = Definition(model=Qwen3Model, block=Qwen3TransformerBlock, parallelize=parallelize_qwen3)
+DEFINITIONS = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
+
+
+class CheckpointNames(Qwen3StateDictAdapter):
+    """Translates state dicts to the names in checkpoints of any supported architecture, and back.
+
+    They are the same in all of them but for Qwen2's biases. Tensors stay as they are: `HalvesRoPE` spares the
+    permutation that TorchTitan's adapter for Llama makes.
+
+    Args:
+        config: From `model_config`.
+        path: The checkpoint's folder.
+        value_head: Whether the last layer is one in place of logits. It is called as in checkpoints for
+            classification, which reward models are.
+    """
+
+    def __init__(self, config: Any, path: Path, *, value_head: bool) -> None:
+        super().__init__(config, str(path))
+        if value_head:
+            self.from_hf_map[VALUE_HEAD] = self.from_hf_map.pop("lm_head.weight")
+        for part in "qkv":
+            self.from_hf_map[f"model.layers.{{}}.self_attn.{part}_proj.bias"] = (
+                f"layers.{{}}.attention.qkv_linear.w{part}.bias"
+            )
+
+
+def model_config(architecture: Architecture, *, max_length: int, outputs: int | None) -> Any:
+    """TorchTitan's configuration of a model.
+
+    Args:
+        architecture: Of the checkpoint.
+        max_length: The longest row, in tokens.
+        outputs: What the last layer gives a token in place of logits: so many numbers, all zero until it is trained
+            or loaded. None for logits.
+    """
+    one, dim = architecture, architecture.dim
+    last = (
+        Linear.Config(in_features=dim, out_features=one.vocabulary, param_init=_FROM_CHECKPOINT)
+        if outputs is None
+        else Linear.Config(in_features=dim, out_features=outputs, param_init={"weight": torch.nn.init.zeros_})
+    )
+    return DEFINITIONS[one.family].model.Config(
+        vocab_size=one.vocabulary,
+        dim=dim,
+        norm=_norm(one, dim),
+        enable_weight_tying=one.tied and outputs is None,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=one.vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
+        ),
+        lm_head=last,
+        layers=[_layer(one, max_length) for _ in range(one.layers)],
+    )
+
+
+def keep_whole(last: Any) -> None:
+    """Let every tensor-parallel rank have all of the last layer, which is too narrow to be shared out.
+
+    Args:
+        last: Its configuration, after `update_from_config`.
+    """
+    everywhere = dense_activation_placement(tp=spmd.R)
+    last.sharding_config = ShardingConfig(
+        state_shardings={"weight": dense_param_placement(tp=spmd.R)},
+        in_src_shardings={"input": everywhere},
+        in_dst_shardings={"input": everywhere},
+        out_src_shardings=everywhere,
+        out_dst_shardings=everywhere,
+    )
+
+
+def _layer(one: Architecture, max_length: int) -> Any:
+    scaling = {} if one.rope_scaling is None else {"scaling": "llama", **_scaling(one)}
+    attention = make_gqa_config(
+        dim=one.dim,
+        n_heads=one.heads,
+        n_kv_heads=one.kv_heads,
+        head_dim=one.head_dim,
+        wqkv_param_init=_FROM_CHECKPOINT,
+        wo_param_init=_FROM_CHECKPOINT,
+        inner_attention=DocumentAttention.Config(),
+        fuse_qkv=False,  # a fused one is gathered whole on every rank whenever the weights are asked for
+        rope=HalvesRoPE.Config(dim=one.head_dim, max_seq_len=max_length, theta=one.rope_theta, **scaling),
+        qk_norm=_norm(one, one.head_dim) if one.qk_norm else None,
+    )
+    attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = one.qkv_bias
+    return DEFINITIONS[one.family].block.Config(
+        attention_norm=_norm(one, one.dim),
+        ffn_norm=_norm(one, one.dim),
+        attention=attention,
+        feed_forward=make_ffn_config(
+            dim=one.dim,
+            hidden_dim=one.hidden_dim,
+            w1_param_init=_FROM_CHECKPOINT,
+            w2w3_param_init=_FROM_CHECKPOINT,
+        ),
+    )
+
+
+def _scaling(one: Architecture) -> dict[str, Any]:
+    assert one.rope_scaling is not None
+    names = asdict(one.rope_scaling)
+    return {"scaling_factor": names.pop("factor"), **names}
+
+
+def _norm(one: Architecture, size: int) -> Any:
+    return RMSNorm.Config(normalized_shape=size, eps=one.norm_eps, param_init=_FROM_CHECKPOINT)

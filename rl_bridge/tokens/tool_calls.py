@@ -1,0 +1,179 @@
+"""Calls of tools in what a policy wrote, in the styles that checkpoints are trained to.
+
+Hermes, and Qwen after it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once a call, in the midst of
+other text. Llama: the whole answer is `{"name": ..., "parameters": {...}}`, several with semicolons between them, a
+`<|python_tag|>` before them or not.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, NoReturn
+
+from rl_bridge.tokens.json_repair import repaired
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+MAX_DEPTH = 64
+THOUGHT, THOUGHT_END = "<think>", "</think>"
+OTHER_STYLES = ("<function=", "<arg_key>")
+"""Marks of checkpoints that write something else than JSON between Hermes' marks: Qwen3-Coder's and GLM-4.5's."""
+
+
+class CallStyle(StrEnum):
+    """How a policy writes a call."""
+
+    HERMES = "hermes"
+    LLAMA = "llama"
+
+
+@dataclass(slots=True, frozen=True)
+class ToolCall:
+    """One call.
+
+    Attributes:
+        name: The tool's. Whether there is one of that name only the environment knows.
+        arguments: By name.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class UnparsableCall:
+    """What begins like a call and is none.
+
+    Attributes:
+        reason: What was expected and what came.
+    """
+
+    reason: str
+
+
+def style_of_template(template: str) -> CallStyle | None:
+    """The style that a chat template tells its checkpoint to write; None where it tells of none."""
+    if any(mark in template for mark in OTHER_STYLES):
+        return None
+    if OPEN in template:
+        return CallStyle.HERMES
+    of_llama = PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template)
+    return CallStyle.LLAMA if of_llama else None
+
+
+def parse_tool_calls(text: str, *, style: CallStyle, repair: bool = False) -> list[ToolCall] | UnparsableCall:
+    """Read the calls in an answer.
+
+    What a policy thinks first (before `</think>`) is no part of its answer. Nor are arguments taken that no environment
+    could be sent: halves of characters, infinite numbers, nesting deeper than `MAX_DEPTH`; or objects that have a
+    name twice.
+
+    Args:
+        text: The answer, special tokens included, without the token that ended it.
+        style: How calls are written.
+        repair: Mend JSON that is almost right; see `json_repair.repaired`. Otherwise JSON is what RFC 8259 says.
+
+    Returns:
+        The calls, in order; none where the answer has none. One that cannot be read spoils the others: what was meant
+        by them nobody knows.
+    """
+    thought, closing, behind = text.partition(THOUGHT_END)
+    if not closing and thought.lstrip().startswith(THOUGHT):
+        return []  # it never came to an answer
+    answer = behind if closing else text
+    try:
+        if style is CallStyle.HERMES:
+            return [_call(_loaded(block, repair), "arguments") for block in _blocks(answer, repair)]
+        return _llama(answer.strip(), repair)
+    except (ValueError, RecursionError) as error:
+        return UnparsableCall(str(error) or type(error).__name__)
+
+
+def _blocks(answer: str, repair: bool) -> list[str]:
+    before, *blocks = answer.split(OPEN)
+    if CLOSE in before:
+        raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
+    found = []
+    for block in blocks:
+        inside, closing, after = block.partition(CLOSE)
+        if not closing and not repair:
+            raise ValueError(f"expected {CLOSE} after {OPEN}, got none")
+        if CLOSE in after:
+            raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
+        found.append(inside)
+    return found
+
+
+def _llama(answer: str, repair: bool) -> list[ToolCall]:
+    rest = answer.removeprefix(PYTHON_TAG).strip()
+    if not rest.startswith("{") and rest == answer:
+        return []
+    calls = []
+    while True:
+        value, rest = _first_object(rest, repair)
+        calls.append(_call(value, "parameters"))
+        if not rest:
+            return calls
+        if not rest.startswith(";"):
+            raise ValueError(f"expected nothing behind a call but ';' and another, got {rest!r:.80}")
+        rest = rest[1:].lstrip()
+
+
+def _first_object(text: str, repair: bool) -> tuple[Any, str]:
+    """What a text begins with, and what follows it; where that has to be mended, it is all of the text."""
+    try:
+        value, end = json.JSONDecoder(**_STRICT).raw_decode(text)
+    except ValueError:
+        return _loaded(text, repair), ""
+    return value, text[end:].lstrip()
+
+
+def _call(value: Any, key: str) -> ToolCall:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        raise ValueError(f'expected an object with a "name", got {json.dumps(value):.80}')
+    arguments = value.get(key)
+    if not isinstance(arguments, dict):
+        raise ValueError(f'expected an object as "{key}" of {value["name"]}, got {json.dumps(arguments):.80}')
+    _require_sendable([value["name"], arguments], MAX_DEPTH)
+    return ToolCall(value["name"], arguments)
+
+
+def _require_sendable(value: Any, depth: int) -> None:
+    if depth == 0:
+        raise ValueError(f"expected arguments nested at most {MAX_DEPTH} deep, got deeper ones")
+    if isinstance(value, str):
+        value.encode()  # a half of a surrogate pair is a UnicodeEncodeError, which is a ValueError
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value}")
+    elif isinstance(value, list | dict):
+        for part in value:
+            _require_sendable(part, depth - 1)
+        for part in value.values() if isinstance(value, dict) else ():
+            _require_sendable(part, depth - 1)
+
+
+def _loaded(text: str, repair: bool) -> Any:
+    text = text.strip()
+    try:
+        return json.loads(repaired(text) if repair else text, **_STRICT)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON, got {text!r:.80}: {error}") from None
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"expected a number that JSON has, got {constant}")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names differ: of two values of one name nobody knows which was meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"expected each name once in an object, got {twice!r} twice")
+    return found
+
+
+_STRICT: Final[dict[str, Any]] = {"parse_constant": _refused, "object_pairs_hook": _each_once}

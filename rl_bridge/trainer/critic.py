@@ -1,0 +1,119 @@
+"""The critic of PPO: a value head on a body of its own, trained beside the policy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_bridge.algorithms.value_loss import value_loss
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.titan.critic import CriticModel, token_values
+from rl_bridge.titan.model import Parallelism, own_device
+from rl_bridge.trainer.optimization import Optimization
+from rl_bridge.trainer.passes import Passes
+from rl_bridge.trainer.settings import TrainerSettings
+
+_PREFIX = "critic_"
+_MODEL = f"{_PREFIX}model"
+
+
+class Critic:
+    """Says what each state is worth, and learns from what came of it. On every rank, like the policy.
+
+    It begins with the policy's body and a value of 0 everywhere.
+
+    Args:
+        settings: The trainer's.
+    """
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._model = CriticModel(
+            settings.model_path,
+            dtype=settings.dtype,
+            max_length=settings.max_length,
+            device=own_device(),
+            spread=Parallelism(tensor=settings.tensor_parallel, pipeline=settings.pipeline_parallel),
+        )
+        rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
+        self._optimization = Optimization(self._model, settings, learning_rate=rate)
+        self._passes = Passes(self._model, settings)
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+
+    def values(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The value of the state before each loss token, shape [T]; the same on every rank."""
+        return self._passes.evaluate(batch, lambda micro: token_values(self._model, micro))
+
+    def accumulate(self, batch: TrainBatch, *, iteration: int) -> None:
+        """Make the gradient of one update: the mean of the value loss over the batch's tokens.
+
+        Args:
+            batch: With values and returns.
+            iteration: Names it, should something be wrong with it.
+
+        Raises:
+            NonFiniteLoss: Loss or gradient are not finite; the gradient is gone.
+        """
+        assert batch.values is not None
+        assert batch.returns is not None
+
+        def tensor(values: NDArray[np.float32]) -> Tensor:
+            return torch.from_numpy(values).to(self._model.device)
+
+        def loss(micro: TrainBatch, chosen: NDArray[np.int64]) -> Tensor:
+            assert micro.values is not None
+            assert micro.returns is not None
+            per_token = value_loss(
+                token_values(self._model, micro),
+                tensor(micro.returns),
+                tensor(micro.values),
+                clip=self._settings.algorithm.value_clip,
+            )
+            return per_token.sum() / len(batch)
+
+        found = self._passes.backward(batch, loss)
+        self._norms.append(self._optimization.clip(found, iteration=iteration))
+        self._losses.append(found)
+
+    def step(self) -> None:
+        """Update the weights."""
+        self._optimization.step()
+
+    def skip(self) -> None:
+        """Let the schedule go on as if there had been an update."""
+        self._optimization.skip()
+
+    def figures(self, batch: TrainBatch) -> dict[str, float]:
+        """Of the updates since the last call, by the names that the log uses.
+
+        `critic/explained_variance` is 1 - Var(R - V) / Var(R), of the values before the first of them: 1 of a critic
+        that knew the returns, 0 of one that knew their mean at best.
+
+        Args:
+            batch: With values and returns.
+        """
+        assert batch.values is not None
+        assert batch.returns is not None
+        losses, self._losses = self._losses, []
+        norms, self._norms = self._norms, []
+        spread = float(batch.returns.var())
+        missed = float((batch.returns - batch.values).var())
+        return {
+            "critic/loss": sum(losses) / len(losses),
+            "critic/grad_norm": sum(norms) / len(norms),
+            "critic/value_mean": float(batch.values.mean()),
+            "critic/explained_variance": 1.0 - missed / spread if spread else 0.0,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it, at its top; read in place when one is loaded."""
+        return {_MODEL: self._model.module.state_dict(), **self._optimization.state(_PREFIX)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what a checkpoint was read into."""
+        self._model.module.load_state_dict(state[_MODEL])
+        self._optimization.restored()

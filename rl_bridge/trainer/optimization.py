@@ -1,0 +1,95 @@
+"""The optimizer of one model, with its schedule and the clipping of its gradients."""
+
+import math
+from typing import Any
+
+from rl_bridge.errors import NonFiniteLoss
+from rl_bridge.titan.model import TitanDecoder
+from rl_bridge.trainer.settings import TrainerSettings
+
+# After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # isort: skip
+from torchtitan.distributed import utils as titan_dist  # isort: skip
+
+
+class Optimization:
+    """Adam, a learning rate that warms up and decays over the run, and a bound on the gradient's norm.
+
+    Args:
+        model: Whose weights it changes.
+        settings: The trainer's.
+        learning_rate: The highest.
+    """
+
+    def __init__(self, model: TitanDecoder, settings: TrainerSettings, *, learning_rate: float) -> None:
+        config = settings.trainer
+        self._model = model
+        self._max_norm = config.max_grad_norm
+        self._chosen = {"betas": tuple(config.betas), "weight_decay": config.weight_decay}
+        optimizer = default_adamw(lr=learning_rate, **self._chosen)
+        optimizer.implementation = "fused" if model.device.type == "cuda" else "for-loop"
+        self._optimizer = optimizer.build(model_parts=[model.module])
+        updates = config.iterations * config.updates_per_iteration
+        self._scheduler = LRSchedulersContainer.Config(
+            warmup_steps=min(config.warmup_updates, updates),
+            decay_ratio=config.decay_fraction,
+            min_lr_factor=config.final_lr_factor,
+        ).build(optimizers=self._optimizer, training_steps=updates)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        rate: float = self._scheduler.schedulers[0].get_last_lr()[0]
+        return rate
+
+    def clip(self, loss: float, *, iteration: int) -> float:
+        """Scale the gradient down to its bound.
+
+        Args:
+            loss: That the gradient is of.
+            iteration: Names it, should something be wrong with it.
+
+        Returns:
+            The norm that it had.
+
+        Raises:
+            NonFiniteLoss: Loss or gradient are not finite; the gradient is gone.
+        """
+        norm = float(
+            titan_dist.clip_grad_norm_(list(self._model.module.parameters()), self._max_norm, foreach=True)
+        )
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.drop()
+            raise NonFiniteLoss(
+                f"expected a finite loss and gradient in iteration {iteration}, got loss {loss} and "
+                f"gradient norm {norm}; a lower trainer.learning_rate is the usual cure"
+            )
+        return norm
+
+    def step(self) -> None:
+        """Update the weights."""
+        self._optimizer.step()
+        self._scheduler.step()
+        self.drop()
+
+    def skip(self) -> None:
+        """Let the schedule go on as if there had been an update."""
+        self._scheduler.step()
+
+    def drop(self) -> None:
+        """Forget the gradient."""
+        self._optimizer.zero_grad()
+
+    def restored(self) -> None:
+        """Go on by this run's configuration once a checkpoint has been read, which holds that of who wrote it."""
+        for optimizer, scheduler in zip(self._optimizer, self._scheduler, strict=True):
+            for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group.update(lr=rate, **self._chosen)
+
+    def state(self, prefix: str = "") -> dict[str, Any]:
+        """What a checkpoint holds of it, at its top, where stateful objects have to be; read in place when loaded.
+
+        Args:
+            prefix: Of the names.
+        """
+        return {f"{prefix}optimizer": self._optimizer, f"{prefix}scheduler": self._scheduler}

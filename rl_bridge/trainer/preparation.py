@@ -1,0 +1,96 @@
+"""What a batch lacks before its first update: advantages that need a reference or a critic; and what the loss is."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_bridge.algorithms.advantages import group_advantages
+from rl_bridge.algorithms.policy_loss import LossSettings
+from rl_bridge.algorithms.regularizers import held_then_annealed, kl_to_reference
+from rl_bridge.algorithms.returns import generalized_advantages, penalised_rewards, whitened
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.config import AlgorithmConfig
+
+
+def loss_settings(algorithm: AlgorithmConfig, *, progress: float) -> LossSettings:
+    """What the loss is at a point of the run.
+
+    Args:
+        algorithm: The configuration.
+        progress: How much of the run is over, in [0, 1].
+    """
+    return LossSettings(
+        objective=algorithm.objective,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        entropy_coef=held_then_annealed(
+            progress,
+            value=algorithm.entropy_coef,
+            hold=algorithm.entropy_hold,
+            final_factor=algorithm.entropy_final_factor,
+        ),
+        kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        correction=algorithm.correction,
+        correction_cap=algorithm.correction_cap,
+        correction_low=algorithm.correction_low,
+        correction_high=algorithm.correction_high,
+    )
+
+
+def with_advantages(
+    batch: TrainBatch, algorithm: AlgorithmConfig, *, values: NDArray[np.float32] | None = None
+) -> TrainBatch:
+    """The batch with the advantages that it is trained with.
+
+    Those relative to the group are known when it is made, unless the divergence from the reference is a part of the
+    reward. Those of GAE are known from the critic's values.
+
+    Args:
+        batch: With reference log-probabilities where the divergence is in the reward.
+        algorithm: The configuration.
+        values: The critic's, shape [T]; None without a critic.
+
+    Raises:
+        ValueError: The reference log-probabilities are needed and not there.
+    """
+    in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+    rewards = _penalised(batch, algorithm) if in_reward else batch.rewards
+    if values is not None:
+        advantages, returns = generalized_advantages(
+            rewards, values, batch.trajectory, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
+        )
+        if algorithm.normalize_std:
+            advantages = whitened(advantages)
+        return replace(batch, advantages=advantages, values=values, returns=returns)
+    return replace(batch, advantages=_relative(batch, rewards, algorithm)) if in_reward else batch
+
+
+def _penalised(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float32]:
+    if batch.reference_logprobs is None:
+        raise ValueError(
+            f"kl_coef is {algorithm.kl_coef}, so reference log-probabilities are needed; got none"
+        )
+    divergence = kl_to_reference(
+        torch.from_numpy(batch.old_logprobs),
+        torch.from_numpy(batch.reference_logprobs),
+        algorithm.kl_estimator,
+    )
+    return penalised_rewards(batch.rewards, divergence.numpy(), coefficient=algorithm.kl_coef)
+
+
+def _relative(
+    batch: TrainBatch, rewards: NDArray[np.float32], algorithm: AlgorithmConfig
+) -> NDArray[np.float32]:
+    """Each trajectory's sum of rewards, beside its group's."""
+    _, first, index = np.unique(batch.trajectory, return_index=True, return_inverse=True)
+    totals, group = np.bincount(index, weights=rewards), batch.group[first]
+    relative = np.empty(len(totals))
+    for one in np.unique(group):
+        members = np.flatnonzero(group == one)
+        relative[members] = group_advantages(totals[members].tolist(), normalize_std=algorithm.normalize_std)
+    advantages: NDArray[np.float32] = relative[index].astype(np.float32)
+    return advantages

@@ -1,0 +1,164 @@
+"""A stand-in for a cluster's API server: it lets one token in, and lists and watches pods as the real one does."""
+
+import datetime
+import ipaddress
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+TOKEN = "of-the-service-account"
+INDEX = "apps.kubernetes.io/pod-index"
+
+
+def pod(
+    name: str, template: Mapping[str, Any], *, index: int, ip: str, port: int, ready: bool
+) -> dict[str, Any]:
+    """A pod as the API shows it, made from a StatefulSet's template."""
+    spec = json.loads(json.dumps(template["spec"]))
+    for entry in spec["containers"][0]["env"]:
+        if entry["name"] == "MONARCH_PORT":
+            entry["value"] = str(port)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {**template["metadata"]["labels"], INDEX: str(index)}},
+        "spec": spec,
+        "status": {
+            "phase": "Running",
+            "podIP": ip,
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+class ApiServer:
+    """Serves pods over TLS on loopback; `folder` gets the certificate and the token of a pod's service account.
+
+    Attributes:
+        asked: What was asked for: namespaces and label selectors.
+    """
+
+    def __init__(self, folder: Path, namespace: str) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self._pods: dict[str, dict[str, Any]] = {}
+        self._namespace = namespace
+        self._lock = threading.Lock()
+        certificate, key = _certificate(folder)
+        (folder / "token").write_text(TOKEN)
+        self.certificate, self.token = certificate, folder / "token"
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> "ApiServer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def put(self, shown: dict[str, Any]) -> None:
+        """Add a pod, or change one."""
+        with self._lock:
+            self._pods[shown["metadata"]["name"]] = shown
+
+    def _events(self, selector: str, seconds: float) -> Iterator[bytes]:
+        wanted = dict(part.split("=") for part in selector.split(","))
+        told: dict[str, dict[str, Any]] = {}
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with self._lock:
+                shown = list(self._pods.values())
+            for one in shown:
+                name = one["metadata"]["name"]
+                if wanted.items() <= one["metadata"]["labels"].items() and told.get(name) is not one:
+                    event = {"type": "MODIFIED" if name in told else "ADDED", "object": one}
+                    told[name] = one
+                    yield json.dumps(event).encode() + b"\n"
+            time.sleep(0.05)
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                path, words = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+                if self.headers.get("Authorization", "").lower() != f"bearer {TOKEN}":
+                    self.send_error(401)
+                elif (
+                    path != f"/api/v1/namespaces/{server._namespace}/pods"
+                    or words["watch"][0].lower() != "true"
+                ):
+                    self.send_error(404)
+                else:
+                    (selector,) = words["labelSelector"]
+                    server.asked.append((server._namespace, selector))
+                    self.send_response(200)
+                    self.send_header("Content-Type", "application/json")
+                    # In chunks, as the real one: a client waits for the rest of anything else.
+                    self.send_header("Transfer-Encoding", "chunked")
+                    self.end_headers()
+                    try:
+                        for event in server._events(selector, float(words["timeoutSeconds"][0])):
+                            self._chunk(event)
+                        self._chunk(b"")
+                    except OSError:
+                        pass  # who asked has what they wanted
+
+            def _chunk(self, content: bytes) -> None:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+                self.wfile.flush()
+
+            def log_message(self, *_: object) -> None:
+                """It has nothing to tell."""
+
+        return Handler
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stand-in")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "ca.crt", folder / "ca.key"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths

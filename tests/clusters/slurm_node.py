@@ -1,0 +1,223 @@
+"""A Slurm of one node, of a test's own: Debian's daemons, unpacked and run from folders, with nothing installed."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from free_ports import free_ports
+from missing import missing
+
+PACKAGES = (
+    "libhwloc15",
+    "liblua5.1-0",
+    "libmunge2",
+    "munge",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "slurmctld",
+    "slurmd",
+)
+CACHE = Path("/var/tmp/ropewalk-slurm")
+START_S = 60
+DOWNLOAD_S = 300
+
+# One machine is the whole cluster; who uses it is who runs the test.
+CONFIG = """
+ClusterName=test
+SlurmctldHost=localhost
+SlurmctldPort={ctld}
+SlurmdPort={slurmd}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={home}/munge.socket
+CredType=cred/munge
+PluginDir={plugins}
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/slurmd.pid
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+KillWait=60
+NodeName=localhost CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def require_slurm() -> Path:
+    """The folder of Debian's Slurm, fetched where it is not there; the test is skipped where it cannot be had."""
+    root = CACHE / "root"
+    if (root / ".complete").exists():
+        return root
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        missing("needs Slurm from the packages of Debian or its kin")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as made:
+        fetched = _apt(made, "download", *PACKAGES)
+        if fetched.returncode:  # what is on offer may not be known here yet
+            _apt(made, "update")
+            fetched = _apt(made, "download", *PACKAGES)
+        if fetched.returncode:
+            missing(f"needs {', '.join(PACKAGES)} of this distribution: {fetched.stderr.strip()[-300:]}")
+        unpacked = Path(made, "root")
+        for package in Path(made).glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", package, unpacked], check=True, timeout=60)
+        (unpacked / ".complete").touch()
+        shutil.rmtree(root, ignore_errors=True)
+        unpacked.rename(root)
+    return root
+
+
+def _apt(folder: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["apt-get", "-q", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=DOWNLOAD_S,
+        check=False,
+    )
+
+
+class SlurmNode:
+    """munged, slurmctld and slurmd, with keys, ports and spools of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self._root = root
+        (library,) = root.glob("usr/lib/*/slurm-wlm")
+        self._plugins = library
+        self.environment = {
+            **os.environ,
+            "PATH": f"{root}/usr/bin:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": f"{library}:{library.parent}",
+            "SLURM_CONF": str(self.home / "slurm.conf"),
+        }
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "SlurmNode":
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Jobs of a test that failed: a step outlives the daemon that has started it.
+        for process in self.processes():
+            if process.pid not in {daemon.pid for daemon in self._daemons}:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def run(self, *words: str, timeout_s: float = 30, check: bool = True) -> str:
+        """What one of Slurm's commands prints."""
+        done = subprocess.run(
+            words, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        if check:
+            assert done.returncode == 0, (words, done.stdout, done.stderr, self.logs())
+        return done.stdout
+
+    def state(self, job: str) -> str:
+        """A job's state, RUNNING or COMPLETED for example."""
+        shown = self.run("scontrol", "show", "job", "-o", job)
+        return shown.partition("JobState=")[2].split()[0]
+
+    def wait(self, job: str, *states: str, timeout_s: float) -> str:
+        """Wait for one of the states; returns which."""
+        deadline = time.monotonic() + timeout_s
+        while (state := self.state(job)) not in states:
+            assert time.monotonic() < deadline, (state, self.logs())
+            time.sleep(0.5)
+        return state
+
+    def logs(self) -> str:
+        """The ends of the daemons' logs."""
+        return "\n".join(f"--- {log.name} ---\n{log.read_text()[-2000:]}" for log in self.home.glob("*.log"))
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that was started under this Slurm."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                # Steps have the daemon's log, and no environment to be known by.
+                if process.name().startswith("slurmstepd"):
+                    mine = any(file.path.startswith(f"{self.home}/") for file in process.open_files())
+                else:
+                    mine = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if mine:
+                    found.append(process)
+        return found
+
+    def _start(self) -> None:
+        home, ports = self.home, free_ports(2)
+        for name in ("state", "spool"):
+            (home / name).mkdir()
+        (home / "munge.key").write_bytes(secrets.token_bytes(1024))
+        (home / "munge.key").chmod(0o400)
+        user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+        (home / "slurm.conf").write_text(
+            CONFIG.format(
+                home=home,
+                plugins=self._plugins,
+                user=user,
+                cpus=os.cpu_count(),
+                ctld=ports[0],
+                slurmd=ports[1],
+            )
+        )
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        places = [f"--{option}={home}/munge.{suffix}" for option, suffix in files.items()]
+        self._daemon("munged", "--foreground", "--force", *places)
+        self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf")
+        step = f"{self._root}/usr/sbin/slurmstepd-wlm"
+        self._daemon("slurmd-wlm", "-D", "-N", "localhost", "-f", f"{home}/slurm.conf", "-d", step)
+        deadline = time.monotonic() + START_S
+        while "idle" not in self.run("sinfo", "--noheader", "--format=%t", check=False):
+            died = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            assert not died, (died, self.logs())
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.2)
+
+    def _daemon(self, name: str, *words: str) -> None:
+        with (self.home / f"{name}.out.log").open("wb") as log:
+            self._daemons.append(
+                subprocess.Popen(
+                    [f"{self._root}/usr/sbin/{name}", *words],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )

@@ -1,0 +1,205 @@
+"""The job of the pods, for real: Monarch's KubernetesJob finds them, and a run trains on them.
+
+The API server is a stand-in and the pods are processes with addresses of this machine's loopback; what runs in them is
+what the manifests say.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from free_ports import free_port
+from manifests import ROOT, container, pod_templates
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+CONTROLLER = str(Path(__file__).with_name("pod_controller.py"))
+ADDRESSES = {"gpus-0": "127.0.0.2", "gpus-1": "127.0.0.3", "cpus-0": "127.0.0.4", "cpus-1": "127.0.0.5"}
+# Pods import the actors that are put into them, and so have to find them.
+SOURCES = (str(ROOT), str(ROOT / "tests/rl_bridge/services"))
+START_S = 120
+RUN_S = 400
+TOY = (
+    "trainer.iterations=2",
+    "rollout.batch_size=64",
+    "env.sessions=16",
+    "evaluation.episodes=64",
+    "trainer.checkpoint_interval=1",
+)
+WITHOUT_GPUS = ("monarch.gpus_per_node=0", "monarch.roles.policy.gpus=0", "monarch.roles.trainer.gpus=0")
+
+
+class Cluster:
+    """Four workers, and an API server that shows them as pods."""
+
+    def __init__(self, folder: Path) -> None:
+        from api_server import ApiServer
+
+        self.folder = folder
+        self.port = free_port()
+        self.api = ApiServer(folder, "ropewalk")
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the controller's pod would find in its environment."""
+        return {
+            **os.environ,
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(self.api.port),
+            "NAMESPACE": "ropewalk",
+            "GPUS_PODS": "2",
+            "CPUS_PODS": "2",
+            "PYTHONPATH": os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+
+    def start_workers(self) -> None:
+        """Start each as its StatefulSet does."""
+        for name, address in ADDRESSES.items():
+            command = [
+                word.replace("$(POD_IP)", address).replace("$(MONARCH_PORT)", str(self.port))
+                for word in container(name.partition("-")[0])["command"]
+            ]
+            assert command[0] == "python"
+            with (self.folder / f"{name}.log").open("wb") as log:
+                self.workers[name] = subprocess.Popen(
+                    [sys.executable, *command[1:]], cwd=ROOT, env=self.environment, stdout=log, stderr=log
+                )
+
+    def show(self, name: str, *, ready: bool = True) -> None:
+        """Have the API server show a pod."""
+        from api_server import pod
+
+        kind, _, index = name.partition("-")
+        self.api.put(
+            pod(
+                name,
+                pod_templates()[kind],
+                index=int(index),
+                ip=ADDRESSES[name],
+                port=self.port,
+                ready=ready,
+            )
+        )
+
+    def probe(self, name: str) -> bool:
+        """What the kubelet does again and again: open a connection, and close it."""
+        with contextlib.suppress(OSError), socket.create_connection((ADDRESSES[name], self.port), timeout=2):
+            return True
+        return False
+
+    def controller(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, CONTROLLER, str(self.folder), *words],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.terminate()
+        for worker in self.workers.values():
+            try:
+                worker.wait(20)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    with cluster.api:
+        try:
+            cluster.start_workers()
+            deadline = time.monotonic() + START_S
+            while not all(cluster.probe(name) for name in ADDRESSES):
+                assert all(worker.poll() is None for worker in cluster.workers.values())
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            for _ in range(20):  # of many probes none does harm
+                assert all(cluster.probe(name) for name in ADDRESSES)
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def test_replicas_are_put_on_the_pods_that_are_meant_for_them(cluster: Cluster, tmp_path: Path) -> None:
+    for name in ADDRESSES:
+        cluster.show(name, ready=name != "gpus-1")
+    late = threading.Timer(3.0, cluster.show, ["gpus-1"])
+    late.start()
+    done = cluster.controller("hosts", str(tmp_path), f"tcp://127.0.0.1:{free_port()}")
+    late.join()
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    pids = {name: worker.pid for name, worker in cluster.workers.items()}
+    assert found["needy"] == [pids["gpus-0"], pids["gpus-1"]]
+    assert found["modest"] == [pids["cpus-0"], pids["cpus-1"]]
+    assert found["versions"] == [3, 3]
+    labels = "app.kubernetes.io/name=ropewalk,app.kubernetes.io/component="
+    assert set(cluster.api.asked) == {("ropewalk", f"{labels}gpus"), ("ropewalk", f"{labels}cpus")}
+    # The pods were found, not made: they are still there, for the next run.
+    assert all(worker.poll() is None for worker in cluster.workers.values())
+
+
+def test_a_run_trains_on_the_pods_with_the_words_of_the_manifest(cluster: Cluster, tmp_path: Path) -> None:
+    for name in ADDRESSES:
+        cluster.show(name)
+    token = tmp_path / "token"
+    token.write_text("of-the-environment-0123456789")
+    with _environment_server(token, tmp_path) as url:
+        words = [word.replace("$(POD_IP)", "127.0.0.1") for word in container("train")["args"]]
+        changed = [
+            f"output_dir={tmp_path}",
+            f"env.url=[{url}]",
+            f"env.token_file={token}",
+            f"monarch.master_port={free_port()}",
+            "monarch.coord_port=0",
+            *WITHOUT_GPUS,
+            *TOY,
+        ]
+        config = ["--config", "examples/grpo_blackjack/config.yaml", "--name", "run"]
+        done = cluster.controller("train", *config, *words, *changed)
+    logs = tmp_path / "run/logs"
+    tails = [f"--- {log.name}\n{log.read_text()[-1500:]}" for log in logs.glob("*")] if logs.exists() else []
+    assert done.returncode == 0, "\n".join([done.stdout[-2000:], done.stderr[-3000:], *tails])
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows)
+    assert json.loads((tmp_path / "run/report.json").read_text())["hands"] == 64
+    assert all(worker.poll() is None for worker in cluster.workers.values())
+
+
+@contextlib.contextmanager
+def _environment_server(token: Path, folder: Path) -> Iterator[str]:
+    """One of the environment's servers, which asks for the token that the probe gives it."""
+    port = free_port()
+    with (folder / "environment.log").open("wb") as log:
+        server = subprocess.Popen(
+            [
+                *[sys.executable, "-m", "openenv_core.cli", "serve", "envs.blackjack_env.server.app:app"],
+                *["--host", "127.0.0.1", "--port", str(port)],
+            ],
+            cwd=ROOT,
+            env={**os.environ, "ROPEWALK_TOKEN_FILE": str(token)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)

@@ -1,0 +1,75 @@
+"""The guide's page: the file that it shows is the one that is tested, and its commands are commands."""
+
+import argparse
+import json
+import re
+import shlex
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from openenv_core.cli import Command
+from rl_bridge.cli.overrides import overrides_first_class
+from rl_bridge.config import Config, load_config, ready_to_train
+from rl_bridge.planning.memory import memory_of_roles
+from rl_bridge.planning.model_size import ModelSize
+from tests.rl_bridge.planning.published_models import QWEN3_8B
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "tests" / "rl_bridge" / "config" / "guide.yaml"
+PAGE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+# A name alone is a mention; what has words behind it is to be typed.
+COMMANDS = re.findall(r"`((?:ropewalk \w+|python -m rl_bridge\.\w+) [^`]+)`", PAGE)
+BLOCKS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("ropewalk")
+]
+POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+
+
+def test_the_file_is_the_one_that_is_tested() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert shown == GUIDE.read_text(encoding="utf-8")
+
+
+def trained(line: str, *more: str) -> Config:
+    words = [word for word in shlex.split(line)[2:] if word not in ("--config", "cluster.yaml")]
+    return load_config(GUIDE, [*overrides_first_class(words), *more])
+
+
+def test_training_as_printed_is_ready_and_finds_room(tmp_path: Path) -> None:
+    many, alone = (trained(line) for line in BLOCKS if line.startswith("ropewalk train"))
+    ready_to_train(many)
+    ready_to_train(alone)
+    assert (many.monarch.roles.gpus(), alone.monarch.roles.gpus()) == (22, 0)
+    # Qwen3-8B's, on GPUs of 80 GB.
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    size = ModelSize.of_folder(tmp_path)
+    assert all(role.fits(80e9) for role in memory_of_roles(many, size))
+    trainer, _ = memory_of_roles(load_config(GUIDE), size)
+    assert [round(part / 1e9) for part in (size.parameters * 16 / 2, sum(trainer.per_process.values()))] == [
+        66,
+        40,
+    ]
+    assert not trainer.fits(80e9)
+
+
+def test_enough_commands_are_found() -> None:
+    assert len(BLOCKS) == 3
+    assert len(COMMANDS) >= 10
+
+
+@pytest.mark.parametrize("line", [*COMMANDS, *BLOCKS])
+def test_commands_are_taken_by_their_parsers(line: str) -> None:
+    words = shlex.split(line.removeprefix("python -m rl_bridge.").removeprefix("ropewalk "))
+    module, _, name = POINTS["ropewalk.commands"][words[0]].partition(":")
+    command = getattr(import_module(module), name)
+    assert isinstance(command, Command)
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    command.configure(parser)
+    rest = [re.sub(r"^N$", "3", word) for word in words[1:]]
+    parser.parse_intermixed_args(rest if command.reword is None else command.reword(rest))

@@ -1,0 +1,189 @@
+"""The recipe: its files, its traces, its report; and the whole of it at toy size."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from examples.sft import __main__ as sft
+from examples.sft.recipe import (
+    VALIDATION_SEEDS,
+    VOCABULARY_SEEDS,
+    RecipeConfig,
+    record,
+    solver_of,
+    task_of,
+)
+from examples.sft.report import summarize, wilson_interval, write_report
+from rl_bridge.config import load_config, load_section
+from rl_bridge.errors import ConfigError
+from rl_bridge.rollout import EvaluationResult, ToolTask
+from rl_bridge.rollout.seeds import TRAINING_SEEDS, held_out_seeds
+from rl_bridge.types import Ending
+
+FOLDER = Path(sft.__file__).parent
+ROOT = FOLDER.parents[1]
+RECIPES = ("tools", "code")
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files name each other from there."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_files_that_ship(name: str, tmp_path: Path) -> None:
+    recipe = load_section(FOLDER / f"{name}.yaml", [], RecipeConfig)
+    world = load_config(recipe.world)
+    assert recipe.world == f"examples/grpo_{name}/config.yaml"
+    assert isinstance(task_of(world, tmp_path), ToolTask)
+    assert callable(solver_of(recipe))
+    # What is learned from fits what is played with, in tokens.
+    assert recipe.sft.max_length == world.rollout.max_length
+    assert recipe.sft.patience is not None
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_traces_validation_words_and_held_out_tasks_have_seeds_of_their_own(name: str) -> None:
+    most = ["traces=1000000", "validation_traces=1000000"]
+    recipe = load_section(FOLDER / f"{name}.yaml", most, RecipeConfig)
+    learned = range(recipe.traces)
+    looked_at = range(VALIDATION_SEEDS, VALIDATION_SEEDS + recipe.validation_traces)
+    words = range(VOCABULARY_SEEDS, VOCABULARY_SEEDS + recipe.policy.vocabulary_tasks)
+    episodes = load_config(recipe.world).evaluation.episodes
+    played = held_out_seeds(0, episodes)
+    assert learned.stop <= looked_at.start
+    assert looked_at.stop <= VOCABULARY_SEEDS
+    assert words.stop <= TRAINING_SEEDS <= played.start
+    for key in ("traces", "validation_traces"):
+        with pytest.raises(ConfigError, match=key):
+            load_section(FOLDER / f"{name}.yaml", [f"{key}=1000001"], RecipeConfig)
+
+
+def test_a_key_that_is_unknown_is_told_with_its_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sft.main(["--config", str(FOLDER / "tools.yaml"), "sft.learning_rat=1"]) == 2
+    assert "did you mean 'sft.learning_rate'" in capsys.readouterr().err
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old").mkdir()
+    words = ["--config", str(FOLDER / "tools.yaml"), "--name", "old", f"output_dir={tmp_path}"]
+    assert sft.main(words) == 2
+    assert "choose another --name" in capsys.readouterr().err
+
+
+def test_a_world_without_tools_is_refused(tmp_path: Path) -> None:
+    world = load_config("examples/grpo_blackjack/config.yaml")
+    with pytest.raises(ConfigError, match="BlackjackTask"):
+        task_of(world, tmp_path)
+
+
+@pytest.mark.slow
+async def test_the_solver_plays_in_a_server_of_its_own(tmp_path: Path) -> None:
+    recipe = load_section(FOLDER / "tools.yaml", [], RecipeConfig)
+    task = task_of(load_config(recipe.world), tmp_path)
+    traces = await record(task, solver_of(recipe), range(2))
+    assert [trace.reward for trace in traces] == [1.0, 1.0]
+    assert [message["role"] for message in traces[0].messages] == [
+        "user",
+        *["assistant", "tool"] * 3,
+        "assistant",
+    ]
+    assert [tool["function"]["name"] for tool in traces[0].tools] == [
+        "list_tables", "describe_table", "query", "submit_answer",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+async def test_a_solver_that_fails_is_not_imitated(tmp_path: Path) -> None:
+    async def guess(_: Any, call: Any) -> None:
+        await call("submit_answer", {"answer": -1})
+
+    recipe = load_section(FOLDER / "tools.yaml", [], RecipeConfig)
+    with pytest.raises(ConfigError, match="earn 1 at the task of seed 4, got 0"):
+        await record(task_of(load_config(recipe.world), tmp_path), guess, [4])
+
+
+def test_wilsons_interval() -> None:
+    # z = 1.96; 30 of 100: centre (0.3 + 3.8416/200) / 1.038416 = 0.307399,
+    # margin 1.96 / 1.038416 * sqrt(0.21/100 + 3.8416/40000) = 0.088450.
+    assert wilson_interval(30, 100) == pytest.approx((0.218949, 0.395849), abs=2e-4)
+    assert wilson_interval(0, 50)[0] == 0.0
+    assert wilson_interval(0, 50)[1] == pytest.approx(3.8416 / 53.8416)
+    assert wilson_interval(50, 50)[1] == pytest.approx(1.0)
+
+
+def results(rewards: Sequence[float], endings: Sequence[Ending]) -> EvaluationResult:
+    return EvaluationResult(rewards=rewards, endings=endings, dropped=1, train_seconds=9.0)
+
+
+def test_the_report_counts_what_earned_1(tmp_path: Path) -> None:
+    result = results([1.0, 0.5, 0.0, -0.5], [Ending.COMPLETED] * 3 + [Ending.UNPARSABLE_CALL])
+    write_report(tmp_path, result)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["tasks"], report["solved"], report["success"], report["dropped"]) == (4, 1, 0.25, 1)
+    assert report["endings"] == {"completed": 3, "unparsable_call": 1}
+    assert report["ci95"] == pytest.approx(list(wilson_interval(1, 4)))
+
+
+def test_the_report_shows_how_a_run_has_learned(tmp_path: Path) -> None:
+    rows = [
+        {"iteration": number, "time/elapsed_s": 6.0 * number, "rollout/reward_mean": 0.05 * number}
+        for number in range(1, 20)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(tmp_path, results([1.0], [Ending.COMPLETED]))
+    drawn = pixels(tmp_path / "learning_curve.png")
+    assert drawn.min() < drawn.max()
+    first = {"iteration": 1, "time/elapsed_s": 6.0}  # of a run before there was such a figure
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(first) + "\n")
+    write_report(tmp_path, results([1.0], [Ending.COMPLETED]))
+    empty = pixels(tmp_path / "learning_curve.png")
+    assert not np.array_equal(drawn, empty)
+
+
+def pixels(picture: Path) -> NDArray[np.float32]:
+    image: NDArray[np.float32] = plt.imread(picture)
+    return image
+
+
+def test_what_nobody_could_judge_is_not_solved() -> None:
+    result = EvaluationResult(
+        rewards=[1.0, 0.0], endings=[Ending.COMPLETED] * 2, dropped=3, train_seconds=9.0, unscored=2
+    )
+    report = summarize(result)
+    assert (report["tasks"], report["solved"], report["success"]) == (4, 1, 0.25)
+    assert (report["dropped"], report["unscored"]) == (3, 2)
+
+
+def test_no_task_is_no_success(tmp_path: Path) -> None:
+    assert summarize(results([], []))["success"] is None
+    write_report(tmp_path, results([], []))
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_whole_recipe_at_toy_size(name: str, tmp_path: Path) -> None:
+    from rl_bridge.generator.checkpoint import Checkpoint
+    from rl_bridge.tokens.chat import ChatTokenizer
+
+    toy = [
+        f"output_dir={tmp_path}", "traces=6", "validation_traces=2", "policy.width=64", "policy.layers=1",
+        "policy.vocabulary_tasks=2", "sft.batch_size=3", "sft.max_updates=30", "sft.evaluate_every=5",
+        "sft.warmup_updates=2", "sft.learning_rate=0.003",
+    ]  # fmt: skip
+    assert sft.main(["--config", str(FOLDER / f"{name}.yaml"), "--name", "toy", *toy]) == 0
+    looks = [json.loads(line) for line in (tmp_path / "toy" / "sft.jsonl").read_text().splitlines()]
+    assert looks[-1]["loss"] < 0.7 * looks[0]["loss"]
+    policy = tmp_path / "toy" / "policy"
+    ChatTokenizer(policy)
+    began, ended = (Checkpoint(folder).tensors() for folder in (tmp_path / "toy" / "initial_policy", policy))
+    Checkpoint(tmp_path / "toy" / "initial_policy").require_like(ended)
+    assert all(not began[key].equal(ended[key]) for key in began if "proj" in key)

@@ -1,0 +1,9 @@
+"""The service of sandboxes, in a hurry."""
+
+import pytest
+
+
+@pytest.fixture
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servers.sandboxes.table.LOOK_S", 0.03)
+    monkeypatch.setattr("servers.sandboxes.table.AGAIN_S", 0.01)

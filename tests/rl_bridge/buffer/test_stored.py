@@ -1,0 +1,104 @@
+"""Groups in a checkpoint: they come back as they were, many turns of a chat for the price of one."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from rl_bridge.buffer.admission import Admission
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.stored import restored, stored
+from rl_bridge.tokens.prefix import Prefix
+from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
+
+
+def answer(*tokens: int, logprob: float = -0.1) -> Completion:
+    return Completion(
+        tokens=list(tokens), logprobs=[logprob] * len(tokens), versions=[3] * len(tokens), stopped=True
+    )
+
+
+def episode(turns: list[Turn]) -> Trajectory:
+    return Trajectory(seed=5, turns=turns, ending=Ending.TRUNCATED_TIME, reward=0.1, tool_calls=2)
+
+
+def chat(turns: int) -> list[Turn]:
+    tokens, said = [1], []
+    for number in range(turns):
+        said.append(Turn(prompt=Prefix(tokens), completion=answer(number, number)))
+        tokens += [number, number, *range(50)]
+    return said
+
+
+def group_of(*turns: list[Turn]) -> Group:
+    return Group(id=4, seed=5, trajectories=[episode(one) for one in turns])
+
+
+def test_groups_come_back_as_they_were() -> None:
+    separate = [Turn(prompt=prompt, completion=answer(7)) for prompt in ((1, 2), [1, 2, 7, 3], [9])]
+    infinite = [Turn(prompt=[1], completion=answer(7, logprob=-math.inf))]
+    groups = [group_of(chat(3), separate, chat(1) + chat(2)), group_of(infinite, [])]
+    assert restored(stored(groups)) == groups
+    assert restored(stored([])) == []
+
+
+def test_prompts_that_share_their_tokens_are_kept_once_and_share_them_again() -> None:
+    turns = chat(32)
+    (group,) = restored(stored([group_of(turns)]))
+    prompts = [turn.prompt for turn in group.trajectories[0].turns]
+    assert all(isinstance(prompt, Prefix) for prompt in prompts)
+    assert len({id(prompt._tokens) for prompt in prompts}) == 1  # type: ignore[attr-defined]
+    (kept,) = json.loads(stored([group_of(turns)]))
+    numbers = sum(len(turn["prompt"]) for turn in kept["trajectories"][0]["turns"])
+    assert numbers == len(turns[-1].prompt)
+
+
+def test_what_an_older_checkpoint_has_is_read() -> None:
+    one = {"tokens": [7], "logprobs": [-0.5], "versions": [3], "stopped": True}
+    turns = [{"prompt": [1, 2], "completion": one}, {"prompt": [1, 2, 7, 3], "completion": one}]
+    played = {"seed": 5, "turns": turns, "ending": "completed", "reward": 1.0, "tool_calls": 0}
+    (group,) = restored(json.dumps([{"id": 1, "seed": 5, "trajectories": [played]}]).encode())
+    assert [list(turn.prompt) for turn in group.trajectories[0].turns] == [[1, 2], [1, 2, 7, 3]]
+
+
+def test_what_is_damaged_is_not_guessed() -> None:
+    (kept,) = json.loads(stored([group_of(chat(2))]))
+    kept["trajectories"][0]["turns"][1]["known"] = 2
+    with pytest.raises(ValueError, match="that continues one of 1 tokens, got 2"):
+        restored(json.dumps([kept]).encode())
+
+
+async def test_a_buffer_keeps_chats_of_many_turns() -> None:
+    def buffer() -> ReplayBuffer:
+        admission = Admission(groups_per_batch=1, max_staleness=0, iterations=1)
+        return ReplayBuffer(Ledger(max_losses=2), admission, timeout_s=1.0, straggler_timeout_s=1.0)
+
+    before, after = buffer(), buffer()
+    await before.add(group_of(chat(3)))
+    after.restore(*before.state(), served=0)
+    (group,) = await after.sample(0, 1)
+    assert group.trajectories == [episode(chat(3))]
+
+
+def test_no_more_than_a_trajectory_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.buffer import stored as writing
+
+    class Adapter:
+        """Counts what is written in one call, in which no other thread runs."""
+
+        def __init__(self, real: Any) -> None:
+            self._real = real
+
+        def dump_json(self, values: list[Any]) -> bytes:
+            whole: bytes = self._real.dump_json(values)
+            longest.append(len(whole))
+            return whole
+
+    groups, longest = [group_of(*[chat(3)] * 4)] * 4, list[int]()
+    expected = stored(groups)
+    for name in ("_GROUPS", "_TRAJECTORIES"):
+        monkeypatch.setattr(writing, name, Adapter(getattr(writing, name)))
+    assert stored(groups) == expected
+    assert max(longest) * 15 < len(expected)

@@ -1,0 +1,93 @@
+"""`ropewalk doctor`: what it makes of its words, and how it ends."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from openenv_core.cli.main import run
+from rl_bridge.cli.doctor import COMMAND, _meeting
+from rl_bridge.config import load_config
+from rl_bridge.doctor import machine, meeting, packages
+from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.meeting import Meeting
+
+GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_gpus", lambda: 0)  # it takes seconds to import
+
+
+def asked(*words: str, gpus: int = 0) -> Meeting:
+    parser = argparse.ArgumentParser()
+    COMMAND.configure(parser)
+    arguments = parser.parse_intermixed_args(words)
+    config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
+    return _meeting(arguments, config, gpus=gpus)
+
+
+def who(found: Meeting) -> tuple[int, int, int, bool]:
+    return found.num_nodes, found.node_rank, found.per_host, found.on_gpus
+
+
+def test_one_host_meets_itself_on_a_free_port() -> None:
+    assert who(asked()) == (1, 0, 2, False)
+    assert asked().address.startswith("127.0.0.1:")
+    assert who(asked("--config", GUIDE)) == (1, 0, 2, False)
+
+
+def test_a_process_a_gpu() -> None:
+    assert who(asked(gpus=4)) == (1, 0, 4, True)
+    assert who(asked("--procs", "3", gpus=4)) == (1, 0, 3, True)
+    assert who(asked("--procs", "8", gpus=4)) == (1, 0, 8, False)
+
+
+def test_several_hosts_meet_where_they_are_told() -> None:
+    found = asked("--num_nodes", "8", "--node_rank", "3", "--addr", "10.0.0.1:29500", "--timeout_s", "5")
+    assert who(found) == (8, 3, 2, False)
+    assert (found.address, found.timeout_s, found.megabytes) == ("10.0.0.1:29500", 5.0, 64)
+
+
+def test_several_hosts_of_a_configuration() -> None:
+    found = asked("--config", GUIDE, "--node_rank", "7")
+    assert (who(found), found.address) == ((8, 7, 2, False), "10.0.0.1:29500")
+    assert asked("--config", GUIDE, "monarch.num_nodes=9", "--node_rank", "8").num_nodes == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--num_nodes", "2"], "expected --addr HOST:PORT of host 0"),
+        (["--num_nodes", "2", "--addr", "h:1"], "expected --node_rank from 0 to 1, got None"),
+        (["--num_nodes", "2", "--addr", "h:1", "--node_rank", "2"], "from 0 to 1, got 2"),
+        (["--num_nodes", "2", "--addr", "h", "--node_rank", "1"], "expected an address as HOST:PORT"),
+        (["--procs", "-1"], "expected --procs of at least 1, got -1"),
+        (["--procs", "0"], "expected --procs of at least 1, got 0"),
+        (["--num_nodes", "0"], "expected --num_nodes of at least 1, got 0"),
+        (["--num_nodes", "-2", "--addr", "h:1"], "expected --num_nodes of at least 1, got -2"),
+        (["--addr", "10.0.0.1:29500"], "expected --num_nodes and --node_rank with --addr 10.0.0.1:29500"),
+        (["--megabytes", "0"], "expected --megabytes above 0"),
+        (["--timeout_s", "nan"], "expected --timeout_s above 0"),
+        (["seed=1"], "expected --config with 'seed=1'"),
+        (["--config", "nowhere.yaml"], "cannot read the configuration"),
+    ],
+)
+def test_words_that_make_no_sense(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMAND, words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("level", "status"), [(Level.GOOD, 0), (Level.ODD, 0), (Level.BAD, 1)])
+def test_what_would_fail_decides_the_exit_status(
+    level: Level, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packages, "packages", lambda: [Finding(what="a", told="b", level=level)])
+    monkeypatch.setattr(machine, "machine", lambda: [])
+    monkeypatch.setattr(meeting, "meet", lambda found: [Finding(what="c", told=str(found.world))])
+    assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split() == [level.value, "a:", "b"]
+    assert json.loads(told[-1]) == {"what": "c", "told": "2", "level": "good", "figures": {}}

@@ -1,0 +1,85 @@
+"""The guide's file, with overrides for model, environment, reward, nodes and GPUs, trains on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_bridge.config import load_config
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "tests" / "rl_bridge" / "config" / "guide.yaml"
+HERE = ["--monarch.num_nodes", "1", "--monarch.gpus_per_node", "0", "--trainer.num_gpus", "0"]
+SMALL = [
+    *("rollout.num_workers=2", "rollout.batch_size=16", "env.sessions=8", "trainer.micro_batch_size=16"),
+    *("trainer.iterations=2", "evaluation.episodes=4", "evaluation.interval=0"),
+]
+REWARD = "def compute_reward(prompt, response, target):\n    return 0.125\n"
+TIMEOUT_S = 500.0
+
+
+def train(folder: Path, *words: str) -> Path:
+    """Train as the guide says it is begun, from a folder with the user's own reward function."""
+    (folder / "guide_reward.py").write_text(REWARD)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "rl_bridge.train", "--config", str(GUIDE), "--name", "guide"),
+            *("reward.function=guide_reward.compute_reward", *HERE, *SMALL, *words),
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return folder / "runs" / "guide"
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_an_environment_with_a_task_of_its_own(tmp_path: Path, tiny_policy: Path) -> None:
+    run = train(
+        tmp_path,
+        *("--model.path", str(tiny_policy), "env.app=envs.blackjack_env.server.app:app"),
+        *("rollout.task=examples.grpo_blackjack.task:BlackjackTask", "rollout.max_length=32"),
+        "rollout.max_new_tokens=1",
+    )
+    figures = rows(run)
+    assert [row["iteration"] for row in figures] == [1, 2]
+    # A hand's return and a penalty are halves at the least: what else there is, the reward function gave.
+    assert all((row["reward/mean"] - 0.125) * 16 % 0.5 == pytest.approx(0.0, abs=1e-6) for row in figures)
+    told = load_config(run / "config.yaml")
+    assert (told.rollout.num_turns, told.trainer.gradient_accumulation_steps) == (8, 4)
+    assert told.model.dtype == "bfloat16"
+
+
+def test_a_world_of_tools_without_a_task(tmp_path: Path) -> None:
+    from examples.sft.tiny_policy import make_tool_policy
+    from rl_bridge.data.traces import Trace
+
+    read = Trace(tools=(), messages=({"role": "user", "content": "how many rows has the table"},), reward=1.0)
+    policy = make_tool_policy(tmp_path / "policy", [read], seed=1, width=64, layers=1)
+    run = train(
+        tmp_path,
+        *(
+            "--model.path",
+            str(policy),
+            "env.app=envs.sqlite_env.server.app:app",
+            "--env.reset.difficulty",
+            "easy",
+        ),
+        "rollout.max_length=1024",
+    )
+    assert [row["iteration"] for row in rows(run)] == [1, 2]
+    report = json.loads((run / "report.json").read_text())
+    assert report["episodes"] == 4

@@ -1,0 +1,145 @@
+"""`ropewalk plan`: what it works out of which words, and how it ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from openenv_core.cli.main import run
+from rl_bridge.cli.plan import COMMAND
+
+GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def plan(*words: str) -> int:
+    return run(COMMAND, words)
+
+
+def cells(told: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.splitlines() if "│" in line]
+
+
+def test_guides_broadcast(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("broadcast", "--gb", "140", "--rollout_s", "10") == 0
+    told = capsys.readouterr().out
+    assert cells(told) == [["100", "11.2", "52.8%"], ["200", "5.6", "35.9%"], ["400", "2.8", "21.9%"]]
+    assert "parameters" not in told
+
+
+def test_guides_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--spot_gpus 48 --spot_price 1.75 --on_demand_gpus 16 --on_demand_price 2.42 --hours 24"
+    assert plan("cost", *words.split()) == 0
+    rows = {row[0]: row[1:] for row in cells(capsys.readouterr().out)}
+    assert rows["together"] == ["64", "", "2,945.28"]
+    assert rows["saved"][-1] == "20.8%"
+
+
+def test_guides_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("memory", "--parameters", "70B", "--gpu_gb", "80") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1,120.0 GB" in told
+    assert "16 bytes a parameter" in told
+    assert "the guide's 14 leaves the 2 of the gradients out" in told
+    assert "at least 14 GPUs of 80 GB" in told
+
+
+def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", GUIDE, "--parameters", "8B", "--gpu_gb", "60", "--rollout.max_length", "4096"]
+    assert plan(*words) == 0
+    rows = {row[0]: row[1:] for row in cells(capsys.readouterr().out)}
+    assert rows["trainer"][:2] == ["1 x 2", "64.0 GB"]
+    assert rows["trainer"][-1] == "does not fit"
+    assert rows["policy"][:2] == ["14 x 1", "16.0 GB"]
+    assert rows["policy"][-1] == "fits in the 40% that it may have"
+    assert rows["100"] == ["2.56"]  # 32 GB of float32
+    assert "saved" not in rows
+
+
+def test_a_gpu_that_the_generators_may_have_a_part_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine takes 40% of its GPU by default: 16 GB of weights are too much for that of 24."""
+    assert plan("memory", "--config", GUIDE, "--parameters", "8B", "--gpu_gb", "24") == 0
+    assert {row[0]: row[-1] for row in cells(capsys.readouterr().out)}["policy"] == (
+        "does not fit in the 40% that it may have"
+    )
+    assert plan("memory", "--config", GUIDE, "--parameters", "8B", "--gpu_gb", "40") == 0
+    assert {row[0]: row[-1] for row in cells(capsys.readouterr().out)}["policy"].startswith("fits in the 40%")
+
+
+def test_a_gpu_of_next_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("memory", "--parameters", "8B", "--gpu_gb", "1e-11") == 0
+    assert "GPUs of 1e-11 GB" in capsys.readouterr().out
+
+
+def test_guides_file_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ["--hours", "10", "--spot_price", "1", "--on_demand_price", "2"]
+    assert plan("--config", GUIDE, "--parameters", "8B", *prices, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["parameters"], told["trainer_bytes"]) == (8_000_000_000, 128_000_000_000)
+    assert [role["role"] for role in told["roles"]] == ["trainer", "policy"]
+    assert told["roles"][0]["process_bytes"] == 64_000_000_000
+    # 14 on spot and 2 on demand, 10 hours: 140 + 40 instead of 320.
+    assert (told["fleet"]["cost"], told["fleet"]["all_on_demand"]) == (180, 320)
+    assert [broadcast["seconds"] for broadcast in told["broadcasts"]] == pytest.approx([2.56, 1.28, 0.64])
+
+
+def test_cost_of_a_file_needs_no_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ["--hours", "1", "--spot_price", "1", "--on_demand_price", "2"]
+    assert plan("cost", "--config", GUIDE, *prices) == 0
+    assert plan("cost", "--config", GUIDE, "trainer.num_gpus=0", *prices) == 0
+    assert "0.00" in capsys.readouterr().out
+
+
+def test_without_spot_gpus_their_price_is_not_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "cost",
+        "--config",
+        GUIDE,
+        "rollout.spot_eligible=false",
+        "--hours",
+        "1",
+        "--on_demand_price",
+        "2",
+    ]
+    assert plan(*words) == 0
+    assert {row[0]: row[-1] for row in cells(capsys.readouterr().out)}["together"] == "32.00"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        ([], 2, "expected something to plan"),
+        (["memory"], 2, "--config FILE or --parameters N"),
+        (["broadcast"], 2, "--config FILE or --parameters N"),
+        (["cost"], 2, "expected --hours, --spot_gpus, --on_demand_gpus, --on_demand_price"),
+        (
+            ["cost", "--config", GUIDE, "--hours", "1"],
+            2,
+            "expected --spot_price, --on_demand_price to work out",
+        ),
+        (["--config", GUIDE], 1, "config.json at '/models/Llama-3.1-8B-Instruct'"),
+        (["--config", GUIDE, "model.path=null", "memory"], 2, "expected model.path or --parameters"),
+        (["seed=1"], 2, "expected --config with 'seed=1'"),
+        (["memroy"], 2, "one of memory, broadcast, cost"),
+        (["--parameters", "lots"], 2, "--parameters: could not convert"),
+        (["--gb", "1", "--gbps", "0"], 2, "expected --gbps as bandwidths above 0"),
+        (["--gb", "1", "--gbps", "fast"], 2, "expected --gbps as bandwidths above 0"),
+        (["--gb", "0"], 2, "expected --gb above 0"),
+        (["--gb", "nan"], 2, "expected --gb above 0"),
+        (["cost", "--spot_gpus", "-1"], 2, "expected --spot_gpus of at least 0"),
+        (
+            ["--config", GUIDE, "--parameters", "8B", "rollout.max_lenght=1"],
+            2,
+            "did you mean 'rollout.max_length'",
+        ),
+    ],
+)
+def test_words_that_say_too_little(
+    words: list[str], status: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(*words) == status
+    assert told in capsys.readouterr().err

@@ -1,0 +1,123 @@
+"""Presets: what a name stands for, that every key can be overridden, and that a saved run shows them all."""
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from rl_bridge.config import PRESETS, AlgorithmConfig, load_config, save_config
+
+RUN = "env: {app: 'package.app:app'}\nrollout: {task: 'package.task:Task', batch_size: 64, group_size: 8}\n"
+
+# What the papers say, by the keys that set each apart from GRPO.
+BY_HAND: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"normalize_std": False, "aggregation": "fixed_length"},
+    "dapo": {
+        "clip_high": 0.28,
+        "aggregation": "token_mean",
+        "dynamic_sampling": True,
+        "overlong": "penalty",
+    },
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"objective": "cispo", "clip_low": 1.0, "clip_high": 0.28, "aggregation": "token_mean"},
+    "ppo": {"advantage": "gae", "aggregation": "token_mean", "value_clip": 0.2},
+}
+
+
+def of(name: str, **keys: Any) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate({"name": name, **keys})
+
+
+def test_every_name_has_a_preset() -> None:
+    names = typing.get_args(AlgorithmConfig.model_fields["name"].annotation)
+    assert set(names) == set(PRESETS) == set(BY_HAND)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_name_stands_for(name: str) -> None:
+    plain, found = AlgorithmConfig().model_dump(), of(name).model_dump()
+    assert {key: value for key, value in found.items() if value != plain[key]} == (
+        {"name": name, **BY_HAND[name]} if name != "grpo" else {}
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_key_of_a_preset_can_be_overridden(name: str) -> None:
+    other = {
+        "advantage": "group" if name == "ppo" else "gae",
+        "normalize_std": name == "dr_grpo",
+        "objective": "reinforce",
+        "ratio": "token",
+        "clip_low": 0.11,
+        "clip_high": 0.12,
+        "aggregation": "sequence_mean" if name != "grpo" else "token_mean",
+        "dynamic_sampling": name != "dapo",
+        "overlong": "mask",
+        "value_clip": 0.7,
+    }
+    assert set(PRESETS[name]) <= set(other)
+    assert of(name, **other).model_dump() | other == of(name, **other).model_dump()
+
+
+def test_a_name_and_overrides_from_file_and_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN + "algorithm: dapo\n")
+    assert load_config(file).algorithm == of("dapo")
+    changed = load_config(file, ["algorithm.clip_high=0.3"]).algorithm
+    assert changed == of("dapo", clip_high=0.3)
+    assert load_config(file, ["algorithm.name=ppo"]).algorithm == of("ppo")
+    assert load_config(file, ["algorithm={name: gspo, kl_coef: 0.5}"]).algorithm == of("gspo", kl_coef=0.5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("before", ["grpo", "ppo"])
+@pytest.mark.parametrize("form", ["algorithm", "algorithm.name"])
+def test_another_name_takes_the_place_of_a_saved_runs(
+    tmp_path: Path, before: str, name: str, form: str
+) -> None:
+    """Its file has every key; they are the old name's, and what was set beside it stays."""
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN + f"algorithm: {{name: {before}, kl_coef: 0.5}}\n")
+    save_config(load_config(file), tmp_path)
+    saved = tmp_path / "config.yaml"
+    assert load_config(saved, [f"{form}={name}"]).algorithm == of(name, kl_coef=0.5)
+    # Wherever it stands, and whatever the old name says of that key.
+    overrides = ["algorithm.clip_low=0.2", f"{form}={name}"]
+    assert load_config(saved, overrides).algorithm == of(name, kl_coef=0.5, clip_low=0.2)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_saved_run_shows_every_key_and_loads_as_it_was(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN + f"algorithm: {{name: {name}, clip_low: 0.05}}\n")
+    config = load_config(file)
+    save_config(config, tmp_path)
+    shown = yaml.safe_load((tmp_path / "config.yaml").read_text())["algorithm"]
+    assert shown == config.algorithm.model_dump()
+    assert (shown["name"], shown["clip_low"]) == (name, 0.05)
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"name": "cispo", "dual_clip": 3.0}, "dual_clip with algorithm.objective=clip alone, got cispo"),
+        ({"objective": "reinforce", "ratio": "sequence"}, "which uses no ratio, got sequence"),
+        ({"correction_low": 5.0}, "correction_low below algorithm.correction_high, got 5.0 and 5.0"),
+        (
+            {"kl_in": "reward", "overlong": "mask"},
+            "algorithm.kl_in=loss with algorithm.overlong=mask",
+        ),
+        ({"dual_clip": 1.0}, "greater than 1"),
+        ({"name": "trpo"}, "Input should be 'grpo'"),
+        ({"name": ["grpo"]}, "Input should be 'grpo'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        AlgorithmConfig.model_validate(keys)
+    assert message in str(caught.value)

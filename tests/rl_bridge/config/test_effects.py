@@ -1,0 +1,85 @@
+"""What is told of keys that do nothing: those that somebody has set, and never those of a name or of our files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
+from rl_bridge.config.effects import NEEDS, without_effect
+
+ROOT = Path(__file__).parents[3]
+OURS = [Path(__file__).with_name("guide.yaml"), *ROOT.glob("examples/*/*.yaml")]
+
+
+def told(**keys: Any) -> list[str]:
+    return [line.partition("=")[0] for line in without_effect(AlgorithmConfig.model_validate(keys))]
+
+
+@pytest.mark.parametrize(
+    ("needed", "idle"),
+    [
+        ({"objective": "reinforce"}, {"clip_low": 0.1, "clip_high": 0.3}),
+        ({}, {"entropy_hold": 0.5, "entropy_final_factor": 0.1}),
+        ({}, {"kl_estimator": "k2", "kl_in": "reward"}),
+        ({"correction": "icepop"}, {"correction_cap": 3.0}),
+        ({"correction": "decoupled"}, {"correction_low": 0.1, "correction_high": 3.0}),
+        ({}, {"max_refills": 5}),
+        ({"name": "dapo", "overlong": "mask"}, {"overlong_share": 0.1}),
+        ({"name": "ppo", "advantage": "group"}, {"gamma": 0.9, "critic_learning_rate": 1e-4}),
+        ({}, {"gae_lambda": 0.5, "value_clip": 0.1}),
+    ],
+)
+def test_what_is_set_and_not_used_is_told(needed: dict[str, Any], idle: dict[str, Any]) -> None:
+    assert sorted(told(**needed, **idle)) == sorted(f"algorithm.{key}" for key in idle)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"clip_low": 0.1, "clip_high": 0.3},
+        {"objective": "cispo", "clip_high": 0.3},
+        {"entropy_coef": 0.1, "entropy_hold": 0.5, "entropy_final_factor": 0.1},
+        {"kl_coef": 0.1, "kl_estimator": "k2", "kl_in": "reward"},
+        {"correction": "truncated", "correction_cap": 3.0},
+        {"correction": "icepop", "correction_low": 0.1, "correction_high": 3.0},
+        {"dynamic_sampling": True, "max_refills": 5},
+        {"overlong": "penalty", "overlong_share": 0.1},
+        {
+            "advantage": "gae",
+            "gamma": 0.9,
+            "gae_lambda": 0.5,
+            "value_clip": 0.1,
+            "critic_learning_rate": 1e-4,
+        },
+    ],
+)
+def test_what_is_used_is_not(keys: dict[str, Any]) -> None:
+    assert told(**keys) == []
+
+
+def test_a_bonus_that_is_held_for_the_whole_run_is_lowered_to_nothing() -> None:
+    lines = without_effect(AlgorithmConfig(entropy_coef=0.1, entropy_final_factor=0.1))
+    assert lines == [
+        "algorithm.entropy_final_factor=0.1 has no effect: it counts where algorithm.entropy_coef is above 0, and "
+        "entropy_final_factor and entropy_hold below 1"
+    ]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_name_alone_says_nothing_idle(name: str) -> None:
+    assert told(name=name) == []
+    assert told(name=name, objective="reinforce", ratio="token", advantage="group", overlong="train") == []
+
+
+@pytest.mark.parametrize("file", OURS, ids=lambda file: f"{file.parent.name}-{file.name}")
+@pytest.mark.parametrize("name", [None, *PRESETS])
+def test_our_files_set_nothing_idle(file: Path, name: str | None) -> None:
+    given = yaml.safe_load(file.read_text()).get("algorithm", {})
+    keys = {"name": given} if isinstance(given, str) else dict(given)
+    assert told(**keys | ({} if name is None else {"name": name})) == []
+
+
+def test_every_key_that_needs_another_is_one() -> None:
+    assert set(NEEDS) <= set(AlgorithmConfig.model_fields)

@@ -1,0 +1,89 @@
+"""The file of the field's cluster guide: it loads as printed, and trains once it is told on what, and where."""
+
+from pathlib import Path
+
+import pytest
+
+from rl_bridge.config import Config, load_config, ready_to_train
+from rl_bridge.errors import ConfigError
+
+GUIDE = Path(__file__).with_name("guide.yaml")
+HERE = ("monarch.num_nodes=1", "monarch.gpus_per_node=0", "trainer.num_gpus=0")
+PLAYS = (
+    "env.app=envs.blackjack_env.server.app:app",
+    "rollout.task=examples.grpo_blackjack.task:BlackjackTask",
+)
+
+
+def refusal(config: Config) -> str:
+    with pytest.raises(ConfigError) as caught:
+        ready_to_train(config)
+    return str(caught.value)
+
+
+def test_every_key_says_what_it_says_in_the_guide() -> None:
+    config = load_config(GUIDE)
+    rollout, trainer, monarch = config.rollout, config.trainer, config.monarch
+    assert (config.algorithm.name, config.model.dtype) == ("grpo", "bfloat16")
+    assert (rollout.num_workers, rollout.batch_size, rollout.max_length, rollout.num_turns) == (
+        14,
+        512,
+        4096,
+        8,
+    )
+    assert (rollout.spot_eligible, rollout.checkpoint_on_preemption) == (True, True)
+    assert (trainer.learning_rate, trainer.gradient_accumulation_steps, trainer.checkpoint_interval) == (
+        1e-6,
+        4,
+        50,
+    )
+    assert (config.reward.function, config.reward.timeout_seconds) == (
+        "your_reward_module.compute_reward",
+        10.0,
+    )
+    assert (monarch.master_addr, monarch.master_port, monarch.coord_port) == ("10.0.0.1", 29500, 29501)
+    # 14 generators and 2 ranks, of the 64 GPUs of 8 hosts.
+    assert (monarch.roles.policy.replicas, monarch.roles.trainer.procs, monarch.roles.gpus()) == (14, 2, 16)
+    assert monarch.num_nodes * monarch.gpus_per_node == 64
+
+
+def test_training_is_refused_until_it_is_told_on_what() -> None:
+    told = refusal(load_config(GUIDE, HERE))
+    assert "env.*" in told
+    assert "data.*" in told
+    assert "monarch" not in told
+
+
+def test_training_on_hosts_is_refused_until_they_can_be_reached() -> None:
+    told = refusal(load_config(GUIDE, PLAYS))
+    assert "the addresses of 8 hosts" in told
+    assert "env.*" not in told
+    ready_to_train(load_config(GUIDE, [*PLAYS, "monarch.job=mine:job"]))
+    ready_to_train(load_config(GUIDE, [*PLAYS, f"monarch.workers={[f'tcp://h{n}:1' for n in range(8)]}"]))
+    assert "got 1 addresses" in refusal(load_config(GUIDE, [*PLAYS, "monarch.workers=[tcp://h:1]"]))
+
+
+def test_everything_that_is_missing_is_told_at_once() -> None:
+    told = refusal(load_config(GUIDE))
+    assert "env.*" in told
+    assert "monarch.workers" in told
+
+
+@pytest.mark.parametrize("learned_from", [PLAYS, ("data.source=prompts.jsonl",)])
+def test_with_overrides_it_is_ready(learned_from: tuple[str, ...]) -> None:
+    config = load_config(GUIDE, [*HERE, *learned_from, "model.path=/m", "reward.function=mine.compute"])
+    ready_to_train(config)
+    assert config.monarch.roles.gpus() == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "whole"), [("bf16", "bfloat16"), ("fp32", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_short_names_of_types(dtype: str, whole: str) -> None:
+    assert load_config(GUIDE, [f"model.dtype={dtype}"]).model.dtype == whole
+
+
+@pytest.mark.parametrize("dtype", ["float8", "[bf16]"])
+def test_other_types_are_refused(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.dtype"):
+        load_config(GUIDE, [f"model.dtype={dtype}"])

@@ -1,0 +1,212 @@
+"""Traces: what is recorded of an episode, how it is kept, which tokens of it are learned."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv_core import Observation, StepResult
+from openenv_core.errors import ToolCallFailed
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR
+from openenv_core.tools import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+    ToolError,
+    ToolErrorType,
+)
+from rl_bridge.config import Config
+from rl_bridge.data.traces import Recorder, Trace, load_traces, save_traces, written
+from rl_bridge.errors import ConfigError, EpisodeLost
+from rl_bridge.rollout import EvaluationResult, Policy, ToolTask
+from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, parse_tool_calls
+
+
+class Riddle(Observation):
+    task: str
+
+
+class RiddleTask(ToolTask):
+    async def report(self, policy: Policy, result: EvaluationResult) -> None: ...
+
+
+class RiddleSession:
+    """`look` tells a number, `say` ends the episode; it earns 1 with the right one."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.resets: list[dict[str, Any]] = []
+        self._broken = broken
+
+    async def reset(self, **options: Any) -> StepResult[Any]:
+        self.resets.append(options)
+        return StepResult(Riddle(task="what is the number?"), None, False)
+
+    async def step(self, action: Any, /) -> StepResult[Any]:
+        if isinstance(action, ListToolsAction):
+            tools = [
+                Tool(name=name, description=name, input_schema={"type": "object", "properties": {}})
+                for name in ("look", "say")
+            ]
+            return StepResult(ListToolsObservation(tools=tools), None, False)
+        assert isinstance(action, CallToolAction)
+        if self._broken:
+            lost = CallToolObservation(tool_name="look", metadata={INFRASTRUCTURE_ERROR: "the disk is gone"})
+            return StepResult(lost, None, False)
+        if action.tool_name == "look":
+            return StepResult(CallToolObservation(tool_name="look", result={"number": 7}), 0.25, False)
+        if action.tool_name == "say":
+            right = action.arguments == {"number": 7}
+            return StepResult(CallToolObservation(tool_name="say", result="heard"), float(right), True)
+        error = ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message="there is no such tool")
+        return StepResult(CallToolObservation(tool_name=action.tool_name, error=error), 0.0, False)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> RiddleTask:
+    return RiddleTask(Config.model_validate({"rollout": {}}), tmp_path)
+
+
+async def recorded(task: RiddleTask) -> Trace:
+    recorder = Recorder(task, RiddleSession())
+    await recorder.begin(3)
+    seen = await recorder.call("look", {})
+    await recorder.call("say", {"number": seen["number"]})
+    return recorder.trace()
+
+
+async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: RiddleTask) -> None:
+    session = RiddleSession()
+    recorder = Recorder(task, session)
+    first = await recorder.begin(3, level="easy")
+    assert first.task == "what is the number?"
+    assert session.resets == [{"seed": 3, "level": "easy"}]
+    assert await recorder.call("look", {}) == {"number": 7}
+    with pytest.raises(ValueError, match="goes on"):
+        recorder.trace()
+    await recorder.call("say", {"number": 7})
+    trace = recorder.trace()
+    assert trace.reward == 1.25
+    assert [tool["function"]["name"] for tool in trace.tools] == ["look", "say"]
+    # What the last call gave nobody reads any more.
+    assert trace.messages == (
+        {"role": "user", "content": "what is the number?"},
+        {"role": "assistant", "content": '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'},
+        {"role": "tool", "name": "look", "content": '{"number": 7}'},
+        {
+            "role": "assistant",
+            "content": '<tool_call>\n{"name": "say", "arguments": {"number": 7}}\n</tool_call>',
+        },
+    )
+
+
+async def test_a_recorder_can_begin_again(task: RiddleTask) -> None:
+    recorder = Recorder(task, RiddleSession())
+    for answer, reward in ((7, 1.0), (8, 0.0)):
+        await recorder.begin(0)
+        await recorder.call("say", {"number": answer})
+        trace = recorder.trace()
+        assert (trace.reward, len(trace.messages)) == (reward, 2)
+
+
+async def test_a_solver_whose_call_fails_is_told(task: RiddleTask) -> None:
+    recorder = Recorder(task, RiddleSession())
+    await recorder.begin(0)
+    with pytest.raises(ToolCallFailed, match="no such tool"):
+        await recorder.call("guess", {})
+
+
+async def test_what_the_infrastructure_failed_is_no_trace(task: RiddleTask) -> None:
+    recorder = Recorder(task, RiddleSession(broken=True))
+    await recorder.begin(0)
+    with pytest.raises(EpisodeLost, match="the disk is gone"):
+        await recorder.call("look", {})
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"code": "def f(xs):\n    return 'a\"b'"}, {"name": "Zoë", "list": [1, {"x": None}]}]
+)
+def test_a_written_call_is_read_as_that_call(arguments: Mapping[str, Any]) -> None:
+    call = ToolCall("tool", arguments)
+    assert parse_tool_calls(written(call), style=CallStyle.HERMES) == [call]
+
+
+async def test_traces_come_back_from_their_file(task: RiddleTask, tmp_path: Path) -> None:
+    traces = [await recorded(task), await recorded(task)]
+    save_traces(tmp_path / "traces.jsonl", traces)
+    assert load_traces(tmp_path / "traces.jsonl") == traces
+
+
+def test_tools_and_reward_may_be_missing(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n\n")
+    assert load_traces(tmp_path / "chats.jsonl") == [Trace(tools=(), messages=tuple(chat), reward=0.0)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_text_may_have_ends_of_lines_of_its_own(tmp_path: Path, end: str) -> None:
+    chat = [{"role": "user", "content": "one\u2028two\x85"}, {"role": "assistant", "content": "2"}]
+    line = json.dumps({"messages": chat}, ensure_ascii=False)
+    (tmp_path / "chats.jsonl").write_text(2 * f"{line}{end}", encoding="utf-8", newline="")
+    assert [trace.messages for trace in load_traces(tmp_path / "chats.jsonl")] == [tuple(chat), tuple(chat)]
+
+
+USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("", "at least one trace"),
+        ("{", "line 1"),
+        ("[]", "messages of role and content"),
+        (json.dumps({"messages": [{"role": "user"}]}), "messages of role and content"),
+        (json.dumps({"messages": []}), "one of the assistant's"),
+        (json.dumps({"messages": [USER]}), "one of the assistant's"),
+        (json.dumps({"messages": [ASSISTANT, USER]}), "begin with another's"),
+        (json.dumps({"messages": [ASSISTANT, ASSISTANT]}), "begin with another's"),
+    ],
+)
+def test_what_is_no_trace_is_refused(line: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(line)
+    with pytest.raises(ConfigError, match=complaint):
+        load_traces(tmp_path / "bad.jsonl")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
+        load_traces(tmp_path / "none.jsonl")
+
+
+@pytest.mark.heavy
+async def test_what_the_assistant_wrote_is_learned_and_nothing_else(task: RiddleTask, tmp_path: Path) -> None:
+    from examples.sft.tiny_policy import make_tool_policy
+    from rl_bridge.data.traces import samples_of
+    from rl_bridge.tokens.chat import ChatTokenizer
+
+    trace = await recorded(task)
+    tokenizer = ChatTokenizer(make_tool_policy(tmp_path / "policy", [trace], seed=0, width=64, layers=1))
+    assert tokenizer.call_style is CallStyle.HERMES
+    (row,) = samples_of(trace, tokenizer, index=5)
+    assert (row.trajectory, row.advantage) == (5, 1.0)
+
+    def text(tokens: Sequence[int]) -> str:
+        return tokenizer.written([*tokens, -1][:-1])
+
+    # By hand, as the template writes it.
+    look, say = (m["content"] for m in trace.messages if m["role"] == "assistant")
+    assert text(row.tokens) == (
+        "<|im_start|>system\n<tool_call>\nlook()\nsay()\n</tool_call><|im_end|>\n"
+        "<|im_start|>user\nwhat is the number?<|im_end|>\n"
+        f"<|im_start|>assistant\n{look}<|im_end|>\n"
+        '<|im_start|>user\n<tool_response>\n{"number": 7}\n</tool_response><|im_end|>\n'
+        f"<|im_start|>assistant\n{say}"
+    )
+    learned = [token for token, own in zip(row.tokens, row.loss_mask, strict=True) if own]
+    end = tokenizer.stop_token_ids[0]
+    assert learned == [*tokenizer.answer(look), *tokenizer.answer(say)]
+    assert learned.count(end) == 2
+    assert learned[-1] == row.tokens[-1] == end

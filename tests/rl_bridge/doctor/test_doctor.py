@@ -1,0 +1,273 @@
+"""What the doctor looks at: requirements, the machine, what a configuration counts on."""
+
+import importlib.metadata
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rl_bridge.config import Config, load_config
+from rl_bridge.doctor import machine as machine_module
+from rl_bridge.doctor import meeting
+from rl_bridge.doctor.cluster import cluster
+from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.interface import interface_towards, is_own
+from rl_bridge.doctor.limits import Limits, limits
+from rl_bridge.doctor.machine import machine
+from rl_bridge.doctor.packages import packages, requirements
+
+FILE = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"
+
+
+def named(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings}
+
+
+def test_requirements_of_an_extra_include_those_of_the_extras_it_names() -> None:
+    lines = [
+        "httpx>=0.27",
+        'a==1; extra == "one"',
+        'ropewalk[two]; extra == "one"',
+        'a>=0.5; extra == "two"',
+        'b<3; extra == "two"',
+        'ropewalk[one]; extra == "two"',
+        'c; extra == "three"',
+    ]
+    found = requirements(lines, "one")
+    assert {name: set(map(str, versions)) for name, versions in found.items()} == {
+        "a": {"==1", ">=0.5"},
+        "b": {"<3"},
+    }
+
+
+def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"torch": "2.13.0+cpu", "vllm": "0.31.0", "numpy": "2.4.0rc1"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there[name]
+
+    wanted = ("torch==2.13.0", "vllm==0.32.0", "torchtitan==0.3.0", "numpy>=1.26")
+    asked = [f'{requirement}; extra == "rl"' for requirement in wanted]
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: asked)
+    found = named(packages())
+    assert (found["torch"].level, found["torch"].told) == (Level.GOOD, "2.13.0+cpu")
+    assert found["numpy"].level is Level.GOOD
+    assert (found["vllm"].level, found["torchtitan"].level) == (Level.ODD, Level.BAD)
+    assert "expected ==0.32.0, got 0.31.0; pip install 'ropewalk[rl]'" in found["vllm"].told
+
+
+def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert named(packages())["packages"].level is Level.ODD
+
+
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)  # torch takes seconds to import
+    found = named(machine())
+    assert {"cores", "memory", "/dev/shm", "descriptors"} <= set(found)
+    assert found["cores"].figures["cores"] == len(os.sched_getaffinity(0))
+    assert 0 < found["memory"].figures["free_gb"] < 1e5
+
+
+def test_limits_of_a_container_are_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)
+    allowed = Limits(memory=3 << 20, memory_used=1 << 20, cores=0.5)
+    monkeypatch.setattr(machine_module, "limits", lambda: allowed)
+    found = named(machine())
+    assert found["cores"].figures["cores"] == 0.5
+    assert found["memory"].figures["free_gb"] == pytest.approx(2 * 2**20 / 1e9)
+    assert "limit (cgroup)" in found["memory"].told
+    monkeypatch.setattr(machine_module, "limits", lambda: Limits(memory=1 << 59, cores=1e4))
+    assert not any("limit" in named(machine())[what].told for what in ("cores", "memory"))
+
+
+def cgroup(root: Path, own: str, **files: str) -> Limits:
+    (root / "self").write_text(own)
+    for name, content in files.items():
+        file = root / name.replace("__", "/").replace("_DOT_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return limits(cgroups=root, own=root / "self")
+
+
+def test_limits_of_cgroups_2_are_those_of_the_tightest_around(tmp_path: Path) -> None:
+    found = cgroup(
+        tmp_path,
+        "0::/pod/one\n",
+        pod__one__memory_DOT_max="max\n",
+        pod__one__cpu_DOT_max="max 100000\n",
+        pod__memory_DOT_max="8000\n",
+        pod__memory_DOT_current="3000\n",
+        pod__memory_DOT_stat="anon 1\ninactive_file 1000\n",
+        pod__cpu_DOT_max="250000 100000\n",
+        memory_DOT_max="9000\n",
+    )
+    assert found == Limits(memory=8000, memory_used=2000, cores=2.5)
+
+
+def test_limits_of_cgroups_1(tmp_path: Path) -> None:
+    """Of a container, whose path is one of the machine's and leads nowhere here."""
+    found = cgroup(
+        tmp_path,
+        "7:memory:/docker/x\n5:cpu,cpuacct:/docker/x\n1:name=systemd:/docker/x\n",
+        **{
+            "memory__memory_DOT_limit_in_bytes": "8000\n",
+            "memory__memory_DOT_usage_in_bytes": "3000\n",
+            "cpu__cpu_DOT_cfs_quota_us": "-1\n",
+            "cpu__cpu_DOT_cfs_period_us": "100000\n",
+        },
+    )
+    assert found == Limits(memory=8000, memory_used=3000, cores=None)
+    limited = cgroup(tmp_path, "7:memory:/\n5:cpu:/\n", cpu__cpu_DOT_cfs_quota_us="50000\n")
+    assert limited.cores == 0.5
+    boundless = cgroup(tmp_path, "7:memory:/\n", memory__memory_DOT_limit_in_bytes=f"{2**63 - 4096}\n")
+    assert boundless == Limits()
+
+
+def test_no_cgroups_are_no_limits(tmp_path: Path) -> None:
+    assert limits(cgroups=tmp_path, own=tmp_path / "none") == Limits()
+
+
+def test_what_a_small_container_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20, total=64 << 20))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
+    monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
+    found = named(machine())
+    assert (found["/dev/shm"].level, found["descriptors"].level) == (Level.ODD, Level.ODD)
+    assert "--shm-size" in found["/dev/shm"].told
+    assert found["GPUs"].level is Level.BAD
+    assert "CUDA_VISIBLE_DEVICES" in found["GPUs"].told
+
+
+def test_interface_that_leads_to_this_host() -> None:
+    assert interface_towards("127.0.0.1:1") == "lo"
+    assert interface_towards("no-such-host.invalid:1") is None
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
+def test_interface_of_an_ipv6_address() -> None:
+    assert interface_towards("[::1]:1") == "lo"
+
+
+def test_own_addresses() -> None:
+    assert is_own("127.0.0.1")
+    assert not is_own("192.0.2.1")
+    assert not is_own("no-such-host.invalid")
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def loaded(tmp_path: Path, *overrides: str) -> Config:
+    file = tmp_path / "run.yaml"
+    file.write_text(FILE)
+    return load_config(file, overrides)
+
+
+def test_gpus_of_the_roles(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "trainer.num_gpus=2")
+    assert named(cluster(config, gpus=2))["GPUs of the roles"].level is Level.BAD
+    assert named(cluster(config, gpus=3))["GPUs of the roles"].level is Level.GOOD
+    elsewhere = loaded(tmp_path, "trainer.num_gpus=2", "monarch.job=a:b")
+    assert "GPUs of the roles" not in named(cluster(elsewhere, gpus=0))
+
+
+@pytest.mark.parametrize(("gpus", "level"), [(7, Level.BAD), (8, Level.GOOD)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gpus_of_one_host_of_several(tmp_path: Path, gpus: int, level: Level, rank: int) -> None:
+    config = loaded(tmp_path, "monarch.num_nodes=2", "monarch.gpus_per_node=8", "trainer.num_gpus=2")
+    found = named(cluster(config, gpus=gpus, node_rank=rank))
+    assert found["GPUs of this host"].level is level
+    assert f"says 8, {gpus} are here" in found["GPUs of this host"].told
+    assert "GPUs of the roles" not in found
+
+
+def test_ports_are_the_first_hosts_alone(tmp_path: Path) -> None:
+    """On the others the controller's address is not theirs, which is as it should be."""
+    config = loaded(tmp_path, "monarch.master_addr=192.0.2.1", "monarch.job=a:b", "monarch.num_nodes=2")
+    first, second = (cluster(config, gpus=0, node_rank=rank) for rank in (0, 1))
+    assert [one.level for one in first if one.what.startswith("monarch")] == [Level.BAD, Level.BAD]
+    assert [one.level for one in second] == [Level.GOOD]
+
+
+def test_ports_of_the_controller(tmp_path: Path, listener: int) -> None:
+    def levels(*overrides: str) -> dict[str, Level]:
+        found = cluster(loaded(tmp_path, *overrides), gpus=0)
+        return {one.what: one.level for one in found if one.what.startswith("monarch")}
+
+    assert levels() == {"monarch.coord_port": Level.GOOD}
+    assert levels(f"monarch.coord_port={listener}") == {"monarch.coord_port": Level.BAD}
+    assert levels(f"monarch.master_port={listener}") == {"monarch.coord_port": Level.GOOD}
+    assert levels(f"monarch.master_port={listener}", "monarch.job=a:b")["monarch.master_port"] is Level.BAD
+    elsewhere = "monarch.master_addr=192.0.2.1"
+    assert levels(elsewhere) == {"monarch.coord_port": Level.ODD}
+    assert levels(elsewhere, "monarch.job=a:b")["monarch.coord_port"] is Level.BAD
+    told = named(cluster(loaded(tmp_path, elsewhere), gpus=0))["monarch.coord_port"].told
+    assert "192.0.2.1:0 is no address of this host" in told
+
+
+def test_servers_and_workers_that_somebody_else_started(tmp_path: Path, listener: int) -> None:
+    there, missing = f"http://127.0.0.1:{listener}", f"http://127.0.0.1:{free_port()}/path"
+    worker = f"tcp://127.0.0.1:{listener}"
+    odd = ["http://[::1", "http://u:secret@h:x", "nothing"]
+    overrides = [
+        "env.app=null",
+        f"env.url={json.dumps([there, missing, *odd])}",
+        f"monarch.workers=[{worker}, tcp://x]",
+    ]
+    found = named(cluster(loaded(tmp_path, *overrides), gpus=0))
+    assert (found[there].level, found[worker].level) == (Level.GOOD, Level.GOOD)
+    assert (found[missing].level, found["tcp://x"].level) == (Level.BAD, Level.BAD)
+    assert "refused" in found[missing].told
+    assert [found[url].level for url in odd] == [Level.BAD] * 3
+    assert "expected an address such as http://HOST:PORT or tcp://HOST:PORT" in found["tcp://x"].told
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    config = loaded(tmp_path, f"model.path={tmp_path}")
+    assert named(cluster(config, gpus=0))["model.path"].level is Level.BAD
+    (tmp_path / "config.json").write_text("{}")
+    assert named(cluster(config, gpus=0))["model.path"].level is Level.GOOD
+
+
+def test_a_process_that_outlasts_its_end_does_not_hold_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+
+    class Stuck:
+        """In a driver, where not even SIGKILL reaches it."""
+
+        pid = 7
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self, timeout: float | None = None) -> None:
+            assert timeout == meeting.KILLED_S
+            raise subprocess.TimeoutExpired("rank", timeout)
+
+    monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
+    meeting._end(Stuck())  # type: ignore[arg-type]
+    assert killed == [7]

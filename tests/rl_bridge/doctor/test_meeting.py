@@ -1,0 +1,210 @@
+"""Processes that really meet and compute together: on one host, on two by name, and with somebody missing."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rl_bridge.doctor.findings import Level
+from rl_bridge.doctor.meeting import Meeting, meet
+
+pytestmark = pytest.mark.slow
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def meeting(
+    address: str, *, num_nodes: int, node_rank: int, per_host: int = 1, timeout_s: float = 60
+) -> Meeting:
+    return Meeting(
+        address=address,
+        num_nodes=num_nodes,
+        node_rank=node_rank,
+        per_host=per_host,
+        on_gpus=False,
+        megabytes=4,
+        timeout_s=timeout_s,
+    )
+
+
+def ranks_alive(address: str) -> list[str]:
+    """Command lines of ranks of a meeting that still run."""
+    lines = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        if "rl_bridge.doctor.rank" in line and address in line:
+            lines.append(line)
+    return lines
+
+
+def test_two_processes_of_one_host() -> None:
+    (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=2))
+    assert found.level is Level.GOOD
+    assert "2 processes on 1 host (" in found.told
+    assert found.figures["small_us"] > 0
+    assert found.figures["reduce_gbps"] > 0
+
+
+def test_process_that_is_alone_says_so() -> None:
+    (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=1))
+    assert found.level is Level.GOOD
+    assert "had nobody to send to" in found.told
+
+
+def test_two_hosts_of_two_processes() -> None:
+    """As two hosts do: each is asked for by itself, and meets the other at an address alone."""
+    address = free_address()
+    with ThreadPoolExecutor(2) as hosts:
+        first, second = hosts.map(
+            lambda rank: meet(meeting(address, num_nodes=2, node_rank=rank, per_host=2)), (0, 1)
+        )
+    assert [found.level for found in (*first, *second)] == [Level.GOOD] * 5
+    assert first[-1].what == second[-1].what == "versions on all hosts"
+    assert "4 processes on 2 hosts" in second[0].told
+    assert first[1].what == f"to {socket.gethostname()}"
+    assert first[1].figures["pair_gbps"] > 0
+
+
+@contextlib.contextmanager
+def two_namespaces() -> Iterator[list[str]]:
+    """Two network namespaces with a link between them, at 10.79.0.1 and 10.79.0.2."""
+    names = [f"rwd{number}{os.getpid() % 100000:x}" for number in (1, 2)]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", names[0], "link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.79.0.{number}/24", "dev", "link0")
+            ip("-n", name, "link", "set", "link0", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and the ip command"
+)
+def test_two_hosts_that_share_nothing_but_a_link() -> None:
+    """The name of a host leads to its own loopback, as it often does; the command finds the way all the same."""
+    source = "import sys; from openenv_core.cli.main import run; from rl_bridge.cli.doctor import COMMAND; "
+    source += "sys.exit(run(COMMAND, sys.argv[1:]))"
+    options = "--num_nodes 2 --addr 10.79.0.1:29500 --procs 1 --megabytes 4 --json --node_rank"
+    with two_namespaces() as names:
+        hosts = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, sys.executable, "-c", source, *options.split(), str(rank)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            for rank, name in enumerate(names)
+        ]
+        told = [host.communicate(timeout=100)[0].splitlines() for host in hosts]
+    found = [json.loads(line) for line in (*told[0][-3:-1], told[1][-2])]
+    assert [one["level"] for one in found] == ["good"] * 3, found
+    assert "2 processes on 2 hosts" in found[2]["told"]
+    assert found[1]["figures"]["pair_gbps"] > 0
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_host_that_does_not_come(node_rank: int) -> None:
+    address = free_address()
+    (found,) = meet(meeting(address, num_nodes=2, node_rank=node_rank, timeout_s=2))
+    assert found.level is Level.BAD
+    assert f"expected 2 processes to meet at {address} within 2 s" in found.told
+    # The first host has the place where all meet: who else is missing can be said there alone.
+    assert ("no host came as --node_rank 1 within 2 s" if node_rank == 0 else "Error") in found.told
+    assert "--node_rank N" in found.told
+    assert ranks_alive(address) == []
+
+
+def test_hosts_that_were_told_different_things() -> None:
+    address = free_address()
+    with ThreadPoolExecutor(2) as hosts:
+        found = [
+            hosts.submit(meet, meeting(address, num_nodes=2, node_rank=rank, per_host=rank + 1, timeout_s=60))
+            for rank in (0, 1)
+        ]
+        told = [one.result()[0].told for one in found]
+    assert all("expected the same --procs on every host, got" in one for one in told), told
+
+
+def test_processes_that_log_a_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL does to standard output when it is asked to, before and after there is an answer."""
+    noise = "import atexit, os; atexit.register(os.write(1, b'x' * 300_000) and os.write, 1, b'y' * 300_000)"
+    (tmp_path / "sitecustomize.py").write_text(noise)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=2))
+    assert found.level is Level.GOOD, found.told
+
+
+def test_processes_end_with_the_command() -> None:
+    """Even where that is killed while they wait for another host."""
+    address = free_address()
+    source = (
+        "from rl_bridge.doctor.meeting import *; "
+        f"meet(Meeting(address={address!r}, num_nodes=2, node_rank=0, per_host=1, on_gpus=False, timeout_s=600))"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    try:
+        host, port = address.split(":")
+        _until(lambda: _listens(host, int(port)))
+    finally:
+        command.kill()
+        command.wait()
+    _until(lambda: not ranks_alive(address))
+
+
+def _until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _listens(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
+
+
+def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Doomed(subprocess.Popen[str]):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[call-overload]
+            started.append(self)
+            if len(started) == 2:
+                os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(subprocess, "Popen", Doomed)
+    address, began = free_address(), time.monotonic()
+    (found,) = meet(meeting(address, num_nodes=1, node_rank=0, per_host=2, timeout_s=4))
+    assert found.level is Level.BAD
+    assert time.monotonic() - began < 60
+    assert ranks_alive(address) == []

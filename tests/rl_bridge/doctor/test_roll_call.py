@@ -1,0 +1,165 @@
+"""Hosts that tell each other what they are: who is missing, there twice, or other than the rest has a name."""
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import pytest
+
+from rl_bridge.doctor.findings import Level
+from rl_bridge.doctor.meeting import Meeting, _results, _versions
+from rl_bridge.doctor.place import RankPlace
+from rl_bridge.doctor.roll_call import HostFacts, MeetingError, call_roll, own_facts
+
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
+
+
+class MemoryStore:
+    """What torch.distributed's store does, in one process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            number = int(self.values.get(key, b"0")) + amount
+            self.values[key] = str(number).encode()
+            return number
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def place(rank: int, *, world: int = 3, per_host: int = 1, timeout_s: float = 0.0) -> RankPlace:
+    return RankPlace(
+        address="h:1",
+        rank=rank,
+        world=world,
+        per_host=per_host,
+        gpu=None,
+        megabytes=1,
+        timeout_s=timeout_s,
+        owner=0,
+    )
+
+
+def facts(name: str, **changes: object) -> HostFacts:
+    return replace(
+        HostFacts(host=name, num_nodes=3, per_host=1, on_gpu=False, versions=VERSIONS),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def told(store: MemoryStore, hosts: Sequence[tuple[int, HostFacts]]) -> MemoryStore:
+    for rank, one in hosts:
+        store.set(f"host/{rank}", json.dumps(asdict(one)))
+    return store
+
+
+def test_all_that_came_are_told_in_their_order() -> None:
+    store = told(MemoryStore(), [(2, facts("c")), (0, facts("a"))])
+    assert [one.host for one in call_roll(store, place(1), facts("b"))] == ["a", "b", "c"]
+    assert json.loads(store.get("host/1"))["host"] == "b"
+
+
+def test_only_the_first_process_of_a_host_tells() -> None:
+    store = told(MemoryStore(), [(0, facts("a", per_host=2)), (1, facts("b", per_host=2, num_nodes=3))])
+    told(store, [(2, facts("c", per_host=2))])
+    before = dict(store.values)
+    assert len(call_roll(store, place(3, world=6, per_host=2), facts("b", per_host=2))) == 3
+    assert store.values == before
+
+
+def test_hosts_that_do_not_come_are_named() -> None:
+    with pytest.raises(MeetingError, match=r"no host came as --node_rank 1, 2 within 0 s"):
+        call_roll(MemoryStore(), place(0), facts("a"))
+
+
+def test_a_rank_that_is_there_twice_is_named() -> None:
+    store = told(MemoryStore(), [(0, facts("a"))])
+    store.add("came/1", 1)
+    with pytest.raises(MeetingError, match=r"2 hosts came as --node_rank 1, b among them; .* from 0 to 2"):
+        call_roll(store, place(1), facts("b"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_nodes": 4}, "the same --num_nodes on every host, got 3 on b and 4 on a"),
+        ({"per_host": 8}, "the same --procs on every host, got 1 on b and 8 on a"),
+    ],
+)
+def test_hosts_that_were_told_something_else(changes: dict[str, object], message: str) -> None:
+    store = told(MemoryStore(), [(0, facts("a", **changes))])
+    with pytest.raises(MeetingError, match=message):
+        call_roll(store, place(1), facts("b"))
+    # So that the other one can say it too.
+    assert store.check(["host/1"])
+
+
+@pytest.mark.parametrize(
+    "sent", [b"{}", b"[1]", b"no json", b"\xff", b'{"host": "a", "num_nodes": "\x1b[2J"}']
+)
+def test_what_cannot_be_understood_is_shown_as_harmless_text(sent: bytes) -> None:
+    store = MemoryStore()
+    store.values["host/0"] = sent
+    with pytest.raises(MeetingError, match="has it another version of ropewalk") as caught:
+        call_roll(store, place(1), facts("b"))
+    assert str(caught.value).isprintable()
+
+
+def test_names_from_elsewhere_are_harmless_text() -> None:
+    store = told(MemoryStore(), [(0, facts("a\x1b[31m", versions={"torch": "9\n9"})), (2, facts("c"))])
+    first = call_roll(store, place(1), facts("b"))[0]
+    assert (first.host, first.versions) == ("a?[31m", {"torch": "9?9"})
+
+
+def test_a_store_that_goes_away_is_the_first_hosts() -> None:
+    class Gone(MemoryStore):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer")
+
+    with pytest.raises(
+        MeetingError, match="host 0, at whose address all meet, has gone and says why: Connection"
+    ):
+        call_roll(Gone(), place(1), facts("b"))
+
+
+def test_what_this_host_tells() -> None:
+    found = own_facts(place(0, world=6, per_host=2))
+    assert (found.num_nodes, found.per_host, found.on_gpu) == (3, 2, False)
+    assert found.versions["python"].count(".") == 2
+    assert not any("+" in version for version in found.versions.values())
+
+
+def test_versions_that_differ_are_said() -> None:
+    other = facts("c", versions={"torch": "2.12.0", "vllm": "1"})
+    (found,) = _versions([facts("a"), facts("b"), other])
+    assert found.level is Level.BAD
+    assert found.told == "expected one of torch, got 2.13.0 on a, b; 2.12.0 on c"
+    (same,) = _versions([facts("a"), facts("b", versions={"vllm": "1"})])
+    assert same.level is Level.GOOD
+    assert list(_versions([facts("a")])) == []
+
+
+def test_a_wrong_sum_on_any_process_is_said() -> None:
+    meeting = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=2, on_gpus=False)
+    measured = {"backend": "gloo", "right": True, "small_us": 1.0, "reduce_gbps": 1.0, "pair_gbps": {}}
+    (right,) = _results(meeting, [facts("a")], [measured, measured])
+    (wrong,) = _results(meeting, [facts("a")], [measured, measured | {"right": False}])
+    assert (right.level, wrong.level) == (Level.GOOD, Level.BAD)
+    assert "wrong sum" in wrong.told
+
+
+def test_a_slow_network_is_given_time_to_be_measured() -> None:
+    small = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=1, on_gpus=False)
+    # 64 MiB are 1.07 s at 0.5 Gbps: six times to each of 63 hosts, and six sums.
+    assert replace(small, num_nodes=64).measuring_s == pytest.approx(6 * 65 * 64 * 2**20 * 8 / 5e8)

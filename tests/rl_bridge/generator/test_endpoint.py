@@ -1,0 +1,343 @@
+"""A server as an engine, against a stand-in for one: its words are taken as they are, or refused."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from completions_server import MODEL, VOCABULARY, Behaviour, StandIn, completions_server, distribution
+from generator_fixtures import engine_settings
+
+from rl_bridge.config import Config, load_config, ready_to_train
+from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused, WeightsError
+from rl_bridge.generator import endpoint_client
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.generator.endpoint import EndpointEngine
+from rl_bridge.generator.replica import PolicyReplica
+from rl_bridge.generator.settings import Endpoint, EngineSettings, endpoint_of
+from rl_bridge.services.local import LocalService
+from rl_bridge.types import SamplingSettings
+
+WAIT_S = 20.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+WARM = SamplingSettings(temperature=0.7, max_new_tokens=6, stop_token_ids=(3,))
+PROMPTS = [[1, 2, token] for token in range(12)]
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[StandIn]:
+    with completions_server() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def server(serving: StandIn) -> StandIn:
+    serving.behaviour = Behaviour()
+    serving.served.clear()
+    serving.turned_away = serving.most_at_once = 0
+    return serving
+
+
+def settings(server: StandIn, **changes: Any) -> EngineSettings:
+    endpoint = Endpoint(url=server.url, model=MODEL, key_variable=changes.pop("key_variable", None))
+    return engine_settings(
+        Path("nowhere"), engine="openai", endpoint=endpoint, **{"max_num_seqs": 4} | changes
+    )
+
+
+@pytest.fixture
+def engine(server: StandIn) -> Iterator[EndpointEngine]:
+    one = EndpointEngine(settings(server))
+    one.start().result(WAIT_S)
+    yield one
+    one.close()
+
+
+def test_answers_are_what_the_server_sampled(server: StandIn, engine: EndpointEngine) -> None:
+    answers = engine.generate(PROMPTS, WARM, list(range(len(PROMPTS)))).result(WAIT_S)
+    log = {tuple(one.body["prompt"]): one for one in server.served if "seed" in one.body}
+    assert len(log) == len(PROMPTS)
+    endings = set()
+    for place, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
+        served = log[tuple(prompt)]
+        assert served.body["seed"] == place
+        assert (answer.tokens, answer.versions) == (served.tokens, [0] * len(served.tokens))
+        expected = [
+            distribution([*prompt, *answer.tokens[:index]], 0.7)[token]
+            for index, token in enumerate(answer.tokens)
+        ]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-6)
+        assert answer.stopped == (answer.tokens[-1] == 3)
+        endings.add(answer.stopped)
+    assert endings == {True, False}
+    assert engine.generate(PROMPTS, WARM, list(range(len(PROMPTS)))).result(WAIT_S) == answers
+    assert server.most_at_once <= 4
+
+
+def test_greedy_answers_need_no_temperature(server: StandIn, engine: EndpointEngine) -> None:
+    server.behaviour.processed = False
+    greedy = SamplingSettings(temperature=0.0, max_new_tokens=2)
+    (answer,) = engine.generate([[1, 2]], greedy).result(WAIT_S)
+    best = distribution([1, 2], 1.0)
+    assert answer.tokens[0] == best.index(max(best))
+    assert [one.body["temperature"] for one in server.served] == [0.0]
+
+
+def test_no_prompt_is_no_answer(server: StandIn, engine: EndpointEngine) -> None:
+    assert engine.generate([], WARM).result(WAIT_S) == []
+    assert server.served == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"token_ids": False}, "return_token_ids"),
+        ({"logprobs": False}, "most likely tokens"),
+        ({"alternatives": False}, "most likely tokens"),
+        ({"processed": False}, "at the temperature 0.7 .* got those at 1"),
+        ({"top_k": 2}, "top-p, top-k or min-p"),
+        ({"beginning": (0,)}, "prompt to be read as it was sent"),
+        ({"beginning": (0,), "prompt_token_ids": False}, "a prompt of 3 tokens .* got 4"),
+        ({"cuts_stop_token": True}, "the token that ended an answer, 3"),
+        ({"ignores_max_tokens": True}, "at most 6 tokens"),
+        ({"impossible": True}, "could be sampled"),
+        ({"content": b"<html>hello</html>"}, "completions protocol"),
+        ({"status": 404}, "up to and with /v1"),
+        ({"status": 302}, "up to and with /v1"),
+    ],
+)
+def test_a_server_that_would_mislead_is_refused(
+    server: StandIn, engine: EndpointEngine, fault: dict[str, Any], words: str
+) -> None:
+    server.behaviour = Behaviour(**fault)
+    with pytest.raises(ConfigError, match=words):
+        engine.generate(PROMPTS, WARM, list(range(len(PROMPTS)))).result(WAIT_S)
+
+
+def test_raw_logprobs_are_right_at_the_temperature_1(server: StandIn, engine: EndpointEngine) -> None:
+    server.behaviour.processed = False
+    plain = replace(WARM, temperature=1.0)
+    (answer,) = engine.generate([[1, 2]], plain).result(WAIT_S)
+    assert answer.logprobs[0] == pytest.approx(distribution([1, 2], 1.0)[answer.tokens[0]], abs=1e-6)
+
+
+def test_each_temperature_is_looked_at_once(server: StandIn, engine: EndpointEngine) -> None:
+    for temperature in (0.7, 0.7, 1.3, 0.7):
+        engine.generate([[1, 2]], replace(WARM, temperature=temperature)).result(WAIT_S)
+    looks = [one.body["temperature"] for one in server.served if one.body["logprobs"] == 5]
+    assert looks == [1.0, 0.7, 1.0, 1.3]
+
+
+def test_a_refused_prompt_is_named(server: StandIn, engine: EndpointEngine) -> None:
+    with pytest.raises(PromptRefused, match="out of the vocabulary") as refused:
+        engine.generate([[1], [2], [VOCABULARY]], WARM).result(WAIT_S)
+    assert refused.value.prompt == 2
+    assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_busy_server_is_asked_again(
+    server: StandIn, engine: EndpointEngine, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_client, "FIRST_PAUSE_S", 0.001)
+    server.behaviour = Behaviour(busy=5, busy_status=status)
+    assert len(engine.generate(PROMPTS, WARM).result(WAIT_S)) == len(PROMPTS)
+    assert server.turned_away == 5
+
+
+@pytest.fixture
+def make_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[EndpointEngine], None]:
+    """Has the deadline pass once there was trouble, however long the machine takes for that."""
+    deadlines: list[asyncio.Timeout] = []
+    timeout = asyncio.timeout
+
+    def kept(seconds: float) -> asyncio.Timeout:
+        deadlines.append(timeout(seconds))
+        return deadlines[-1]
+
+    def late(engine: EndpointEngine) -> None:
+        loop, until = engine._thread._loop, time.monotonic() + WAIT_S
+        assert loop is not None
+        while engine._http is None or engine._http.trouble == "no answer":
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        loop.call_soon_threadsafe(lambda: deadlines[-1].reschedule(loop.time()))
+
+    monkeypatch.setattr(asyncio, "timeout", kept)
+    return late
+
+
+def test_a_server_that_does_not_answer_in_time_is_told_of(
+    server: StandIn, engine: EndpointEngine, make_late: Callable[[EndpointEngine], None]
+) -> None:
+    server.behaviour = Behaviour(busy=1_000_000)
+    asked = engine.generate([[1]], WARM)
+    make_late(engine)
+    with pytest.raises(
+        GeneratorError, match=r"answers to 1 prompts .* within 300 s; last there was status 503: .*later"
+    ):
+        asked.result(WAIT_S)
+    server.behaviour = Behaviour()
+    assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
+
+
+def test_a_server_that_is_not_there_is_waited_for_and_then_told_of(
+    server: StandIn, make_late: Callable[[EndpointEngine], None]
+) -> None:
+    engine = EndpointEngine(settings(StandIn(url="http://127.0.0.1:9/v1")))
+    started = engine.start()
+    make_late(engine)
+    with pytest.raises(GeneratorError, match=r"expected its models from .* last there was ConnectError"):
+        started.result(WAIT_S)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"max_model_len": 16}, "rollout.max_length of at most 16"),
+        ({"content": b'{"data": []}'}, "generator.model to be one of none"),
+        ({"content": b'{"data": [{"id": "other"}]}'}, "to be one of other, .* got 'toy'"),
+        (
+            {
+                "content": b'{"data": [%s]}'
+                % b", ".join(b'{"id": "m%d\\u001b"}' % number for number in range(25))
+            },
+            "to be one of m0, m1, .* and 15 more, which",
+        ),
+        ({"content": b"<html>"}, "to list models"),
+        ({"key": "secret"}, "name its environment variable by generator.key_variable"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_the_start(
+    server: StandIn, how: dict[str, Any], words: str
+) -> None:
+    server.behaviour = Behaviour(**how)
+    engine = EndpointEngine(settings(server))
+    with pytest.raises(ConfigError, match=words):
+        engine.start().result(WAIT_S)
+    engine.close()
+
+
+def test_the_key_comes_from_the_environment(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.behaviour = Behaviour(key="secret")
+    named = settings(server, key_variable="KEY_OF_THE_TEST")
+    absent = EndpointEngine(named)
+    with pytest.raises(ConfigError, match=r"KEY_OF_THE_TEST \(generator.key_variable\) to hold the key"):
+        absent.start().result(WAIT_S)
+    absent.close()
+    monkeypatch.setenv("KEY_OF_THE_TEST", "secret")
+    engine = EndpointEngine(named)
+    engine.start().result(WAIT_S)
+    assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
+    server.behaviour = Behaviour(key="another")
+    with pytest.raises(ConfigError, match="see the value of KEY_OF_THE_TEST") as refused:
+        engine.generate([[1]], WARM).result(WAIT_S)
+    assert "secret" not in f"{refused.value}{named}"
+    engine.close()
+
+
+def test_seeds_that_do_not_fit_are_refused(engine: EndpointEngine) -> None:
+    with pytest.raises(GeneratorError, match="expected 2 seeds, got 1"):
+        engine.generate([[1], [2]], WARM, [3]).result(WAIT_S)
+
+
+def test_close_fails_what_waits_and_refuses_what_comes(server: StandIn) -> None:
+    engine = EndpointEngine(settings(server))
+    engine.start().result(WAIT_S)
+    server.behaviour = Behaviour(busy=10_000)
+    waiting = engine.generate([[1]], WARM)
+    engine.check()
+    engine.close()
+    with pytest.raises(GeneratorError, match="closed"):
+        waiting.result(WAIT_S)
+    for use in (lambda: engine.generate([[1]], WARM), engine.check):
+        with pytest.raises(GeneratorError, match="closed"):
+            use()
+    assert engine.ended.result(WAIT_S) is None
+    engine.close()  # once more does no harm
+
+
+async def test_it_serves_evaluation_and_takes_no_weights(server: StandIn) -> None:
+    replica = PolicyReplica(settings(server))
+    await replica.setup()
+    client = GeneratorClient(LocalService(replica).generate_many.route, max_batch=4)
+    answers = await asyncio.gather(*(client.complete(prompt, WARM) for prompt in PROMPTS))
+    assert len(answers) == len(PROMPTS)
+    assert (await replica.update_weights(0)).load_s == 0.0
+    with pytest.raises(WeightsError, match=r"its weights cannot be updated, .* generator.engine=vllm"):
+        await replica.update_weights(1)
+    assert replica.version() == 0
+    await client.close()
+    await replica.close()
+
+
+def config(**generator: Any) -> Config:
+    return Config.model_validate(
+        {
+            "env": {"url": "http://localhost"},
+            "rollout": {"task": "a:B", "batch_size": 8},
+            "generator": generator,
+        }
+    )
+
+
+def test_training_on_a_server_is_refused_and_says_why() -> None:
+    named = config(engine="openai", url="http://host:8000/v1/", model="m", key_variable="KEY")
+    assert endpoint_of(named.generator) == Endpoint(url="http://host:8000/v1", model="m", key_variable="KEY")
+    with pytest.raises(
+        ConfigError, match="the weights of the server at http://host:8000/v1/ cannot be updated"
+    ):
+        ready_to_train(named)
+    for kind in ("vllm", "vllm_async"):
+        ready_to_train(config(engine=kind))
+        assert endpoint_of(config(engine=kind).generator) is None
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [
+        {"engine": "openai"},
+        {"engine": "openai", "url": "http://host/v1"},
+        {"engine": "openai", "url": "host/v1", "model": "m"},
+        {"engine": "openai", "url": "http://host:99999/v1", "model": "m"},
+        {"engine": "openai", "url": "http://:8000/v1", "model": "m"},
+        {"engine": "vllm", "url": "http://host/v1", "model": "m"},
+        {"key_variable": "KEY"},
+        {"engine": "other"},
+    ],
+)
+def test_a_section_that_does_not_fit_is_refused(generator: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="generator"):
+        config(**generator)
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [
+        {"url": "http://me:s3cret@host/v1"},
+        {"url": "http://s3cret@host/v1"},
+        {"url": "http://host/v1?api_key=s3cret"},
+        {"url": "http://host/v1#s3cret"},
+        {"url": "http://host/v1", "key_variable": "sk-s3cret"},
+    ],
+)
+def test_a_key_in_the_configuration_is_refused_and_not_repeated(
+    generator: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps({"generator": {"engine": "openai", "model": "m"} | generator}))
+    with pytest.raises(ConfigError, match=r"generator\.key_variable") as refused:
+        load_config(file)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_engine_settings_that_do_not_fit_are_refused(server: StandIn) -> None:
+    with pytest.raises(ConfigError, match="an endpoint with the engine openai alone"):
+        engine_settings(Path("nowhere"), engine="openai")
+    with pytest.raises(ConfigError, match="an engine of the run's own with deterministic"):
+        settings(server, deterministic=True)

@@ -1,0 +1,209 @@
+"""What a server can do to who asks it: turn away, lie, fill, repeat what is secret. Its transport is played."""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from forward_proxy import answering, proxy_everything
+
+from rl_bridge.errors import ConfigError, PromptRefused
+from rl_bridge.generator import endpoint_client
+from rl_bridge.generator.endpoint_client import EndpointClient
+from rl_bridge.generator.settings import Endpoint
+
+KEY = "sk-0123456789"
+LONGEST = 1000
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_THE_TEST", f"{KEY}\n")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long it waits before it asks again; nobody waits."""
+    told: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        told.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return told
+
+
+def client(answer: Answer) -> EndpointClient:
+    endpoint = Endpoint(url="http://host/v1", model="m", key_variable="KEY_OF_THE_TEST")
+    one = EndpointClient(endpoint, connections=2, longest=LONGEST)
+    one._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=one._http.headers)
+    return one
+
+
+def ask(answer: Answer, method: str = "GET", body: Any = None) -> bytes:
+    return asyncio.run(client(answer).request(method, "/there", body, place=3))
+
+
+def status(number: int, content: bytes = b"no") -> Answer:
+    return lambda request: httpx.Response(number, content=content)
+
+
+def test_what_is_sent_and_what_comes() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, content=b"yes")
+
+    assert ask(answer, "POST", {"a": 1}) == b"yes"
+    assert (str(seen[0].url), json.loads(seen[0].content)) == ("http://host/v1/there", {"a": 1})
+    assert (
+        seen[0].headers["Authorization"] == f"Bearer {KEY}"
+    )  # without the new line that its file ended with
+
+
+@pytest.mark.parametrize("bad", ["", " \n", "sk-ä", "two words", "sk-\x00"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated(bad: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if "\0" in bad:
+            patch.setattr(os, "environ", {"KEY_OF_THE_TEST": bad})
+        else:
+            patch.setenv("KEY_OF_THE_TEST", bad)
+        with pytest.raises(
+            ConfigError, match=r"KEY_OF_THE_TEST \(generator.key_variable\) to hold"
+        ) as refused:
+            client(status(200))
+    assert not bad.strip() or bad not in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [401, 404, 400, 503])
+def test_what_a_server_says_is_told_without_the_key_and_without_steering(
+    number: int, waits: list[float]
+) -> None:
+    said = f"\x1b[31mnot with\n{KEY}\x1b]0;title\x07 \u202e".encode() + b"\xff" + b"x" * (1 << 20)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(404 if waits else number, content=said)
+
+    with pytest.raises(ConfigError) as refused:
+        ask(answer)
+    assert "not with *** ]0;title" in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert KEY not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def test_a_request_that_is_wrong_is_the_prompts_fault_only_where_there_is_a_prompt() -> None:
+    with pytest.raises(PromptRefused, match="status 400: no") as refused:
+        ask(status(400), "POST", {})
+    assert refused.value.prompt == 3
+    with pytest.raises(ConfigError, match="up to and with /v1"):
+        ask(status(400))
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "words"),
+    [
+        ({"Content-Encoding": "gzip"}, b"hello", "DecodingError"),
+        ({}, b"x" * (LONGEST + 1), "more than 1000 bytes"),
+    ],
+)
+def test_an_answer_that_is_none_is_refused(headers: dict[str, str], content: bytes, words: str) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield content
+
+    with pytest.raises(ConfigError, match=f"as the OpenAI completions protocol does, .*{words}"):
+        ask(lambda request: httpx.Response(200, headers=headers, content=parts()))
+
+
+def test_an_answer_without_an_end_is_not_read_to_one() -> None:
+    read = 0
+
+    async def parts() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield b"x" * 100
+
+    for number in (200, 404):
+        read = 0
+        with pytest.raises(ConfigError):
+            ask(lambda request, number=number: httpx.Response(number, content=parts()))  # type: ignore[misc]
+        assert read <= (endpoint_client.LONGEST_COMPLAINT // 100) + 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (ssl.SSLCertVerificationError(1, "self-signed"), "SSL_CERT_FILE"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "begins with http:"),
+    ],
+)
+def test_what_stays_wrong_however_often_it_is_asked_is_told_at_once(
+    fault: ssl.SSLError, words: str, waits: list[float]
+) -> None:
+    if "WRONG" in str(fault):
+        fault.reason = "WRONG_VERSION_NUMBER"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(str(fault)) from fault
+
+    with pytest.raises(ConfigError, match=words):
+        ask(answer)
+    assert waits == []
+
+
+def test_who_waits_is_told_for_what_and_what_is_over_is_forgotten(
+    waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if len(waits) < 4:
+            raise httpx.ConnectError("nobody there")
+        return httpx.Response(200, content=b"yes")
+
+    one = client(answer)
+    assert asyncio.run(one.request("GET", "/there")) == b"yes"
+    assert caplog.messages == [
+        "http://host/v1 is asked again, since there was ConnectError: nobody there"
+    ]  # and not each time
+    assert one.trouble == "no answer"
+
+
+def test_it_is_asked_ever_more_slowly_and_not_before_it_wants(waits: list[float]) -> None:
+    wanted = ["0.001", "9", "never", "-1", "nan", None, None, None]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if len(waits) == len(wanted):
+            return httpx.Response(200)
+        when = wanted[len(waits)]
+        return httpx.Response(429, headers={} if when is None else {"Retry-After": when})
+
+    ask(answer)
+    assert waits == pytest.approx([0.1, 9.0, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+
+
+def test_an_environment_in_which_nothing_can_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "nonsense://host:1")
+    with pytest.raises(ConfigError, match=r"expected to be able to ask http://host/v1, .* HTTP_PROXY"):
+        client(status(200))
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+def test_a_proxy_is_asked_for_another_host_alone(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask_all(urls: list[str]) -> None:
+        for url in urls:
+            one = EndpointClient(Endpoint(url=url, model="m"), connections=2, longest=LONGEST)
+            assert await one.request("GET", "/models") == b'"yes"'
+            await one.close()
+
+    with answering("yes") as (port, asked):
+        proxy_everything(monkeypatch, port, variable)
+        asyncio.run(
+            ask_all([f"http://{host}/v1" for host in (f"127.0.0.1:{port}", f"localhost:{port}", "far")])
+        )
+    assert asked == ["/v1/models", "/v1/models", "http://far/v1/models"]

@@ -1,0 +1,293 @@
+"""A policy is looked at without being trained: what it needs, what it says, what it refuses."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from completions_server import MODEL, Behaviour, StandIn, completions_server
+
+from openenv_core.cli.main import run
+from rl_bridge.cli.evaluate import COMMAND
+from rl_bridge.config import Config
+from rl_bridge.errors import (
+    ConfigError,
+    EpisodeLost,
+    GeneratorError,
+    PromptRefused,
+    RoleFailed,
+    RolloutError,
+)
+from rl_bridge.loops import evaluation_session
+from rl_bridge.loops.evaluation_session import REPORT, _OnlyPolicy, _while_served, evaluate_run, summary
+from rl_bridge.rollout.task import EvaluationResult
+from rl_bridge.types import Ending, SamplingSettings
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "grpo_blackjack" / "config.yaml"
+
+
+def config(**changes: Any) -> Config:
+    base = {
+        "env": {"url": "http://localhost:1"},
+        "rollout": {"task": "a:B", "batch_size": 8},
+        "model": {"path": str(Path(__file__).parent)},
+    }
+    return Config.model_validate(base | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env": None, "rollout": {}}, r"expected env.\* and rollout.task"),
+        ({"reward": {"function": "a.b"}}, "the environment's own rewards alone"),
+        ({"monarch": {"roles": {"coder": {}}}}, "the environment's own rewards alone"),
+        ({"model": {}}, "expected model.path, the checkpoint"),
+        (
+            {"model": {"path": "Qwen/Qwen3-0.6B"}},
+            "to be a folder of this machine, there is none at .*Qwen3-0.6B",
+        ),
+        ({"evaluation": {"episodes": 0}}, "evaluation.episodes of at least 1"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        evaluate_run(config(**changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_not_written_to_twice(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot make the folder .*--name chooses another"):
+        evaluate_run(config(), tmp_path)
+
+
+def test_what_fails_leaves_no_folder_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "look"
+    kept: list[str] = []
+
+    async def fail(*_: Any) -> None:
+        for name in kept:
+            (folder / name).touch()
+        raise RolloutError("it failed")
+
+    monkeypatch.setattr(evaluation_session, "_session", fail)
+    for _ in range(2):
+        with pytest.raises(RolloutError, match="it failed"):
+            evaluate_run(config(), folder)
+    kept.append("of the task")
+    with pytest.raises(RolloutError, match="it failed"):
+        evaluate_run(config(), folder)
+    assert [one.name for one in folder.iterdir()] == kept
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_it_is_obeyed_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    stopped: list[str] = []
+
+    async def go_on(*_: Any) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(20)
+        finally:
+            stopped.append("in order")
+
+    monkeypatch.setattr(evaluation_session, "_session", go_on)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_run(config(), tmp_path / "look")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped == ["in order"]
+    assert not (tmp_path / "look").exists()
+
+
+async def test_a_failure_of_the_only_policy_is_not_an_episode_to_be_tried_again() -> None:
+    raised: list[Exception] = [GeneratorError("it is gone"), PromptRefused(0, "it is too long")]
+
+    class Client:
+        async def complete(self, *asked: Any) -> None:
+            raise raised[0]
+
+    policy = _OnlyPolicy(Client())  # type: ignore[arg-type]
+    how = SamplingSettings(temperature=0.0, max_new_tokens=1)
+    with pytest.raises(
+        RolloutError, match=r"the policy failed, .* it is gone .*generate_timeout_s"
+    ) as failed:
+        await policy.complete([1], how)
+    assert not isinstance(failed.value, EpisodeLost)  # which would be tried again
+    del raised[0]
+    with pytest.raises(PromptRefused):
+        await policy.complete([1], how)
+
+
+async def test_servers_that_cannot_be_had_any_more_end_it() -> None:
+    over = asyncio.Event()
+
+    class Servers:
+        async def watch(self) -> None:
+            await over.wait()
+            raise RoleFailed("the environment died too often")
+
+    cancelled = asyncio.Event()
+
+    async def look() -> Any:
+        over.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(RoleFailed, match="died too often"):
+        await _while_served(Servers(), look())  # type: ignore[arg-type]
+    assert cancelled.is_set()
+    over.clear()
+    assert await _while_served(Servers(), asyncio.sleep(0, result="done")) == "done"  # type: ignore[arg-type, comparison-overlap]
+
+
+# Rewards 1, 1, -1, -1: the mean is 0, the standard deviation sqrt(4 / 3), Student's t of 3 degrees 3.182, and so the
+# interval 3.182 sqrt(4 / 3) / 2 = 1.8371.
+def test_the_figures_by_hand() -> None:
+    result = EvaluationResult(
+        rewards=[1.0, 1.0, -1.0, -1.0],
+        endings=[Ending.COMPLETED, Ending.ILLEGAL, Ending.COMPLETED, Ending.COMPLETED],
+        dropped=2,
+        train_seconds=0.0,
+        unscored=1,
+        last_absence="it was lost",
+    )
+    figures = summary(result)
+    assert figures.pop("ci95") == pytest.approx([-1.8371, 1.8371], abs=1e-4)
+    assert figures == {
+        "episodes": 4,
+        "mean_reward": 0.0,
+        "endings": {"completed": 3, "illegal_answer": 1},
+        "dropped": 2,
+        "unscored": 1,
+        "last_absence": "it was lost",
+    }
+    none = summary(EvaluationResult(rewards=[], endings=[], dropped=0, train_seconds=0.0))
+    assert (none["mean_reward"], none["ci95"]) == (None, None)
+    same = summary(replace(result, rewards=[1.0] * 4))
+    assert (same["mean_reward"], same["ci95"]) == (
+        1.0,
+        None,
+    )  # and not [1, 1]: four episodes prove no such thing
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with completions_server() as stand_in:
+        yield stand_in
+
+
+def words_of(server: StandIn, policy: Path, folder: Path) -> list[str]:
+    return [
+        "--config",
+        str(EXAMPLE),
+        "--name",
+        "look",
+        "--generator.engine",
+        "openai",
+        f"generator.url={server.url}",
+        f"generator.model={MODEL}",
+        f"model.path={policy}",
+        f"output_dir={folder}",
+        "evaluation.episodes=60",
+        "env.sessions=8",
+        "rollout.batch_size=8",
+        "rollout.temperature=0.5",
+    ]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(200)
+def test_a_servers_policy_plays_the_held_out_episodes(
+    server: StandIn, tiny_policy: Path, tmp_path: Path
+) -> None:
+    assert run(COMMAND, words_of(server, tiny_policy, tmp_path)) == 0
+    report = json.loads((tmp_path / "look" / REPORT).read_text())
+    assert report["episodes"] == 60
+    assert report["dropped"] == report["unscored"] == 0
+    assert sum(report["endings"].values()) == 60
+    assert -2.0 <= report["mean_reward"] <= 1.0
+    assert set(report["probe"]) == {"exact_return", "agreement"}
+    assert {one.body["temperature"] for one in server.served} == {0.0}
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(200)
+def test_a_server_that_would_mislead_ends_it(
+    server: StandIn, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.behaviour = Behaviour(token_ids=False)
+    assert run(COMMAND, words_of(server, tiny_policy, tmp_path)) == 2
+    assert "return_token_ids" in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("fault", "changes", "words"),
+    [
+        ({"busy": 10_000}, ["rollout.generate_timeout_s=1"], "the policy failed, .* status 503: .*later"),
+        ({}, ["env.reset={hand: none}"], "none of 60 held-out episodes .* no reset options but .* hand"),
+        ({}, ["rollout.max_length=9"], "none of 60 held-out episodes .* leaves no room"),
+    ],
+)
+def test_what_cannot_be_played_is_no_evaluation(
+    server: StandIn,
+    tiny_policy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fault: dict[str, Any],
+    changes: list[str],
+    words: str,
+) -> None:
+    given = [*words_of(server, tiny_policy, tmp_path), *changes]
+    ask = server.completion
+
+    def break_down(body: dict[str, Any]) -> dict[str, Any]:
+        server.behaviour = Behaviour(**fault)  # after the first answer
+        return ask(body)
+
+    server.completion = break_down  # type: ignore[method-assign]
+    assert run(COMMAND, given) == 1
+    assert re.search(words, capsys.readouterr().err)
+    assert not (tmp_path / "look").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("engine", ["vllm", "vllm_async"])
+def test_a_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path, engine: str) -> None:
+    """In a process of its own, whose environment the engine needs."""
+    given = ["--config", str(EXAMPLE), "--name", "look", f"generator.engine={engine}"]
+    given += [f"model.path={tiny_policy}", f"output_dir={tmp_path}", "evaluation.episodes=60"]
+    given += ["env.sessions=8", "rollout.batch_size=8"]
+    program = (
+        "import sys\nfrom openenv_core.cli.main import run\nfrom rl_bridge.cli.evaluate import COMMAND\n"
+        "sys.exit(run(COMMAND, sys.argv[1:]))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program, *given],
+        cwd=EXAMPLE.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    report = json.loads((tmp_path / "look" / REPORT).read_text())
+    assert (report["episodes"], report["dropped"]) == (60, 0)

@@ -1,0 +1,134 @@
+"""What answers of an OpenAI-compatible server have to be like, worked by hand."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from rl_bridge.errors import ConfigError, GeneratorError
+from rl_bridge.generator import openai_api
+from rl_bridge.types import SamplingSettings
+
+HOW = SamplingSettings(temperature=0.7, max_new_tokens=4, stop_token_ids=(9,))
+PROMPT = [1, 2, 3]
+
+
+def answer(**changes: Any) -> openai_api.Answer:
+    choice: dict[str, Any] = {
+        "index": 0,
+        "text": "whatever",
+        "token_ids": [5, 9],
+        "prompt_token_ids": PROMPT,
+        "finish_reason": "stop",
+        "stop_reason": 9,
+        "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["a", "b"]},
+    }
+    usage = changes.pop("usage", {"prompt_tokens": 3})
+    return openai_api.read(json.dumps({"choices": [choice | changes], "usage": usage}).encode())
+
+
+def completion(**changes: Any) -> Any:
+    return openai_api.completion_of(answer(**changes), prompt=PROMPT, sampling=HOW)
+
+
+def test_tokens_and_logprobs_as_they_came() -> None:
+    good = completion()
+    assert (good.tokens, good.logprobs, good.versions, good.stopped) == ([5, 9], [-0.5, -0.25], [0, 0], True)
+    assert not completion(finish_reason="length", stop_reason=None).stopped
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"token_ids": None}, "return_token_ids"),
+        ({"logprobs": None}, "with each of 2 tokens .* got none"),
+        ({"logprobs": {"token_logprobs": [-0.5]}}, "with each of 2 tokens .* got 1"),
+        ({"logprobs": {"token_logprobs": [-0.5, None]}}, "could be sampled"),
+        ({"logprobs": {"token_logprobs": [-0.5, -9999.0]}}, "could be sampled"),
+        ({"logprobs": {"token_logprobs": [-0.5, 0.3]}}, "could be sampled"),
+        ({"prompt_token_ids": [0, 1, 2, 3]}, "prompt to be read as it was sent"),
+        ({"prompt_token_ids": None, "usage": {"prompt_tokens": 4}}, "a prompt of 3 tokens .* got 4"),
+        ({"token_ids": [5]}, "the token that ended an answer, 9"),
+        ({"token_ids": []}, "the token that ended an answer, 9"),
+        (
+            {"token_ids": [], "stop_reason": None, "logprobs": {"token_logprobs": []}},
+            "the token that ended an answer as a part of it",
+        ),
+        ({"token_ids": [1, 2, 3, 4, 5]}, "at most 4 tokens"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        completion(**changes)
+
+
+def test_a_prompt_that_the_server_gave_up_on_is_no_answer() -> None:
+    with pytest.raises(GeneratorError, match="did by 'abort'"):
+        completion(finish_reason="abort")
+
+
+def test_what_is_no_answer_at_all_is_refused() -> None:
+    numbers = [
+        b'{"choices": [{"token_ids": [%s]}]}' % number for number in (b"-1", b"2147483648", b'"5"', b"1.5")
+    ]
+    for content in (b"<html>", b"[]", b'{"choices": 3}', *numbers):
+        with pytest.raises(ConfigError, match="completions protocol"):
+            openai_api.read(content)
+    with pytest.raises(ConfigError, match="one answer"):
+        openai_api.completion_of(openai_api.read(b'{"choices": []}'), prompt=PROMPT, sampling=HOW)
+
+
+def test_the_request_leaves_nothing_to_the_servers_own_defaults() -> None:
+    request = openai_api.body("m", (1, 2), HOW, 7)
+    assert request["prompt"] == [1, 2]
+    assert (request["temperature"], request["max_tokens"], request["seed"]) == (0.7, 4, 7)
+    assert request["stop_token_ids"] == [9]
+    assert (request["top_p"], request["top_k"], request["min_p"]) == (1.0, -1, 0.0)
+    assert request["repetition_penalty"] == 1.0
+    assert request["presence_penalty"] == request["frequency_penalty"] == 0.0
+    assert request["return_token_ids"]
+    assert "seed" not in openai_api.body("m", [1], HOW, None)
+
+
+# Two tokens of probability 0.8 and 0.2. At the temperature 0.5 these are squared and normalised: 0.64 / 0.68 and
+# 0.04 / 0.68. The gap of the logarithms, ln 4, becomes 2 ln 4.
+AT_ONE = {"a": math.log(0.8), "b": math.log(0.2)}
+AT_HALF = {"a": math.log(0.64 / 0.68), "b": math.log(0.04 / 0.68)}
+
+
+def test_the_temperature_is_seen_in_the_gaps() -> None:
+    assert openai_api.require_sampling_distribution(AT_ONE, AT_HALF, 0.5)
+    with pytest.raises(ConfigError, match=r"at the temperature 0.5 .* got those at 1; .*processed_logprobs"):
+        openai_api.require_sampling_distribution(AT_ONE, AT_ONE, 0.5)
+    # Rounding does not matter, nor which of the tokens both tell of.
+    rounded = {"a": -0.06, "b": -2.8, "c": -9.0}
+    assert openai_api.require_sampling_distribution(AT_ONE, rounded, 0.5)
+
+
+def test_at_the_temperature_1_both_are_the_same() -> None:
+    assert openai_api.require_sampling_distribution(AT_ONE, AT_ONE, 1.0)
+
+
+def test_of_what_is_flat_no_temperature_can_be_seen() -> None:
+    flat = {"a": math.log(0.5), "b": math.log(0.5)}
+    assert not openai_api.require_sampling_distribution(flat, flat, 0.5)
+    assert not openai_api.require_sampling_distribution({"a": -0.1}, {"b": -0.1}, 0.5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_tokens_that_are_cut_off_are_seen(temperature: float) -> None:
+    cut = {"a": 0.0, "b": -9999.0}
+    with pytest.raises(ConfigError, match="top-p, top-k or min-p"):
+        openai_api.require_sampling_distribution(cut, cut, temperature)
+
+
+def test_without_alternatives_nothing_can_be_seen() -> None:
+    with pytest.raises(ConfigError, match="5 most likely tokens"):
+        openai_api.first_alternatives(answer())
+    alone: dict[str, Any] = {"token_logprobs": [-0.5, -0.25], "top_logprobs": [{"a": -0.5}, None]}
+    with pytest.raises(ConfigError, match=r"5 most likely tokens .* got one"):
+        openai_api.first_alternatives(answer(logprobs=alone))
+    assert openai_api.first_alternatives(
+        answer(logprobs={"token_logprobs": [-0.5, -0.25], "top_logprobs": [AT_ONE, None]})
+    ) == pytest.approx(AT_ONE)

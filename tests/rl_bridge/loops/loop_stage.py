@@ -1,0 +1,242 @@
+"""A loop among roles that are no processes."""
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from rl_bridge.buffer.admission import Admission
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.config import Config
+from rl_bridge.errors import ReplicaLost, TrainerWentBack
+from rl_bridge.loops.grpo import train
+from rl_bridge.loops.history import GroupHistory
+from rl_bridge.loops.observer import RunObserver
+from rl_bridge.loops.rewind import rewind
+from rl_bridge.loops.run import Run
+from rl_bridge.loops.settings import dispatch_settings
+from rl_bridge.loops.weight_sync import WeightSync
+from rl_bridge.metrics import JsonlSink, MetricsLog
+from rl_bridge.records.writer import RolloutRecords
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.dispatcher import Dispatcher
+from rl_bridge.services.local import LocalService
+from rl_bridge.trainer.settings import ResumeState
+from rl_bridge.types import Completion, Ending, Trajectory, Turn
+
+
+async def hang() -> None:
+    await asyncio.sleep(60)
+
+
+class Parts:
+    """The roles, in this process. `calls` is what they were asked for; `failing` is what one of them does instead."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing: dict[str, Callable[[], Any]] = {}
+        self.trained = 0
+        self.served = 0
+        self.saved = ResumeState()
+
+    async def called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.failing:
+            await self.failing[name]()
+
+
+class Trainer(Parts):
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def train_step(self, batch: Any, version: int) -> dict[str, float]:
+        await self._parts.called("train_step")
+        if version != self._parts.trained:
+            raise TrainerWentBack(f"expected {self._parts.trained}, got {version}")
+        self._parts.trained += 1
+        return {"loss/total": 0.0}
+
+    async def push_weights(self, version: int) -> float:
+        await self._parts.called("push_weights")
+        assert version == self._parts.trained
+        return 0.25
+
+    async def save_checkpoint(
+        self, version: int, run_state: dict[str, Any], attachments: dict[str, bytes]
+    ) -> None:
+        await self._parts.called("save_checkpoint")
+        state = json.loads(json.dumps(run_state))
+        self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
+
+    async def resumed(self) -> ResumeState:
+        await self._parts.called("resumed")
+        self._parts.trained = self._parts.saved.version
+        return self._parts.saved
+
+    async def export(self, folder: str) -> None:
+        await self._parts.called("export")
+
+
+class Policy:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def update_weights(self, version: int) -> SimpleNamespace:
+        await self._parts.called("update_weights")
+        self._parts.served = version
+        return SimpleNamespace(transport_s=0.5, pause_s=0.75, load_s=0.125)
+
+
+class Reference:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def logprobs(self, batch: Any) -> Any:
+        await self._parts.called("logprobs")
+        return np.zeros(len(batch), dtype=np.float32)
+
+
+class Rollout:
+    """Plays one turn an episode; the siblings' rewards alternate. Every episode of a lost group is dropped."""
+
+    def __init__(self, parts: Parts, lost: Callable[[int], bool]) -> None:
+        self._parts = parts
+        self._lost = lost
+        self.played = 0
+
+    async def play(self, assignment: Assignment) -> AssignmentResult:
+        self.played += 1
+        if self._lost(self.played):
+            gone: Outcome = NoTrajectory(absence=Absence.DROPPED, reason="the table is on fire")
+            outcomes = (gone,) * len(assignment.seeds)
+            return AssignmentResult(
+                lease=assignment.lease, outcomes=outcomes, last_failure="the table is on fire"
+            )
+        return AssignmentResult(
+            lease=assignment.lease,
+            outcomes=tuple(
+                self._one(seed, sibling)
+                for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
+            ),
+        )
+
+    def _one(self, seed: int, sibling: int) -> Trajectory:
+        answer = Completion(
+            tokens=[sibling % 2], logprobs=[-0.5], versions=[self._parts.served], stopped=True
+        )
+        turn = Turn(prompt=[1, 2], completion=answer)
+        return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(sibling % 2))
+
+    async def cut(self, leases: tuple[int, ...]) -> None:
+        pass
+
+
+class Task:
+    def figures(self, trajectories: Any) -> dict[str, float]:
+        return {"task/trajectories": float(len(trajectories))}
+
+    async def probe(self, policy: Any) -> dict[str, float]:
+        return {"score": 1.0}
+
+
+class Stage:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lost: Callable[[int], bool] = lambda number: False,
+        max_staleness: int = 0,
+        sessions: int = 8,
+        **trainer: Any,
+    ) -> None:
+        self.folder = folder
+        self.parts = Parts()
+        self.lost = lost
+        self.config = Config.model_validate(
+            {
+                "env": {"app": "a:b", "sessions": sessions},
+                "rollout": {
+                    "task": "c:D",
+                    "batch_size": 8,
+                    "group_size": 2,
+                    "max_staleness": max_staleness,
+                    "timeout_s": 5.0,
+                },
+                "monarch": {"heartbeat_interval": 0.05},
+                "trainer": {"iterations": 2, "timeout_s": 0.5, "checkpoint_interval": 1, **trainer},
+            }
+        )
+
+    async def train(
+        self,
+        *,
+        reference: bool = False,
+        losses: int = 0,
+        work: Callable[[Run], Awaitable[object]] | None = None,
+    ) -> Run:
+        """Train to the end; goes back as often as `losses` says. Or `work` says what is done."""
+        parts, config = self.parts, self.config
+        rollout = config.rollout
+        buffer = ReplayBuffer(
+            Ledger(max_losses=2),
+            Admission(
+                groups_per_batch=4,
+                max_staleness=rollout.max_staleness,
+                iterations=config.trainer.iterations,
+            ),
+            timeout_s=rollout.timeout_s,
+            straggler_timeout_s=rollout.straggler_timeout_s,
+        )
+        service: Any = LocalService(Rollout(parts, self.lost))
+        with MetricsLog([JsonlSink(self.folder / "metrics.jsonl")]) as metrics:
+            async with Dispatcher(service, buffer, dispatch_settings(config)) as dispatcher:
+                sync = WeightSync(
+                    failed=buffer.fail,
+                    overlapped=rollout.max_staleness > 0,
+                    timeout_s=config.trainer.timeout_s,
+                )
+                run = Run(
+                    config=config,
+                    folder=self.folder,
+                    model_path=self.folder,
+                    task=Task(),  # type: ignore[arg-type]
+                    chat=None,  # type: ignore[arg-type]
+                    policy=LocalService(Policy(parts)),
+                    trainer=LocalService(Trainer(parts)),
+                    reference=LocalService(Reference(parts)) if reference else None,
+                    buffer=buffer,
+                    dispatcher=dispatcher,
+                    sync=sync,
+                    observer=RunObserver(SimpleNamespace(services={})),  # type: ignore[arg-type]
+                    metrics=metrics,
+                    history=GroupHistory(self.folder, buffer.ledger),
+                    records=RolloutRecords(self.folder, str, config.records),
+                    console=Console(file=io.StringIO()),
+                )
+                self.run = run
+                try:
+                    if work is not None:
+                        await work(run)
+                        return run
+                    while True:
+                        try:
+                            await train(run)
+                            await sync.finish()
+                            return run
+                        except (ReplicaLost, TrainerWentBack):
+                            if not losses:
+                                raise
+                            losses -= 1
+                            await rewind(run)
+                finally:
+                    await sync.cancel()
+
+    def rows(self, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / file).read_text().splitlines()]

@@ -1,0 +1,230 @@
+"""When fine-tuning ends, what it learns from, which weights it keeps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from rl_bridge.algorithms.aggregation import token_weights
+from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.errors import ConfigError
+from rl_bridge.loops.sft import Look, SftConfig, SftResult, begin_checkpoint, fine_tune, trainer_settings
+from rl_bridge.trainer.preparation import loss_settings
+from rl_bridge.types import NO_VERSION, TrainSample
+
+
+def trace(token: int) -> list[TrainSample]:
+    """One row: a prompt of one token, an answer of two, the first of which tells traces apart."""
+    return [
+        TrainSample(
+            tokens=[1, token, 2],
+            loss_mask=[False, True, True],
+            logprobs=[0.0, 0.0, 0.0],
+            versions=[NO_VERSION] * 3,
+            advantage=1.0,
+            trajectory=0,
+        )
+    ]
+
+
+class ScriptedLearner:
+    """Has the validation losses that it is told, one a look; remembers what it was asked."""
+
+    def __init__(self, losses: Sequence[float] = ()) -> None:
+        self._losses = list(losses)
+        self.learned: list[list[int]] = []
+        self.looked_at: list[TrainBatch] = []
+        self.exported_after: list[int] = []
+        self.exported_to: list[str | Path] = []
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        assert sorted(set(batch.trajectory.tolist())) == list(range(len(batch) // 2))
+        assert (batch.advantages == 1.0).all()
+        self.learned.append(sorted(int(token) for token in batch.target if token > 2))
+        return {"loss/total": float(len(self.learned))}
+
+    def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        self.looked_at.append(batch)
+        loss = self._losses[len(self.looked_at) - 1] if self._losses else 1.0
+        # Half of the tokens twice as bad: it is the mean that counts.
+        return np.where(batch.target == 2, -loss * 4 / 3, -loss * 2 / 3).astype(np.float32)
+
+    def export(self, folder: str | Path) -> None:
+        self.exported_after.append(len(self.learned))
+        self.exported_to.append(folder)
+
+
+def run(
+    learner: ScriptedLearner, traces: int = 4, *, last: Path | None = None, **config: Any
+) -> tuple[SftResult, list[Look]]:
+    told: list[Look] = []
+    result = fine_tune(
+        learner,
+        [trace(10 + number) for number in range(traces)],
+        [trace(90), trace(91)],
+        SftConfig(**{"batch_size": 2, "evaluate_every": 2, **config}),
+        folder=Path("nowhere"),
+        told=told.append,
+        last=last,
+    )
+    return result, told
+
+
+def test_it_ends_when_the_validation_loss_has_stopped_falling_and_keeps_the_best() -> None:
+    learner = ScriptedLearner([3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1, 0.1])
+    result, told = run(learner, patience=3)
+    assert result.settled
+    assert [look.validation_loss for look in told] == pytest.approx([3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1])
+    assert result.kept == told[3]
+    assert (result.kept.update, result.kept.loss) == (8, 8.0)
+    # Each time that it was the best so far: after looks 1, 2 and 4. As good as the best is no better.
+    assert learner.exported_after == [2, 4, 8]
+
+
+def test_a_limit_of_updates_comes_first() -> None:
+    learner = ScriptedLearner([3.0, 2.0, 1.0])
+    result, _ = run(learner, patience=3, max_updates=5)
+    assert not result.settled
+    # Looked at after 2, 4 and the last.
+    assert [look.update for look in result.looks] == [2, 4, 5]
+    assert learner.exported_after == [2, 4, 5]
+
+
+def test_a_limit_of_time_comes_first() -> None:
+    learner = ScriptedLearner()
+    result, _ = run(learner, max_seconds=1e-9)
+    assert (len(learner.learned), result.settled) == (1, False)
+    assert learner.exported_after == [1]
+
+
+def test_without_patience_it_goes_on_and_keeps_the_best() -> None:
+    learner = ScriptedLearner([1.0, 2.0, 3.0, 4.0, 5.0])
+    result, _ = run(learner, patience=None, max_updates=10)
+    assert not result.settled
+    assert result.kept.validation_loss == pytest.approx(1.0)
+    assert learner.exported_after == [2]
+    assert len(learner.learned) == 10
+
+
+def test_the_last_weights_are_written_where_somebody_wants_them() -> None:
+    learner = ScriptedLearner([2.0, 1.0, 3.0])
+    result, _ = run(learner, patience=None, max_updates=6, last=Path("elsewhere"))
+    assert result.kept.update == 4
+    assert learner.exported_after == [2, 4, 6]
+    assert [str(folder) for folder in learner.exported_to] == ["nowhere", "nowhere", "elsewhere"]
+
+
+def test_every_trace_comes_once_an_epoch_and_each_epoch_in_another_order() -> None:
+    learner = ScriptedLearner()
+    run(learner, traces=7, batch_size=3, max_updates=9, patience=None)
+    epochs = [learner.learned[first : first + 3] for first in (0, 3, 6)]
+    for epoch in epochs:
+        assert sorted(token for batch in epoch for token in batch) == list(range(10, 17))
+    assert epochs[0] != epochs[1] != epochs[2]
+    again, other = ScriptedLearner(), ScriptedLearner()
+    run(again, traces=7, batch_size=3, max_updates=9, patience=None)
+    run(other, traces=7, batch_size=3, max_updates=9, patience=None, seed=1)
+    assert again.learned == learner.learned != other.learned
+
+
+def test_only_what_was_kept_apart_is_looked_at_and_never_learned() -> None:
+    learner = ScriptedLearner()
+    run(learner, max_updates=4, patience=None)
+    assert all(set(batch.target.tolist()) == {90, 91, 2} for batch in learner.looked_at)
+    assert not {90, 91} & {token for batch in learner.learned for token in batch}
+
+
+@pytest.mark.parametrize(("traces", "kept_apart"), [(0, 2), (2, 0)])
+def test_without_traces_there_is_nothing_to_do(traces: int, kept_apart: int) -> None:
+    with pytest.raises(ValueError, match=f"got {traces} and {kept_apart}"):
+        fine_tune(
+            ScriptedLearner(),
+            [trace(10)] * traces,
+            [trace(90)] * kept_apart,
+            SftConfig(),
+            folder=Path("nowhere"),
+            told=lambda _: None,
+        )
+
+
+@pytest.mark.parametrize("what", ["to train on", "to look at"])
+def test_a_trace_that_is_too_long_is_told_before_anything_is_learned(what: str) -> None:
+    long = [replace(trace(10)[0], tokens=[1] * 9, loss_mask=[False] * 8 + [True])]
+    learner = ScriptedLearner()
+    with pytest.raises(
+        ConfigError, match=rf"{what} of at most 8 tokens \(sft.max_length\), got 9 in the 2. of"
+    ):
+        fine_tune(
+            learner,
+            [trace(10), long if what == "to train on" else trace(11)],
+            [trace(12), long if what == "to look at" else trace(13)],
+            SftConfig(max_length=8),
+            folder=Path("nowhere"),
+            told=lambda _: None,
+        )
+    assert learner.learned == []
+
+
+def test_the_trainer_is_told_what_the_recipe_says(tmp_path: Path) -> None:
+    config = SftConfig(
+        learning_rate=0.5,
+        warmup_updates=3,
+        weight_decay=0.1,
+        micro_batch_size=5,
+        num_threads=2,
+        seed=9,
+        max_updates=77,
+    )
+    settings = trainer_settings(config, tmp_path, tmp_path / "model", dtype="float32")
+    assert (settings.algorithm.objective, settings.algorithm.aggregation) == ("reinforce", "token_mean")
+    assert (settings.temperature, settings.seed, settings.max_length) == (1.0, 9, 4096)
+    trainer = settings.trainer
+    assert (trainer.learning_rate, trainer.warmup_updates, trainer.weight_decay) == (0.5, 3, 0.1)
+    assert (trainer.micro_batch_size, trainer.num_threads, trainer.iterations) == (5, 2, 77)
+    assert (trainer.updates_per_iteration, trainer.decay_fraction) == (1, 0.0)
+
+
+def test_the_loss_is_the_mean_of_minus_log_pi_over_the_tokens_of_all_traces() -> None:
+    settings = trainer_settings(SftConfig(), Path("folder"), Path("model"), dtype="float32")
+    # Two traces of one and two tokens, each from a vocabulary of two.
+    probabilities = torch.tensor(
+        [[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]], dtype=torch.float64, requires_grad=True
+    )
+    weights = token_weights(
+        np.asarray([0, 1, 1]), aggregation=settings.algorithm.aggregation, max_length=settings.max_loss_tokens
+    )
+    loss, _ = policy_loss(
+        LossInputs(
+            log_distribution=probabilities.log(),
+            targets=torch.tensor([0, 1, 0]),
+            old_logprobs=torch.zeros(3, dtype=torch.float64),
+            advantages=torch.ones(3, dtype=torch.float64),
+            weights=torch.from_numpy(weights),
+        ),
+        loss_settings(settings.algorithm, progress=0.5),
+    )
+    # -(ln 0.5 + ln 0.75 + ln 0.9) / 3 = (0.693147 + 0.287682 + 0.105361) / 3
+    assert float(loss.detach()) == pytest.approx(0.362063, abs=1e-6)
+    loss.backward()
+    # d/dp of -ln(p) / 3 = -1 / (3 p): -2/3, -4/9, -10/27; nothing for what the traces do not say.
+    assert probabilities.grad is not None
+    assert probabilities.grad.numpy() == pytest.approx(
+        np.asarray([[-2 / 3, 0], [0, -4 / 9], [-10 / 27, 0]]), abs=1e-6
+    )
+
+
+def test_a_checkpoint_to_be_has_all_but_the_weights(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"):
+        (model / name).write_text(name)
+    begin_checkpoint(tmp_path / "new", model)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["config.json", "tokenizer.json"]
+    with pytest.raises(FileExistsError):
+        begin_checkpoint(tmp_path / "new", model)

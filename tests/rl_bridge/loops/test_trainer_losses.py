@@ -1,0 +1,231 @@
+"""The loop among roles that are no processes: what it goes back to when it loses its trainer or is preempted."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_stage import Stage
+
+from rl_bridge.errors import ReplicaLost, WeightsError
+from rl_bridge.loops.grpo import train
+from rl_bridge.loops.recovery import train_to_the_end
+from rl_bridge.loops.rewind import rewind
+from rl_bridge.loops.run import Preempted, Run
+from rl_bridge.records.segments import read_lines
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path, max_staleness: int) -> None:
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=7, checkpoint_interval=3)
+    calls = 0
+
+    async def dies_in_the_sixth_step() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise ReplicaLost("the trainer was killed")
+
+    stage.parts.failing["train_step"] = dies_in_the_sixth_step
+    run = await stage.train(losses=1)
+    assert run.version == stage.parts.trained == stage.parts.served == 7
+    # Iterations 4 and 5 were trained twice, and are there once: those of the history that led to the weights.
+    assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5, 6, 7]
+    history = stage.rows("groups.jsonl")
+    assert [row["iteration"] for row in history] == [1, 2, 3, 4, 5, 6, 7]
+    assert [group for row in history for group in row["trained"]] == list(range(28))
+    # Two groups of two siblings an iteration, of the same history.
+    kept = [json.loads(line) for line in read_lines(tmp_path)]
+    assert [record["iteration"] for record in kept] == [n for n in range(1, 8) for _ in range(4)]
+    trained = {row["iteration"]: row["trained"] for row in history}
+    assert all(record["group"] in trained[record["iteration"]] for record in kept)
+    assert {record["turns"][0]["trained"][0][0] for record in kept} == {True}
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("slots", [4, 1])
+async def test_trainer_lost_while_the_loop_waits_for_rollouts(
+    tmp_path: Path, max_staleness: int, slots: int
+) -> None:
+    def while_the_sixteenth_group_is_played(number: int) -> bool:
+        if number == 16:
+            stage.run.buffer.fail(ReplicaLost("the trainer is gone"))
+        return False
+
+    stage = Stage(
+        tmp_path,
+        max_staleness=max_staleness,
+        iterations=6,
+        checkpoint_interval=2,
+        lost=while_the_sixteenth_group_is_played,
+        sessions=2 * slots,
+    )
+    run = await asyncio.wait_for(stage.train(losses=1), 20)
+    assert run.version == stage.parts.trained == 6
+    assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(24))
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_trainer_that_was_restarted_unseen_is_not_trained_on(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+    saves = 0
+
+    async def restarts_after_the_second_checkpoint() -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 2:
+            stage.parts.trained = (
+                2  # its process died when nobody called, and is back at the first checkpoint
+            )
+
+    stage.parts.failing["save_checkpoint"] = restarts_after_the_second_checkpoint
+    await stage.train(losses=1)
+    assert stage.parts.trained == 5
+    assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5]
+
+
+async def test_preempted_run_ends_between_two_iterations(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, iterations=9)
+
+    async def told_to_go() -> None:
+        if stage.run.version == 3:
+            stage.run.preempt()
+
+    stage.parts.failing["train_step"] = told_to_go
+    with pytest.raises(Preempted):
+        await stage.train()
+    assert stage.run.version == stage.parts.trained == 4
+    await stage.run.checkpoint(now=True)
+    assert stage.parts.saved.version == 4
+
+
+def nth(number: int, then: Callable[[], Any]) -> Callable[[], Any]:
+    """Does something when it is called for the n-th time."""
+    calls = 0
+
+    async def called() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            then()
+
+    return called
+
+
+def is_killed() -> None:
+    raise ReplicaLost("the trainer was killed")
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("when", ["resumed", "push_weights", "export", "save_checkpoint"])
+async def test_trainer_lost_in_any_phase_takes_the_run_back(
+    tmp_path: Path, when: str, max_staleness: int
+) -> None:
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+    stage.parts.failing["train_step"] = nth(3, is_killed)  # so that there is a way back to be lost on
+    stage.parts.failing[when] = nth(1 if when in ("resumed", "export") else 3, is_killed)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert run.version == stage.parts.trained == stage.parts.served == 5
+    assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
+
+
+async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
+    async def killed() -> None:
+        is_killed()
+
+    stage = Stage(tmp_path)
+    stage.parts.failing["push_weights"] = killed
+    with pytest.raises(ReplicaLost, match="killed"):
+        await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert stage.parts.calls.count("resumed") == stage.config.monarch.restarts.budget + 1
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_weights_that_went_with_the_trainer_take_the_run_back(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    def gone() -> None:
+        # The generator learns of it first, and the fleet a moment later.
+        asyncio.get_running_loop().call_later(0.05, stage.run.lost_the_trainer)
+        raise WeightsError("whoever published version 3 is gone")
+
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+    stage.parts.failing["update_weights"] = nth(3, gone)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert run.version == stage.parts.trained == stage.parts.served == 5
+    assert stage.parts.calls.count("resumed") == 1
+
+
+async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_path: Path) -> None:
+    def torn() -> None:
+        raise WeightsError("it is torn")
+
+    stage = Stage(tmp_path)
+    stage.parts.failing["update_weights"] = nth(1, torn)
+    with pytest.raises(WeightsError, match="torn"):
+        await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert "resumed" not in stage.parts.calls
+
+
+@pytest.mark.parametrize("loss_first", [True, False])
+async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
+    tmp_path: Path, loss_first: bool
+) -> None:
+    def told_and_lost() -> None:
+        told = [stage.run.lost_the_trainer, stage.run.preempt]
+        for one in told if loss_first else reversed(told):
+            one()
+
+    stage = Stage(tmp_path, iterations=9, checkpoint_interval=2)
+    stage.parts.failing["train_step"] = nth(4, told_and_lost)
+    ended: list[bool] = []
+
+    async def work(run: Run) -> None:
+        ended.append(await train_to_the_end(run))
+
+    run = await asyncio.wait_for(stage.train(work=work), 20)
+    assert ended == [False]
+    assert run.version < 9
+
+
+async def test_preempted_run_whose_checkpoint_cannot_be_written_keeps_the_older_one(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, iterations=9, checkpoint_interval=2)
+    stage.parts.failing["train_step"] = nth(3, lambda: stage.run.preempt())
+    stage.parts.failing["save_checkpoint"] = nth(2, is_killed)
+    ended: list[bool] = []
+
+    async def work(run: Run) -> None:
+        ended.append(await train_to_the_end(run))
+
+    await asyncio.wait_for(stage.train(work=work), 20)
+    assert ended == [False]
+    assert stage.parts.saved.version == 2
+
+
+async def test_groups_given_up_before_a_checkpoint_out_of_turn_are_told_by_the_resumed_run(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, iterations=3, lost=lambda number: number == 6)
+
+    async def preempted(run: Run) -> None:
+        # The second iteration's groups are played when the news comes, one of them is given up.
+        task = asyncio.create_task(train(run))
+        while not run.buffer.ledger.dropped:  # noqa: ASYNC110 - the ledger tells nobody else
+            await asyncio.sleep(0)
+        run.preempt()
+        with pytest.raises(Preempted):
+            await task
+        await run.checkpoint(now=True)
+        run.preempted = False
+        run.buffer._failure = None
+        await rewind(run)
+        await train(run)
+
+    await asyncio.wait_for(stage.train(work=preempted), 20)
+    rows = stage.rows("groups.jsonl")
+    assert {group for row in rows for group in row["dropped"]} == {"5"}
+    assert sorted([group for row in rows for group in row["trained"]] + [5]) == list(range(13))

@@ -1,0 +1,68 @@
+"""From the configuration to which groups and trajectories are trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_bridge.config import Config
+from rl_bridge.loops.settings import dispatch_settings, overlong, trainer_settings
+from rl_bridge.rollout.filters import GroupFilter, Overlong
+
+
+def config(rollout: dict[str, Any], algorithm: dict[str, Any] | str) -> Config:
+    return Config.model_validate(
+        {
+            "env": {"app": "package.app:app"},
+            "rollout": {"task": "package.task:Task", "batch_size": 64, "group_size": 8, **rollout},
+            "algorithm": algorithm,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("rollout", "longest", "buffer"),
+    [
+        # Four answers of 25 tokens, a fifth of which is 20.
+        ({"num_turns": 4, "max_new_tokens": 25, "max_length": 1000}, 100, 20),
+        # The context is shorter than that.
+        ({"num_turns": 4, "max_new_tokens": 25, "max_length": 60}, 60, 12),
+        ({"num_turns": 1, "max_new_tokens": 1, "max_length": 60}, 1, 1),
+    ],
+)
+def test_the_greatest_length_and_the_share_before_it(
+    rollout: dict[str, int], longest: int, buffer: int
+) -> None:
+    assert overlong(config(rollout, "dapo")) == Overlong(
+        handling="penalty", max_length=longest, buffer=buffer
+    )
+
+
+def test_the_answer_to_a_datasets_prompt_is_all_that_there_is() -> None:
+    """Whatever `num_turns` says, of which there are 32 unless told otherwise: DAPO's penalty would never be met."""
+    answers = Config.model_validate(
+        {
+            "data": {"source": "prompts.jsonl"},
+            "reward": {"function": "package.rewards:right"},
+            "rollout": {"batch_size": 64, "group_size": 8, "max_new_tokens": 50, "max_length": 1000},
+            "algorithm": "dapo",
+        }
+    )
+    assert overlong(answers) == Overlong(handling="penalty", max_length=50, buffer=10)
+    assert trainer_settings(answers, Path("run"), Path("model")).max_loss_tokens == 50
+
+
+def test_a_fixed_length_is_the_same_greatest_length() -> None:
+    short = config({"num_turns": 4, "max_new_tokens": 25, "max_length": 60}, "dr_grpo")
+    assert trainer_settings(short, Path("run"), Path("model")).max_loss_tokens == 60
+
+
+def test_refills_are_so_many_for_each_group_of_a_step() -> None:
+    found = dispatch_settings(config({}, {"name": "dapo", "max_refills": 3})).filter
+    assert (found.dynamic, found.refills, found.overlong.handling) == (True, 3 * 8, "penalty")
+
+
+def test_without_it_only_what_nothing_is_left_of_is_dropped() -> None:
+    found = dispatch_settings(config({}, {"overlong": "mask"})).filter
+    assert isinstance(found, GroupFilter)
+    assert (found.dynamic, found.overlong.handling) == (False, "mask")

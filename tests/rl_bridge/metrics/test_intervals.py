@@ -1,0 +1,47 @@
+"""Student's intervals, against his table."""
+
+import random
+
+import pytest
+
+from rl_bridge.metrics.intervals import TABLE, mean_interval, student_95
+
+
+@pytest.mark.parametrize(
+    ("degrees", "t"),
+    [
+        (1, 12.706),
+        (2, 4.303),
+        (9, 2.262),
+        (30, 2.042),
+        (31, 2.0395),
+        (40, 2.0211),
+        (120, 1.9799),
+        (10**6, 1.96),
+    ],
+)
+def test_quantiles(degrees: int, t: float) -> None:
+    assert student_95(degrees) == pytest.approx(t, abs=1e-4)
+
+
+def test_they_fall_without_a_step_where_the_table_ends() -> None:
+    steps = [student_95(n) - student_95(n + 1) for n in range(1, 200)]
+    assert all(step > 0 for step in steps)
+    assert student_95(len(TABLE)) - student_95(len(TABLE) + 1) < 0.004
+
+
+def test_by_hand() -> None:
+    # Mean 2, standard deviation 1, t of 2 degrees 4.303: 4.303 / sqrt(3) = 2.4843.
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [2.0, 2.0, 2.0]])
+def test_what_has_no_spread_has_no_interval(values: list[float]) -> None:
+    assert mean_interval(values) is None
+
+
+def test_three_seeds_are_covered_as_often_as_is_said() -> None:
+    draw = random.Random(0)
+    intervals = [mean_interval([draw.gauss(0.0, 1.0) for _ in range(3)]) for _ in range(4000)]
+    covered = sum(low < 0.0 < high for low, high in filter(None, intervals)) / len(intervals)
+    assert 0.94 < covered < 0.96  # with 1.96 it is 0.81

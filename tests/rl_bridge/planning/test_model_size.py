@@ -1,0 +1,121 @@
+"""How large a model is: by its config.json against published figures, by its weights, or as people write it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_bridge.errors import ModelError
+from rl_bridge.planning.model_size import ModelSize, parse_count
+from tests.rl_bridge.planning.published_models import LLAMA3_8B, QWEN2_5_1_5B, QWEN3_1_7B, QWEN3_8B
+
+
+def folder(path: Path, config: object) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "cached", "output", "critic"),
+    [
+        # The sums of the published checkpoints' shapes. Cached: 2 x layers x kv heads x 128.
+        # A critic has one row of width in place of the output layer, beside the embedding where that was both.
+        (LLAMA3_8B, 8_030_261_248, 2 * 32 * 8 * 128, 128256 * 4096, 8_030_261_248 - 525_336_576 + 4096),
+        (QWEN3_8B, 8_190_735_360, 2 * 36 * 8 * 128, 151936 * 4096, 8_190_735_360 - 622_329_856 + 4096),
+        (QWEN3_1_7B, 1_720_574_976, 2 * 28 * 8 * 128, 0, 1_720_574_976 + 2048),
+        (QWEN2_5_1_5B, 1_543_714_304, 2 * 28 * 2 * 128, 0, 1_543_714_304 + 1536),
+    ],
+)
+def test_published_models_by_their_configuration_alone(
+    tmp_path: Path, config: dict[str, Any], parameters: int, cached: int, output: int, critic: int
+) -> None:
+    size = ModelSize.of_folder(folder(tmp_path, config))
+    assert size == ModelSize(
+        parameters=parameters,
+        vocabulary=config["vocab_size"],
+        cached_per_token=cached,
+        output_layer=output,
+        width=config["hidden_size"],
+    )
+    assert size.critic_parameters == critic
+
+
+def test_a_critic_of_a_model_of_which_only_the_size_is_known() -> None:
+    assert ModelSize(parameters=1000).critic_parameters == 1000
+
+
+def weights(path: Path, name: str, shapes: dict[str, list[int]]) -> None:
+    header = json.dumps({"__metadata__": {"format": "pt"}} | {k: {"shape": v} for k, v in shapes.items()})
+    data = len(header).to_bytes(8, "little") + header.encode() + b"\0" * 64
+    (path / f"{name}.safetensors").write_bytes(data)
+
+
+def test_weights_of_other_architectures_are_counted(tmp_path: Path) -> None:
+    folder(tmp_path, LLAMA3_8B | {"model_type": "another"})
+    weights(tmp_path, "a", {"x": [3, 5], "y": []})
+    weights(tmp_path, "b", {"z": [2, 2, 2]})
+    assert ModelSize.of_folder(tmp_path).parameters == 15 + 1 + 8
+
+
+def test_weights_of_which_some_are_missing_are_not_taken_for_all(tmp_path: Path) -> None:
+    """As a download that was broken off leaves them."""
+    config = folder(tmp_path, LLAMA3_8B | {"model_type": "another"})
+    weights(tmp_path, "a", {"x": [3, 5]})
+    index = {"weight_map": {"x": "a.safetensors", "z": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"1 are missing, b\.safetensors among them"):
+        ModelSize.of_folder(tmp_path)
+    folder(config, LLAMA3_8B)
+    assert ModelSize.of_folder(tmp_path).parameters == 8_030_261_248
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    folder(config, LLAMA3_8B | {"model_type": "another"})
+    with pytest.raises(ModelError, match="expected the names of the files of weights"):
+        ModelSize.of_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\x02" + b"\0" * 7 + b"[]", b"\xff" * 64])
+def test_weights_that_are_none_are_refused(tmp_path: Path, content: bytes) -> None:
+    folder(tmp_path, LLAMA3_8B | {"model_type": "another"})
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"expected a file of safetensors at .*model\.safetensors"):
+        ModelSize.of_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ([], "expected an object in the config.json"),
+        ({"num_attention_heads": 2}, "it does not say 'hidden_size'"),
+        (LLAMA3_8B | {"num_attention_heads": 0}, "it does not say"),
+        (LLAMA3_8B | {"model_type": "mixtral"}, "got 'mixtral'; say how large the model is by --parameters"),
+    ],
+)
+def test_configurations_that_do_not_say_it(tmp_path: Path, config: object, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        ModelSize.of_folder(folder(tmp_path, config))
+
+
+def test_folder_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"No such file.*--parameters"):
+        ModelSize.of_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("8e9", 8_000_000_000),
+        ("70B", 70_000_000_000),
+        ("1.7b", 1_700_000_000),
+        ("350M", 350_000_000),
+        ("12", 12),
+    ],
+)
+def test_counts_as_people_write_them(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "many", "-8B", "0", "nan", "inf", "8 GB"])
+def test_counts_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a number of parameters|could not convert"):
+        parse_count(text)

@@ -1,0 +1,199 @@
+"""The calculators against the guide's figures, and what each role keeps against sums worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from rl_bridge.config import Config, load_config
+from rl_bridge.planning.broadcast import broadcast_seconds, idle_share
+from rl_bridge.planning.cost import RentedFleet
+from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
+from rl_bridge.planning.model_size import ModelSize
+from rl_bridge.planning.plan import gpus_of
+
+SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_layer=250, width=5)
+FILE = """
+env: {app: 'a:b'}
+rollout: {task: 'c:D', max_length: 32, max_new_tokens: 8, max_num_seqs: 4}
+trainer: {micro_batch_size: 2}
+"""
+
+
+def loaded(tmp_path: Path, *overrides: str) -> Config:
+    file = tmp_path / "run.yaml"
+    file.write_text(FILE)
+    return load_config(file, overrides)
+
+
+@pytest.mark.parametrize(("gbps", "seconds"), [(100, 11.2), (200, 5.6), (400, 2.8)])
+def test_broadcast_of_the_guides_70b(gbps: float, seconds: float) -> None:
+    assert broadcast_seconds(140e9, gbps) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(("broadcast_s", "percent"), [(11.2, 52.8), (2.8, 21.9)])
+def test_idle_beside_ten_seconds_of_rollout(broadcast_s: float, percent: float) -> None:
+    assert round(100 * idle_share(broadcast_s, 10.0), 1) == percent
+
+
+def test_fleet_of_64_for_a_day() -> None:
+    # 6 hosts of 8 at 1.75 and 2 at 2.42: 24 x (84 + 38.72) = 2,945.28, of 24 x 64 x 2.42 = 3,717.12.
+    fleet = RentedFleet(
+        spot_gpus=48,
+        on_demand_gpus=16,
+        spot_price=1.75,
+        on_demand_price=2.42,
+        spot_kind_on_demand_price=2.42,
+        hours=24,
+    )
+    assert round(fleet.cost, 2) == 2945.28
+    assert (round(fleet.spot_cost, 2), round(fleet.on_demand_cost, 2)) == (2016.0, 929.28)
+    assert round(fleet.all_on_demand, 2) == 3717.12
+    assert round(100 * fleet.saved_share, 1) == 20.8
+
+
+def test_kinds_of_gpus_with_prices_of_their_own() -> None:
+    fleet = RentedFleet(
+        spot_gpus=10,
+        on_demand_gpus=2,
+        spot_price=1.0,
+        on_demand_price=5.0,
+        spot_kind_on_demand_price=3.0,
+        hours=1,
+    )
+    # 10 + 10, instead of 30 + 10.
+    assert (fleet.cost, fleet.all_on_demand, fleet.saved_share) == (20.0, 40.0, 0.5)
+
+
+def test_gpus_that_cost_nothing_save_nothing() -> None:
+    nothing = RentedFleet(
+        spot_gpus=0,
+        on_demand_gpus=0,
+        spot_price=1.0,
+        on_demand_price=1.0,
+        spot_kind_on_demand_price=1.0,
+        hours=1,
+    )
+    assert (nothing.cost, nothing.saved_share) == (0.0, 0.0)
+
+
+def test_trainer_keeps_16_bytes_a_parameter() -> None:
+    assert trainer_bytes(70_000_000_000) == 1_120_000_000_000
+
+
+def roles(config: Config, reward_model: ModelSize | None = None) -> dict[str, RoleMemory]:
+    return {role.role: role for role in memory_of_roles(config, SIZE, reward_model)}
+
+
+def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
+    found = roles(loaded(tmp_path))
+    assert set(found) == {"trainer", "policy"}
+    assert found["trainer"].parts == {"master weights": 4000, "gradients": 4000, "Adam's moments": 8000}
+    # 2 rows x 32 tokens x 50 words x 4 bytes.
+    assert found["trainer"].per_process == {"logits of a full micro-batch": 12_800}
+    assert found["trainer"].process_bytes == 16_000 + 12_800
+    assert found["policy"].parts == {"weights": 4000, "key-value cache": 256 * 1024 * 1024}
+    assert found["policy"].process_bytes == 4000 + 256 * 1024 * 1024
+    # 4 prompts x 32 tokens x 12 numbers x 4 bytes.
+    assert found["policy"].at_best == {"a full key-value cache": 6144}
+
+
+@pytest.mark.parametrize("override", ["algorithm.name=ppo", "algorithm=ppo", "algorithm.advantage=gae"])
+def test_critic_is_counted_however_it_was_asked_for(tmp_path: Path, override: str) -> None:
+    # 1000 without 50 x 5 of the output layer, and 5 of the value head.
+    assert roles(loaded(tmp_path, override))["trainer"].parts["critic"] == 16 * 755
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        ([], 2),
+        (["trainer.micro_batch_size=64"], 64),
+        # A pass has no more than its share of the 64 trajectories: of 2 updates, 4 steps, 2 ranks.
+        (["trainer.micro_batch_size=512", "rollout.batch_size=64"], 64),
+        (["trainer.micro_batch_size=64", "rollout.batch_size=64", "trainer.updates_per_iteration=2"], 32),
+        (
+            ["trainer.micro_batch_size=64", "rollout.batch_size=64", "trainer.gradient_accumulation_steps=4"],
+            16,
+        ),
+        (["trainer.micro_batch_size=64", "rollout.batch_size=64", "monarch.roles.trainer={procs: 2}"], 32),
+        (
+            [
+                "trainer.micro_batch_size=64",
+                "rollout.batch_size=64",
+                "monarch.roles.trainer={procs: 4}",
+                "trainer.tensor_parallel=2",
+            ],
+            32,
+        ),
+    ],
+)
+def test_logits_are_of_the_rows_of_one_pass(tmp_path: Path, overrides: list[str], rows: int) -> None:
+    found = roles(loaded(tmp_path, *overrides))["trainer"].per_process
+    assert found == {"logits of a full micro-batch": rows * 32 * 50 * 4}
+
+
+def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
+    found = roles(loaded(tmp_path, "monarch.roles.policy={gpus: 1}", "rollout.gpu_memory_utilization=0.5"))
+    policy = found["policy"]
+    # 1000 x 4, and one row of 32 tokens x 12 numbers x 4 bytes, without which the engine does not start.
+    assert policy.process_bytes == 4000 + 1536
+    assert (policy.fits(2 * 5536), policy.fits(2 * 5536 - 1)) == (True, False)
+    assert found["trainer"].fits(found["trainer"].process_bytes)
+
+
+def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
+    found = roles(
+        loaded(
+            tmp_path,
+            "model.dtype=bfloat16",
+            "algorithm.kl_coef=0.1",
+            "algorithm.name=ppo",
+            "monarch.roles.trainer={procs: 3, hosts: 2}",
+            "monarch.roles.policy={replicas: 5, gpus: 1}",
+        ),
+        reward_model=ModelSize(parameters=10),
+    )
+    assert set(found) == {"trainer", "policy", "reference", "reward"}
+    assert found["trainer"].parts["critic"] == 16 * 755
+    # 28,080 over two hosts of three ranks, and logits of each.
+    assert found["trainer"].process_bytes == 4_680 + 12_800
+    assert found["policy"].replicas == 5
+    assert found["policy"].parts == {"weights": 2000, "key-value cache of the longest row": 768}
+    assert found["policy"].at_best == {"a full key-value cache": 3072}
+    assert (found["reference"].parts, found["reward"].process_bytes) == ({"weights": 4000}, 40)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        ([], 2),
+        (["trainer.micro_batch_size=64"], 64),
+        # Nobody has more than its share of the 64 trajectories, however the trainer divides them.
+        (["trainer.micro_batch_size=512", "rollout.batch_size=64", "trainer.updates_per_iteration=2"], 64),
+        (
+            [
+                "trainer.micro_batch_size=64",
+                "rollout.batch_size=64",
+                "monarch.roles.reference={replicas: 3}",
+            ],
+            22,
+        ),
+    ],
+)
+def test_reference_has_logits_too(tmp_path: Path, overrides: list[str], rows: int) -> None:
+    reference = roles(loaded(tmp_path, "algorithm.kl_coef=0.1", *overrides))["reference"]
+    # rows x 32 tokens x 50 words x 4 bytes, beside 1000 weights x 4.
+    assert reference.per_process == {"logits of a full micro-batch": rows * 6400}
+    assert reference.process_bytes == 4000 + rows * 6400
+
+
+def test_what_is_known_of_a_model_by_its_size_alone(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "monarch.roles.policy={gpus: 1}")
+    trainer, policy = memory_of_roles(config, ModelSize(parameters=1000))
+    assert (trainer.process_bytes, policy.process_bytes, policy.at_best) == (16_000, 4000, {})
+
+
+def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:
+    table = ["trainer.num_gpus=2", "rollout.num_workers=14", "algorithm.kl_coef=0.1"]
+    assert gpus_of(loaded(tmp_path, *table)) == (0, 17)
+    assert gpus_of(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)

@@ -1,0 +1,45 @@
+"""Trajectories that speak bytes: token n is the byte n, so text, tokens and characters can be worked out by hand."""
+
+from collections.abc import Sequence
+
+from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return bytes(tokens).decode("utf-8", "replace")
+
+
+def completion(text: str, *, version: int = 3, logprob: float = -0.5, stopped: bool = True) -> Completion:
+    tokens = text.encode()
+    return Completion(
+        tokens=list(tokens),
+        logprobs=[logprob] * len(tokens),
+        versions=[version] * len(tokens),
+        stopped=stopped,
+    )
+
+
+def turn(prompt: str, answer: str, **options: int | float | bool) -> Turn:
+    return Turn(prompt=list(prompt.encode()), completion=completion(answer, **options))  # type: ignore[arg-type]
+
+
+def trajectory(
+    *turns: Turn, reward: float = 1.0, ending: Ending = Ending.COMPLETED, seed: int = 7
+) -> Trajectory:
+    return Trajectory(seed=seed, turns=list(turns), ending=ending, reward=reward)
+
+
+def group(number: int, *rewards: float, text: str = "hit") -> Group:
+    siblings = [trajectory(turn(f"deal {number}?", text), reward=reward, seed=number) for reward in rewards]
+    return Group(id=number, seed=number, trajectories=siblings)
+
+
+def rows_of(groups: Sequence[Group]) -> list[TrainSample]:
+    """Every trajectory as rows, with its reward as its advantage."""
+    trajectories = [one for group in groups for one in group.trajectories]
+    return [
+        row
+        for index, one in enumerate(trajectories)
+        for row in training_rows(one, advantage=one.reward, index=index)
+    ]

@@ -1,0 +1,147 @@
+"""Trajectories and the rows made of them, as records."""
+
+import random
+from dataclasses import replace
+
+from rl_bridge.records.making import group_records, runs, shortened
+from rl_bridge.records.record import LeftOut, TrajectoryRecord
+from rl_bridge.records.token_text import TokenText
+from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
+from tests.rl_bridge.records.records_fixtures import completion, decode, trajectory, turn
+
+
+def spread(values: tuple[tuple[int, int], ...]) -> list[int]:
+    return [value for value, number in values for _ in range(number)]
+
+
+def record(one: Trajectory, rows: list[TrainSample]) -> TrajectoryRecord:
+    group = Group(id=4, seed=7, trajectories=[one])
+    (made,) = group_records(group, [rows], iteration=9, text=TokenText(decode))
+    return made
+
+
+def test_conversation_that_goes_on_and_one_that_begins_anew() -> None:
+    one = trajectory(
+        turn("ask", "call"),
+        turn("askcallresult", "go"),
+        turn("state 2", "stay"),
+        reward=0.25,
+        ending=Ending.TRUNCATED_TURNS,
+    )
+    made = record(one, training_rows(one, advantage=1.5, index=0))
+    assert (made.iteration, made.group, made.sibling, made.seed) == (9, 4, 0, 7)
+    assert (made.ending, made.reward, made.advantage, made.version) == ("truncated_turns", 0.25, 1.5, 3)
+    assert [(t.fresh, t.context, t.context_tokens, "".join(t.pieces)) for t in made.turns] == [
+        (True, "ask", 3, "call"),
+        (False, "result", 6, "go"),
+        (True, "state 2", 7, "stay"),
+    ]
+    assert [t.trained for t in made.turns] == [((True, 4),), ((True, 2),), ((True, 4),)]
+    assert made.turns[1].tokens == (103, 111)
+
+
+def test_every_token_has_its_probability_and_its_version() -> None:
+    answer = Completion(
+        tokens=[104, 105, 33], logprobs=[-0.123456, 0.0, -12.0], versions=[3, 3, 4], stopped=False
+    )
+    one = trajectory(Turn(prompt=[63], completion=answer))
+    (made,) = record(one, training_rows(one, advantage=0.0, index=0)).turns
+    assert (made.pieces, made.logprobs) == (("h", "i", "!"), (-0.1235, 0.0, -12.0))
+    assert (made.versions, made.stopped) == (((3, 2), (4, 1)), False)
+
+
+def test_marks_are_those_of_the_rows_that_the_trainer_gets() -> None:
+    one = trajectory(turn("a", "bc"), turn("abcd", "ef"), turn("new", "xyz"))
+    first, second = training_rows(one, advantage=2.0, index=0)
+    # Of the first row the trainer is not to see what the second answer begins with; the second row is left out.
+    masked = replace(first, loss_mask=[on and place != 4 for place, on in enumerate(first.loss_mask)])
+    made = record(one, [masked])
+    assert [t.trained for t in made.turns] == [((True, 2),), ((False, 1), (True, 1)), ((False, 3),)]
+    # With the first row gone the second one is still found.
+    assert [t.trained for t in record(one, [second]).turns] == [((False, 2),), ((False, 2),), ((True, 3),)]
+
+
+def test_random_episodes_show_what_the_trainer_gets() -> None:
+    draw = random.Random(5)
+    for _ in range(200):
+        turns: list[Turn] = []
+        chat: list[int] = []
+        for _ in range(draw.randint(1, 8)):
+            if draw.random() < 0.3:
+                chat = []  # the prefix breaks
+            chat = [*chat, *draw.choices(range(97, 123), k=draw.randint(1, 6))]
+            number = draw.randint(0, 5)
+            answer = Completion(
+                tokens=draw.choices(range(97, 123), k=number),
+                logprobs=[-draw.random() for _ in range(number)],
+                versions=sorted(draw.choices(range(4), k=number)),
+                stopped=True,
+            )
+            turns.append(Turn(prompt=tuple(chat), completion=answer))
+            chat = [*chat, *answer.tokens]
+        one = trajectory(*turns)
+        rows = [
+            replace(row, loss_mask=[on and draw.random() < 0.8 for on in row.loss_mask])
+            for row in training_rows(one, advantage=1.0, index=0)
+        ]
+        made = record(one, rows)
+        shown = [
+            (token, round(logprob, 4), version)
+            for kept in made.turns
+            for token, logprob, version, trained in zip(
+                kept.tokens, kept.logprobs, spread(kept.versions), spread(kept.trained), strict=True
+            )
+            if trained
+        ]
+        assert shown == [
+            (token, round(logprob, 4), version)
+            for row in rows
+            for token, logprob, version, on in zip(
+                row.tokens, row.logprobs, row.versions, row.loss_mask, strict=True
+            )
+            if on
+        ]
+        assert sum(turn.fresh for turn in made.turns) == len(rows)
+        # Contexts and answers, put together again, are the rows.
+        texts: list[str] = []
+        for kept in made.turns:
+            texts[len(texts) - (not kept.fresh) :] = [
+                ("" if kept.fresh else texts[-1]) + kept.context + "".join(kept.pieces)
+            ]
+        assert texts == [decode(row.tokens) for row in rows]
+
+
+def test_trajectory_that_is_not_trained_has_no_advantage() -> None:
+    one = trajectory(turn("a", "bc"))
+    (row,) = training_rows(one, advantage=2.0, index=0)
+    assert record(one, []).advantage is None
+    assert record(one, [replace(row, loss_mask=[False] * 3)]).advantage is None
+    assert record(one, [row]).advantage == 2.0
+
+
+def test_same_answer_twice_is_told_apart() -> None:
+    one = trajectory(turn("s", "go"), turn("s", "go"))
+    first, second = training_rows(one, advantage=1.0, index=0)
+    made = record(one, [first, replace(second, loss_mask=[False] * 3)])
+    assert [t.trained for t in made.turns] == [((True, 2),), ((False, 2),)]
+
+
+def test_line_of_json_says_all_of_it_again() -> None:
+    one = trajectory(
+        turn("wie geht's, \u201eDu\u201c?\n", "gut 😀</script>"), Turn(prompt=[1], completion=completion(""))
+    )
+    made = record(one, training_rows(one, advantage=1.0, index=0))
+    line = made.model_dump_json()
+    assert "\n" not in line
+    assert TrajectoryRecord.model_validate_json(line) == made
+
+
+def test_long_context_loses_its_middle() -> None:
+    assert shortened("abcdefghij", 10) == ("abcdefghij", None)
+    assert shortened("abcdefghijk", 5) == ("abijk", LeftOut(at=2, characters=6))
+
+
+def test_runs() -> None:
+    assert runs([True, True, False, True]) == ((True, 2), (False, 1), (True, 1))
+    assert runs([]) == ()

@@ -1,0 +1,68 @@
+"""The text of each token, for tokenizers that make it hard."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rl_bridge.records.token_text import TokenText
+from tests.rl_bridge.records.records_fixtures import decode
+
+
+def words(tokens: Sequence[int]) -> str:
+    """Sets words apart when it decodes, as a tokenizer of words does."""
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def stripped(tokens: Sequence[int]) -> str:
+    """Drops the space before the first word, as SentencePiece does."""
+    return "".join(f" w{token}" for token in tokens).removeprefix(" ")
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("", []),
+        ("hit", ["h", "i", "t"]),
+        # Two, three and four bytes: the last one has the character.
+        ("é", ["", "é"]),
+        ("a€b", ["a", "", "", "€", "b"]),
+        ("😀!", ["", "", "", "😀", "!"]),
+    ],
+)
+def test_token_that_ends_within_a_character_has_no_text(text: str, pieces: list[str]) -> None:
+    assert TokenText(decode).pieces(list(text.encode())) == pieces
+
+
+def test_bytes_that_are_no_character_stay_visible() -> None:
+    assert TokenText(decode).pieces([0x61, 0xE2, 0x82]) == ["a", "", "\N{REPLACEMENT CHARACTER}"]
+    assert "".join(TokenText(decode).pieces([0xFF, 0x61])) == "\N{REPLACEMENT CHARACTER}a"
+
+
+def test_spaces_that_decoding_makes_belong_to_the_word_behind_them() -> None:
+    assert TokenText(words).pieces([1, 2, 3]) == ["w1", " w2", " w3"]
+    assert TokenText(stripped).pieces([1, 2, 3]) == ["w1", " w2", " w3"]
+
+
+def test_joined_they_are_the_answer_and_no_token_is_decoded_with_all_before_it() -> None:
+    longest = 0
+
+    def watched(tokens: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(tokens)) if len(tokens) < 400 else longest
+        return words(tokens)
+
+    tokens = list(range(400))
+    assert "".join(TokenText(watched).pieces(tokens)) == words(tokens)
+    assert longest <= 2
+
+
+def test_prompt_of_siblings_is_decoded_once() -> None:
+    asked: list[Sequence[int]] = []
+
+    def watched(tokens: Sequence[int]) -> str:
+        asked.append(tokens)
+        return decode(tokens)
+
+    text = TokenText(watched)
+    assert [text.whole([104, 105]), text.whole((104, 105)), text.whole([])] == ["hi", "hi", ""]
+    assert len(asked) == 1

@@ -1,0 +1,196 @@
+"""What is kept of a run's rollouts: whole groups, within a bound, none of them twice."""
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rl_bridge.config.records import RecordsConfig
+from rl_bridge.records.record import TrajectoryRecord
+from rl_bridge.records.segments import SEGMENTS, Segments, read_lines, segment_files
+from rl_bridge.records.writer import RolloutRecords
+from rl_bridge.types import Group
+from tests.rl_bridge.records.records_fixtures import decode, group, rows_of
+
+
+def kept(folder: Path) -> list[TrajectoryRecord]:
+    return [TrajectoryRecord.model_validate_json(line) for line in read_lines(folder)]
+
+
+def writer(folder: Path, *, groups: int = 2, max_mb: int = 1) -> RolloutRecords:
+    return RolloutRecords(folder, decode, RecordsConfig(groups=groups, max_mb=max_mb))
+
+
+def batch(*, first: int = 0, groups: int = 8) -> list[Group]:
+    return [group(first + number, 1.0, -1.0, 0.5) for number in range(groups)]
+
+
+def test_groups_are_kept_whole_with_their_own_rows(tmp_path: Path) -> None:
+    groups = batch()
+    writer(tmp_path).write(1, groups, rows_of(groups))
+    records = kept(tmp_path)
+    assert len(records) == 6
+    assert list(Counter(r.group for r in records).values()) == [3, 3]
+    assert [r.sibling for r in records] == [0, 1, 2] * 2
+    for record in records:
+        # rows_of gives every trajectory its own reward as its advantage.
+        assert record.advantage == record.reward == (1.0, -1.0, 0.5)[record.sibling]
+        assert record.turns[0].context == f"deal {record.group}?"
+        assert record.iteration == 1
+
+
+def test_which_groups_the_iteration_decides(tmp_path: Path) -> None:
+    groups = batch(groups=64)
+    chosen = []
+    for name in ("one", "two"):
+        (folder := tmp_path / name).mkdir()
+        record = writer(folder)
+        for iteration in range(1, 9):
+            record.write(iteration, groups, rows_of(groups))
+        chosen.append([(r.iteration, r.group) for r in kept(folder)])
+    assert chosen[0] == chosen[1]
+    assert len({number for _, number in chosen[0]}) > 8
+
+
+def test_iteration_of_fewer_groups_is_kept_whole_and_none_where_none_is_asked_for(tmp_path: Path) -> None:
+    groups = batch(groups=1)
+    writer(tmp_path, groups=0).write(1, groups, rows_of(groups))
+    assert not (tmp_path / "rollouts").exists()
+    writer(tmp_path, groups=5).write(1, groups, rows_of(groups))
+    assert len(kept(tmp_path)) == 3
+
+
+def fill(record: RolloutRecords, iterations: range, *, size: int = 20_000) -> None:
+    for iteration in iterations:
+        groups = [group(iteration, 1.0, 0.0, text="x" * (size // 40))]
+        record.write(iteration, groups, rows_of(groups))
+
+
+def test_first_and_newest_stay_within_the_bound(tmp_path: Path) -> None:
+    record = writer(tmp_path)
+    fill(record, range(1, 200))
+    files = segment_files(tmp_path)
+    assert len(files) == SEGMENTS
+    assert sum(path.stat().st_size for path in files) <= 1 << 20
+    iterations = [r.iteration for r in kept(tmp_path)][::2]
+    assert iterations == sorted(iterations)
+    assert iterations[0] == 1
+    assert iterations[-1] == 199
+    # One gap, between the first file and the newest ones.
+    gaps = [b - a for a, b in pairwise(iterations) if b - a != 1]
+    assert len(gaps) == 1
+    assert int(files[0].stem) == 1
+    assert int(files[1].stem) > 2
+
+
+def test_group_that_is_too_large_is_left_out_and_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = writer(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        fill(record, range(1, 4), size=1 << 20)
+        fill(record, range(4, 5))
+    assert [r.iteration for r in kept(tmp_path)] == [4, 4]
+    (message,) = caplog.messages
+    assert "raise records.max_mb" in message
+
+
+def test_no_more_of_a_group_is_prepared_than_shows_that_it_is_too_large(tmp_path: Path) -> None:
+    prepared: list[int] = []
+
+    def watched(tokens: Sequence[int]) -> str:
+        prepared.append(len(tokens))
+        return decode(tokens)
+
+    groups = [group(1, *([0.0] * 6), text="x" * 20_000)]  # a trajectory takes more than an eighth of a MiB
+    RolloutRecords(tmp_path, watched, RecordsConfig(groups=1, max_mb=1)).write(1, groups, rows_of(groups))
+    assert kept(tmp_path) == []
+    assert prepared.count(20_000) == 1
+
+
+def test_rewound_run_keeps_what_its_history_has(tmp_path: Path) -> None:
+    record = writer(tmp_path)
+    fill(record, range(1, 30))
+    files = len(segment_files(tmp_path))
+    record.rewind(12)
+    assert [r.iteration for r in kept(tmp_path)] == [i for i in range(1, 13) for _ in "ab"]
+    assert len(segment_files(tmp_path)) < files
+    fill(record, range(13, 15))
+    assert [r.iteration for r in kept(tmp_path)][-4:] == [13, 13, 14, 14]
+    record.rewind(0)
+    assert segment_files(tmp_path) == []
+
+
+def test_line_that_was_cut_off_is_not_read_and_not_gone_on_with(tmp_path: Path) -> None:
+    record = writer(tmp_path)
+    fill(record, range(1, 3))
+    (file,) = segment_files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-9])
+    assert [r.iteration for r in kept(tmp_path)] == [1, 1, 2]
+    record.rewind(2)
+    fill(record, range(3, 4))
+    assert [r.iteration for r in kept(tmp_path)] == [1, 1, 2, 3, 3]
+
+
+def test_file_that_goes_while_it_is_read_has_no_lines_left(tmp_path: Path) -> None:
+    segments = Segments(tmp_path, max_bytes=80)
+    for number in range(3):
+        segments.append([b"%08d\n" % number])
+    lines: Iterator[bytes] = read_lines(tmp_path)
+    assert next(lines) == b"00000000\n"
+    segment_files(tmp_path)[1].unlink()
+    assert list(lines) == [b"00000002\n"]
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x1e"])
+def test_what_else_ends_a_line_of_text_ends_none_of_the_records(tmp_path: Path, end: str) -> None:
+    record = writer(tmp_path)
+    for iteration, text in ((1, "a"), (2, f"b{end}c"), (3, "d")):
+        groups = [group(iteration, 1.0, text=text)]
+        record.write(iteration, groups, rows_of(groups))
+    record.rewind(3)
+    assert [r.iteration for r in kept(tmp_path)] == [1, 2, 3]
+    assert "".join(kept(tmp_path)[1].turns[0].pieces) == f"b{end}c"
+
+
+def test_line_that_was_cut_off_within_a_character_goes(tmp_path: Path) -> None:
+    record = writer(tmp_path)
+    groups = [group(1, 1.0, text="plain"), group(2, 1.0, text="€")]
+    record.write(1, groups, rows_of(groups))
+    (file,) = segment_files(tmp_path)
+    written = file.read_bytes()
+    file.write_bytes(written[: written.index("€".encode()) + 1])
+    record.rewind(1)
+    assert len(kept(tmp_path)) == written[: written.index("€".encode())].count(b"\n")
+
+
+class Growing(io.BytesIO):
+    """A file whose last line is completed just after its beginning was read."""
+
+    def __next__(self) -> bytes:
+        line = super().__next__()
+        if not line.endswith(b"\n"):
+            place = self.tell()
+            self.write(b"ond\n")
+            self.seek(place)
+        return line
+
+
+def test_line_whose_end_is_written_while_it_is_read_is_not_taken_for_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Segments(tmp_path, max_bytes=80).append([b"first\n"])
+    monkeypatch.setattr(Path, "open", lambda *_: Growing(b"first\nsec"))
+    assert list(read_lines(tmp_path)) == [b"first\n"]
+
+
+def test_files_of_others_are_none_of_the_records(tmp_path: Path) -> None:
+    record = writer(tmp_path)
+    fill(record, range(1, 3))
+    (tmp_path / "rollouts/000001 (copy).jsonl").write_bytes(b"")
+    fill(record, range(3, 4))
+    assert [r.iteration for r in kept(tmp_path)] == [1, 1, 2, 2, 3, 3]

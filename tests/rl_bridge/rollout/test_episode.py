@@ -1,0 +1,136 @@
+"""One episode against a session that answers by a list: what is earned, what is not known, what ends it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+from rollout_fixtures import FakeEngine, FakeTokenizer, NotebookTask, Notes
+from tool_fixtures import DeskTask, LoggingEngine, PieceTokenizer, Told, calling, chat_tokenizer, task_of
+
+from openenv_core import Observation, StepResult
+from openenv_core.protocol.requests import encode_request
+from openenv_core.tools import CallToolObservation, ListToolsObservation, Tool
+from rl_bridge.errors import EpisodeUnscored, NoReplica, ReplicaLost
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.task import Task
+from rl_bridge.types import Ending, Trajectory
+
+ONE_TOOL = ListToolsObservation(
+    tools=[Tool(name="add", description="", input_schema={"type": "object", "properties": {}})]
+)
+
+
+class Listed:
+    """Answers a reset, and then each step, with the next of a list: an observation and what it earned."""
+
+    def __init__(self, *answers: tuple[Observation, float | None]) -> None:
+        self._answers: Iterator[tuple[Observation, float | None]] = iter(answers)
+
+    async def reset(self, **options: Any) -> StepResult[Any]:
+        return await self.step(None)
+
+    async def step(self, action: Any, /) -> StepResult[Any]:
+        observation, reward = next(self._answers)
+        return StepResult(observation, reward, observation.done, observation.metadata)
+
+
+def noted(reward: float | None, *, done: bool = False) -> tuple[Observation, float | None]:
+    return Notes(words=["a", "b"], done=done), reward
+
+
+async def play(session: Listed, task: Task, policy: ChatPolicy, judge: Judge | None = None) -> Trajectory:
+    settings = EpisodeSettings(temperature=1.0, num_turns=8, illegal_reward=-1.0)
+    found = await play_episode(session, policy, task, seed=1, settings=settings, judge=judge)
+    assert found is not None
+    return found
+
+
+async def noting(*answers: tuple[Observation, float | None], judge: Judge | None = None) -> Trajectory:
+    tokenizer: Any = FakeTokenizer()
+    client = GeneratorClient(FakeEngine(tokenizer, lambda prompt: "word"), max_batch=8)
+    policy = ChatPolicy(tokenizer, client, max_new_tokens=4, max_length=64)
+    return await play(Listed(*answers), task_of(NotebookTask), policy, judge)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf"), 10**400])
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_a_reward_that_is_no_number_is_no_reward(reward: float, at: int) -> None:
+    rewards = [0.0, 0.25, 0.5]
+    assert (await noting(noted(0.0), noted(0.25), noted(0.5, done=True))).reward == 0.75
+    rewards[at] = reward
+    answers = [noted(rewards[0]), noted(rewards[1]), noted(rewards[2], done=True)]
+    with pytest.raises(EpisodeUnscored, match=r"rewards that are finite, got -?(nan|inf|10)"):
+        await noting(*answers)
+
+
+async def test_a_judge_is_told_the_chat_and_the_answers_and_adds_to_what_was_earned() -> None:
+    async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
+        assert ([message["content"] for message in chat], answers, target) == (["a b"], "word\nword", None)
+        return 2.0
+
+    assert (await noting(noted(None), noted(0.25), noted(None, done=True), judge=judge)).reward == 2.25
+
+
+@pytest.mark.parametrize(
+    "outcome", [None, ReplicaLost("replica 0 of reward was lost"), NoReplica("none serves"), float("nan")]
+)
+async def test_without_a_judge_nobody_knows_and_no_engine_is_to_blame(outcome: Any) -> None:
+    async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome  # type: ignore[no-any-return]
+
+    with pytest.raises(EpisodeUnscored, match="reward"):
+        await noting(noted(None), noted(1.0, done=True), judge=judge)
+
+
+async def test_what_ends_an_episode_need_not_be_what_a_tool_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Released environments may answer the call that ends an episode with another observation."""
+    pieces = PieceTokenizer()
+    engine = LoggingEngine(pieces, lambda prompt: calling("add", a=1, b=2))
+    tokenizer = chat_tokenizer(monkeypatch, pieces)
+    policy = ChatPolicy(tokenizer, GeneratorClient(engine, max_batch=8), max_new_tokens=400, max_length=4000)
+    first, last = (Told(task="do it"), None), (Observation(done=True), 1.0)
+    gave = CallToolObservation(tool_name="add", result="3")
+    found = await play(Listed(first, (ONE_TOOL, None), (gave, 0.5), last), task_of(DeskTask), policy)
+    assert (found.ending, found.reward, found.tool_calls) == (Ending.COMPLETED, 1.5, 2)
+    # One that does not end it is read, and there it is to be told what it means.
+    other = (Observation(), None)
+    with pytest.raises(TypeError, match=r"override DeskTask\.result"):
+        await play(Listed(first, (ONE_TOOL, None), other), task_of(DeskTask), policy)
+
+
+class Noted(BaseModel):
+    text: Annotated[str, Field(max_length=3)]
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        lambda text: Noted(text=text),
+        lambda text: {"text": "\ud800"},
+        lambda text: {"text": str(int(text))},
+        lambda text: {"hit": 1}[text],
+    ],
+    ids=["model", "wire", "number", "table"],
+)
+async def test_what_the_actions_own_model_does_not_take_is_the_policys_doing(parse: Any) -> None:
+    """Be it when the task makes it, or when it is to be sent."""
+    tokenizer: Any = FakeTokenizer()
+    client = GeneratorClient(FakeEngine(tokenizer, lambda prompt: "lengthy"), max_batch=8)
+    policy = ChatPolicy(tokenizer, client, max_new_tokens=4, max_length=64)
+    task = task_of(NotebookTask)
+    task.parse = parse  # type: ignore[method-assign]
+
+    class Sending(Listed):
+        async def step(self, action: Any, /) -> StepResult[Any]:
+            if action is not None:
+                encode_request("step", action)
+            return await super().step(action)
+
+    found = await play(Sending(noted(0.5), noted(0.25, done=True)), task, policy)
+    assert (found.ending, found.reward, len(found.turns)) == (Ending.REFUSED_ACTION, 0.5 - 1.0, 1)
+    assert found.refusal is not None

@@ -1,0 +1,282 @@
+"""A thousand episodes of many turns by a real engine, logged at its sampler, that takes new weights meanwhile."""
+
+import asyncio
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from byte_pairs import save_byte_pairs
+from tool_fixtures import (
+    BREAK,
+    END,
+    MARKS,
+    START,
+    TEMPLATE,
+    AnsweringDeskTask,
+    Desk,
+    DeskTask,
+    Direct,
+    LastLineTask,
+    Recital,
+    RecitalTask,
+    said_by,
+    task_of,
+)
+
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.rollout.episode import EpisodeSettings, play_episode
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.tokens.chat import ChatTokenizer
+from rl_bridge.types import Completion, Ending, SamplingSettings, TrainSample, Trajectory
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+EPISODES, AT_ONCE = 1000, 64
+ANSWERS_A_VERSION = 300
+MAX_NEW, MAX_LENGTH = 16, 512
+TEMPERATURE = 0.9
+ENDS = 60
+"""Of some 400 tokens so many end an answer, so that a random policy does end some."""
+
+
+class Interpreted(ChatTokenizer):
+    """What a random policy writes is given a meaning, decided by its tokens: a call, several, none, nonsense."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.stop_token_ids = (*self.stop_token_ids, *range(100, 100 + ENDS - 1))
+
+    def written(self, tokens: Sequence[int]) -> str:
+        return said_by(random.Random(zlib.crc32(repr(list(tokens)).encode())), "<tool_call>")
+
+
+@dataclass
+class EngineLog:
+    """What the engine's sampler gave out: version, token, log-probability."""
+
+    engine: Any = None
+    sampled: Counter[tuple[int, int, float]] = field(default_factory=Counter)
+
+    def listen(self, patch: pytest.MonkeyPatch) -> None:
+        """Hear what the sampler gives out from now on, of whichever of vLLM's runners it is."""
+        (sampler,) = self.engine._engine.collective_rpc(lambda worker: worker.model_runner.sampler)
+        kind = type(sampler)
+        name = "forward" if hasattr(kind, "forward") else "__call__"
+        sample = getattr(kind, name)
+
+        def logged(*arguments: Any, **options: Any) -> Any:
+            output = sample(*arguments, **options)
+            self.add(output)
+            return output
+
+        patch.setattr(kind, name, logged)
+
+    def add(self, output: Any) -> None:
+        tokens = output.sampled_token_ids[:, 0].tolist()
+        told = output.logprobs_tensors
+        assert told.logprob_token_ids[:, 0].tolist() == tokens
+        for token, logprob in zip(tokens, told.logprobs[:, 0].tolist(), strict=True):
+            self.sampled[self.engine.version, token, logprob] += 1
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with a tokenizer of byte pairs."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("policy")
+    known = save_byte_pairs(folder, TEMPLATE, special=(END, START, BREAK), plain=MARKS)
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        vocab_size=known,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    Qwen3ForCausalLM(config).float().save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def log() -> EngineLog:
+    return EngineLog()
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Path, log: EngineLog) -> Iterator[Any]:
+    from rl_bridge.generator.settings import EngineSettings, engine_environment
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in engine_environment(on_gpu=False).items():
+            patch.setenv(name, value)
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        from rl_bridge.generator.engine import VllmEngine
+
+        log.engine = one = VllmEngine(
+            EngineSettings(
+                model_path=str(policy),
+                dtype="float32",
+                max_length=MAX_LENGTH,
+                max_num_seqs=AT_ONCE,
+                kv_cache_bytes=64 << 20,
+                gpu_memory_utilization=0.1,
+                seed=0,
+                weight_update="continue",
+            )
+        )
+        one.start().result(200)
+        log.listen(patch)
+        yield one
+        one.close()
+
+
+def weights(policy: Path, version: int) -> Mapping[str, Any]:
+    import torch
+
+    from rl_bridge.generator.checkpoint import Checkpoint
+
+    source = torch.Generator().manual_seed(version)
+    return {
+        name: tensor + (0.05 * torch.randn(tensor.shape, generator=source) if version else 0.0)
+        for name, tensor in Checkpoint(policy).tensors().items()
+    }
+
+
+@dataclass
+class Played:
+    trajectories: list[Trajectory] = field(default_factory=list)
+    versions: int = 0
+
+
+@pytest.fixture(scope="module")
+def played(engine: Any, policy: Path) -> Played:
+    return asyncio.run(_play(engine, policy))
+
+
+async def _play(engine: Any, policy: Path) -> Played:
+    played, loading = Played(), asyncio.Lock()
+    answers = 0
+
+    async def generate(
+        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None
+    ) -> list[Completion]:
+        nonlocal answers
+        answers += len(prompts)
+        if answers > (played.versions + 1) * ANSWERS_A_VERSION and not loading.locked():
+            async with loading:  # while these prompts, and all others, are at work
+                answering = engine.generate(prompts, sampling, seeds)
+                await asyncio.sleep(0.01)
+                played.versions += 1
+                await asyncio.wrap_future(engine.load(played.versions, weights(policy, played.versions)))
+                return await asyncio.wrap_future(answering)
+        return await asyncio.wrap_future(engine.generate(prompts, sampling, seeds))
+
+    client = GeneratorClient(generate, max_batch=AT_ONCE)
+    chat = ChatPolicy(Interpreted(policy), client, max_new_tokens=MAX_NEW, max_length=MAX_LENGTH)
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(seed: int) -> Trajectory | None:
+        kinds: list[type[Any]] = [DeskTask, AnsweringDeskTask, RecitalTask, LastLineTask, DeskTask]
+        kind = kinds[seed % 5]
+        tools = issubclass(kind, DeskTask)
+        async with places:
+            return await play_episode(
+                Direct(Desk() if tools else Recital()),
+                chat,
+                task_of(kind),
+                seed=seed,
+                settings=EpisodeSettings(
+                    temperature=TEMPERATURE,
+                    num_turns=(4, 8, 32)[seed % 3],
+                    illegal_reward=-1.0,
+                    reset_options={"words": seed % 4} if tools else {"length": 1 + seed % 7},
+                ),
+            )
+
+    trajectories = await asyncio.gather(*map(one, range(EPISODES)))
+    played.trajectories = [trajectory for trajectory in trajectories if trajectory is not None]
+    await client.close()
+    return played
+
+
+@pytest.fixture(scope="module")
+def rows(played: Played) -> list[TrainSample]:
+    return [
+        row
+        for index, trajectory in enumerate(played.trajectories)
+        for row in training_rows(trajectory, advantage=1.0, index=index)
+    ]
+
+
+def trained(row: TrainSample) -> Iterator[tuple[int, int, int, float]]:
+    """Place, version, token and log-probability of each token that the row's loss is about."""
+    for place, is_loss in enumerate(row.loss_mask):
+        if is_loss:
+            yield place, row.versions[place], row.tokens[place], row.logprobs[place]
+
+
+def test_every_trained_token_came_out_of_the_sampler(rows: list[TrainSample], log: EngineLog) -> None:
+    asked = Counter((version, token, logprob) for row in rows for _, version, token, logprob in trained(row))
+    assert asked.total() > 10_000
+    assert not asked - log.sampled
+
+
+def test_each_has_the_log_probability_that_its_weights_give_it_there(
+    rows: list[TrainSample], policy: Path, played: Played
+) -> None:
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    worst = 0.0
+    for version in range(played.versions + 1):
+        model = Qwen3ForCausalLM.from_pretrained(str(policy), dtype=torch.float32).eval()
+        model.load_state_dict(weights(policy, version), strict=False)
+        for row in rows:
+            of_it = [(place, token, logprob) for place, at, token, logprob in trained(row) if at == version]
+            if not of_it:
+                continue
+            with torch.no_grad():
+                logits = model(torch.tensor([list(row.tokens)])).logits[0] / TEMPERATURE
+            given = torch.log_softmax(logits, -1)
+            worst = max(worst, *(abs(float(given[place - 1, token]) - lp) for place, token, lp in of_it))
+    assert worst < 1e-4
+
+
+def test_nothing_else_is_trained_on(rows: list[TrainSample], played: Played) -> None:
+    completions = [turn.completion for one in played.trajectories for turn in one.turns]
+    assert sum(map(sum, (row.loss_mask for row in rows))) == sum(len(one.tokens) for one in completions)
+    # Templates' and tools' tokens have neither a log-probability nor weights.
+    for row in rows:
+        for is_loss, logprob, version in zip(row.loss_mask, row.logprobs, row.versions, strict=True):
+            assert is_loss or (logprob, version) == (0.0, -1)
+
+
+def test_all_kinds_of_episodes_are_among_them(rows: list[TrainSample], played: Played) -> None:
+    assert len(played.trajectories) == EPISODES
+    endings = Counter(one.ending for one in played.trajectories)
+    of_machines_or_refused = {Ending.TRUNCATED_TIME, Ending.REFUSED_ACTION}
+    for ending in Ending:
+        assert endings[ending] or ending in of_machines_or_refused or ending.is_failure(), ending
+    assert played.versions >= 3
+    mixed = [t for one in played.trajectories for t in one.turns if len(set(t.completion.versions)) > 1]
+    between = [one for one in played.trajectories if len({t.completion.version for t in one.turns}) > 1]
+    assert mixed
+    assert between
+    assert len(rows) > EPISODES + 100  # prefixes that broke
+    assert max(one.tool_calls for one in played.trajectories) >= 8
+    assert any(len(row.tokens) > 400 for row in rows)

@@ -1,0 +1,134 @@
+"""A run's folder with rollouts in it, as the page is to show them."""
+
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rl_bridge.records.record import TrajectoryRecord, TurnRecord
+from rl_bridge.records.segments import Segments
+
+SYSTEM = (
+    "<|im_start|>system\nYou answer questions about a database.\n\n# Tools\n<tools>\n"
+    + "\n".join(f'{{"name": "tool_{n}", "description": "does {n}"}}' for n in range(12))
+    + "\n</tools><|im_end|>\n"
+)
+OPENING = SYSTEM + "<|im_start|>user\nHow many orders are open?<|im_end|>\n<|im_start|>assistant\n"
+CALL = '<tool_call>\n{"name": "run_query", "arguments": {"sql": "SELECT 1"}}\n</tool_call><|im_end|>'
+RESULT = "\n<|im_start|>user\n<tool_response>\n[[17]]\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+
+
+def pieces_of(text: str) -> tuple[str, ...]:
+    """Cut into pieces of at most four characters, special tokens whole."""
+    pieces: list[str] = []
+    for part in text.replace("<|", "\0<|").replace("|>", "|>\0").split("\0"):
+        if part.startswith("<|"):
+            pieces.append(part)
+        else:
+            pieces.extend(part[at : at + 4] for at in range(0, len(part), 4))
+    return tuple(pieces)
+
+
+def said(
+    context: str,
+    answer: str,
+    *,
+    fresh: bool = False,
+    logprobs: Sequence[float] | None = None,
+    trained: bool = True,
+    versions: tuple[tuple[int, int], ...] | None = None,
+    version: int = 3,
+    stopped: bool = True,
+) -> TurnRecord:
+    pieces = pieces_of(answer)
+    return TurnRecord(
+        fresh=fresh,
+        context=context,
+        context_tokens=len(context) // 4,
+        pieces=pieces,
+        tokens=tuple(sum(piece.encode()) for piece in pieces),
+        logprobs=tuple(logprobs or [-0.25] * len(pieces)),
+        versions=versions or ((version, len(pieces)),),
+        trained=((trained, len(pieces)),),
+        stopped=stopped,
+    )
+
+
+def told(
+    *turns: TurnRecord,
+    group: int = 0,
+    sibling: int = 0,
+    iteration: int = 1,
+    reward: float = 1.0,
+    advantage: float | None = 0.5,
+    ending: str = "completed",
+    tool_calls: int = 0,
+) -> TrajectoryRecord:
+    return TrajectoryRecord(
+        iteration=iteration,
+        group=group,
+        sibling=sibling,
+        seed=group,
+        ending=ending,
+        reward=reward,
+        advantage=advantage,
+        version=iteration - 1,
+        tool_calls=tool_calls,
+        turns=turns,
+    )
+
+
+def keep(run: Path, records: Iterable[TrajectoryRecord]) -> Path:
+    run.mkdir(parents=True, exist_ok=True)
+    Segments(run, max_bytes=1 << 30).append([r.model_dump_json().encode() + b"\n" for r in records])
+    return run
+
+
+def conversation(*, group: int = 4, iteration: int = 5) -> list[TrajectoryRecord]:
+    """Four siblings: two calls and an answer; a wrong answer; a call that cannot be read; one cut off and masked."""
+    good = (
+        said(OPENING, "<think>I look it up.</think>" + CALL, fresh=True),
+        said(RESULT, "There are 17 open orders.<|im_end|>"),
+    )
+    wrong = (said(OPENING, "<think>I guess.</think>There are 3.<|im_end|>", fresh=True),)
+    unread = (said(OPENING, '<tool_call>\n{"name": "run_que', fresh=True, stopped=False),)
+    anew = (
+        said(OPENING, CALL, fresh=True, trained=False),
+        said(OPENING + "the second state", "17", fresh=True, trained=False, stopped=False),
+    )
+    return [
+        told(*good, group=group, sibling=0, iteration=iteration, reward=1.0, advantage=1.5, tool_calls=1),
+        told(*wrong, group=group, sibling=1, iteration=iteration, reward=0.0, advantage=-0.5),
+        told(
+            *unread,
+            group=group,
+            sibling=2,
+            iteration=iteration,
+            reward=-1.0,
+            advantage=-1.0,
+            ending="unparsable_call",
+        ),
+        told(
+            *anew,
+            group=group,
+            sibling=3,
+            iteration=iteration,
+            reward=0.0,
+            advantage=None,
+            ending="truncated_length",
+            tool_calls=1,
+        ),
+    ]
+
+
+def many(trajectories: int, *, siblings: int = 8, tokens: int = 200) -> Iterable[TrajectoryRecord]:
+    """As many trajectories of a run that gets better, of about as many tokens each."""
+    draw = random.Random(0)
+    words = [f"word{n} " for n in range(500)]
+    for number in range(trajectories):
+        group, sibling = divmod(number, siblings)
+        answer = "".join(draw.choices(words, k=tokens // 2))
+        pieces = pieces_of(answer)
+        logprobs = [-draw.expovariate(3.0) for _ in pieces]
+        reward = round(draw.gauss(number / trajectories, 0.5), 3)
+        turn = said(OPENING, answer, fresh=True, logprobs=logprobs)
+        yield told(turn, group=group, sibling=sibling, iteration=group // 2 + 1, reward=reward)

@@ -1,0 +1,71 @@
+"""The page as bytes: whole, harmless, and the same script wherever it is."""
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+from pathlib import Path
+
+from rl_bridge.records.segments import read_lines
+from rl_bridge.rollouts_page import page
+from rl_bridge.rollouts_page.page import SCRIPTS, policy, script, served_page, whole_page
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
+
+
+def whole(run: Path) -> str:
+    return b"".join(whole_page(run, read_lines(run))).decode()
+
+
+def block(text: str, name: str) -> str:
+    found = re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_every_script_of_the_folder_is_on_the_page() -> None:
+    folder = Path(page.__file__).parent / "assets"
+    assert {path.stem for path in folder.glob("*.js")} == set(SCRIPTS)
+    assert len(SCRIPTS) == len(set(SCRIPTS))
+
+
+def test_records_come_out_as_they_went_in(tmp_path: Path) -> None:
+    nasty = "</script><script>alert(1)</script><!-- {{script}} {{records}} \\ \u2028"
+    records = [*conversation(), told(said(nasty, nasty), ending=nasty)]
+    text = whole(keep(tmp_path / "run", records))
+    lines = block(text, "records").rstrip("\n").split("\n")
+    assert [json.loads(line) for line in lines] == [json.loads(r.model_dump_json()) for r in records]
+    assert text.count("<script") == 3
+    assert "alert(1)" in text
+    assert "<script>alert" not in text
+
+
+def test_names_of_folders_are_text(tmp_path: Path) -> None:
+    run = keep(tmp_path / '"><b>&{{script}}', [])
+    text = whole(run)
+    assert f"<title>{html.escape(run.name)} · rollouts</title>" in text
+    assert "<b>" not in text.partition("<script>")[0]
+    assert json.loads(block(text, "settings")) == {"title": run.name, "served": None}
+    served = served_page(run).decode()
+    assert json.loads(block(served, "settings")) == {"title": run.name, "served": "records.jsonl"}
+    assert block(served, "records") == ""
+
+
+def test_folder_whose_name_is_no_text_is_shown(tmp_path: Path) -> None:
+    run = keep(tmp_path / os.fsdecode(b"run\xff"), [])
+    assert "<title>run? · rollouts</title>" in whole(run)
+    assert "<title>run? · rollouts</title>" in served_page(run).decode()
+
+
+def test_policy_allows_this_script_and_nothing_from_anywhere(tmp_path: Path) -> None:
+    text = whole(keep(tmp_path / "run", []))
+    inline = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
+    assert inline == script()
+    digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+    rules = dict(rule.split(" ", 1) for rule in policy(served=False).split("; "))
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert (rules["default-src"], rules["connect-src"]) == ("'none'", "'none'")
+    assert html.escape(policy(served=False)) in text
+    assert "connect-src 'self'" in policy(served=True)
+    assert not re.search(r"https?://|unsafe", text)

@@ -1,0 +1,493 @@
+"""The page in a real Chromium: what it shows, what keys do, where links lead, what it never asks for."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from chromium import Browser, Tab, chromium
+
+from rl_bridge.records.record import LeftOut, TrajectoryRecord
+from rl_bridge.records.segments import read_lines
+from rl_bridge.rollouts_page.page import whole_page
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, many, said, told
+from tests.rl_bridge.rollouts_page.page_serving import served
+
+pytestmark = pytest.mark.slow
+
+READY = "document.body.dataset.ready"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    with browser.tab() as page:
+        yield page
+        assert page.errors == []
+
+
+def written(run: Path) -> str:
+    """The address of a file with the page of a run."""
+    out = run.parent / f"{run.name}.html"
+    out.write_bytes(b"".join(whole_page(run, read_lines(run))))
+    return out.as_uri()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return written(keep(tmp_path / "seven", [*conversation(group=4, iteration=5), *plain()]))
+
+
+def plain() -> list[Any]:
+    """Another group, of an earlier step: three siblings that say their number."""
+    return [
+        told(said("ask", f"answer {n}", fresh=True), group=2, sibling=n, iteration=3, reward=n / 2)
+        for n in range(3)
+    ]
+
+
+def show(tab: Tab, address: str, link: str = "") -> None:
+    tab.open(address + link)
+    tab.wait_for(READY)
+
+
+def texts(tab: Tab, selector: str) -> list[str]:
+    found = f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.textContent)"
+    return list(tab.evaluate(found))
+
+
+def where(tab: Tab) -> str:
+    return str(tab.evaluate("document.querySelector('#head h2').textContent"))
+
+
+def link(tab: Tab) -> str:
+    return str(tab.evaluate("location.hash"))
+
+
+def test_conversation_as_it_was(tab: Tab, file: str) -> None:
+    show(tab, file)
+    assert where(tab) == "Step 5, group 4, sibling 0"
+    assert texts(tab, ".row .last")[:3] == [
+        "There are 17 open orders.",
+        "<think>I guess.</think>There are 3.",
+        '{"name": "run_que',
+    ]
+    assert texts(tab, ".said .role") == ["system", "user", "tool"]
+    said_to_it = texts(tab, ".said .text")
+    assert said_to_it[1:] == ["userHow many orders are open?", "tool[[17]]"]
+    # Joined, the tokens are the answers, to the letter.
+    answers = texts(tab, ".answer .text")
+    first = conversation()[0]
+    assert answers == ["".join(turn.pieces) for turn in first.turns]
+    assert texts(tab, ".think") == ["<think>I look it up.</think>"]
+    assert texts(tab, ".call")[0].startswith('<tool_call>\n{"name": "run_query"')
+    assert tab.evaluate("document.querySelector('.call').dataset.tool") == "run_query"
+    facts = " ".join(texts(tab, "#head .facts > *"))
+    for fact in (
+        "completed",
+        "reward +1",
+        "advantage +1.5",
+        "tool calls 1",
+        "turns 2",
+        "seed 4",
+        "version 4",
+    ):
+        assert fact in facts
+
+
+def test_template_as_it_was_written(tab: Tab, file: str) -> None:
+    show(tab, file)
+    tab.press("x")
+    contexts = [turn.context for turn in conversation()[0].turns]
+    assert [text.partition("tokens")[2] for text in texts(tab, ".said .text")] == contexts
+    assert "raw=1" in link(tab)
+
+
+def test_token_tells_how_likely_it_was(tab: Tab, tmp_path: Path) -> None:
+    # e^-0.1 is 90.5%, e^-1 36.8%, e^-6 0.25%.
+    turn = said("ask", "surely perhaps", fresh=True, logprobs=[-0.1, -1.0, -6.0, 0.0])
+    show(tab, written(keep(tmp_path / "run", [told(turn)])))
+    classes = tab.evaluate("[...document.querySelectorAll('.tk')].map(e => e.className.trim())")
+    assert classes == ["tk p1", "tk p4", "tk p8", "tk p0"]
+    tab.hover(".tk:nth-child(2)")
+    tip = texts(tab, "#tip > *")
+    assert tip[0] == '"ly p"'
+    assert tip[1] == "p 36.8%, log p -1.0000"
+    assert tip[2].startswith("token 2 of 4, id ")
+    assert tip[3] == "trained, sampled by version 3"
+    assert texts(tab, "#spoken") == [""]
+    tab.press("ArrowRight", "ArrowRight", "ArrowRight")
+    assert texts(tab, "#tip > *")[1] == "p 0.25%, log p -6.0000"
+    assert texts(tab, "#spoken")[0].startswith('"erha", p 0.25%, log p -6.0000, token 3 of 4')
+    assert texts(tab, ".tk.at") == ["erha"]
+
+
+def test_tokens_that_the_loss_did_not_see(tab: Tab, tmp_path: Path) -> None:
+    turn = said("ask", "seen unseen", fresh=True).model_copy(
+        update={"trained": ((True, 1), (False, 2)), "versions": ((7, 2), (8, 1))}
+    )
+    show(tab, written(keep(tmp_path / "run", [told(turn), told(said("a", "b", trained=False), sibling=1)])))
+    assert texts(tab, ".tk.off") == [" uns", "een"]
+    assert "2 masked" in texts(tab, ".answer footer span")
+    assert "version 7, then 8" in texts(tab, ".answer footer span")
+    tab.press("c")
+    assert texts(tab, ".tk.seen") == ["seen"]
+    assert texts(tab, ".tk.unseen") == [" uns", "een"]
+    tab.press("c")
+    assert tab.evaluate("new Set([...document.querySelectorAll('.tk')].map(e => e.className)).size") == 3
+    tab.press("]")
+    assert texts(tab, ".answer.masked footer")[0].count("the loss does not see them") == 1
+
+
+def test_sample_that_begins_anew_is_told(tab: Tab, file: str) -> None:
+    show(tab, file, "#group=4&sibling=3")
+    assert texts(tab, ".begins") == ["a new training sample begins: the prompt does not continue"]
+    assert "cut off by the length limit" in texts(tab, ".answer footer span")
+    assert "advantage none: not trained" in " ".join(texts(tab, "#head .facts > *"))
+
+
+def test_keys_lead_everywhere(tab: Tab, file: str) -> None:
+    show(tab, file)
+    seen = [where(tab)]
+    for key in ("j", "ArrowDown", "k", "]", "]", "[", "End", "j", "Home"):
+        tab.press(key)
+        seen.append(where(tab).removeprefix("Step "))
+    assert seen[1:] == [
+        "5, group 4, sibling 1",
+        "5, group 4, sibling 2",
+        "5, group 4, sibling 1",
+        "5, group 4, sibling 2",
+        "5, group 4, sibling 3",
+        "5, group 4, sibling 2",
+        "3, group 2, sibling 2",
+        "3, group 2, sibling 2",
+        "5, group 4, sibling 0",
+    ]
+    tab.press("n")
+    assert "turn=2" in link(tab)
+    assert texts(tab, ".turn.here h3") == ["turn 2"]
+    tab.press("n", "p", "p")
+    assert "turn" not in link(tab)
+
+
+def test_every_key_is_in_the_help(tab: Tab, file: str) -> None:
+    show(tab, file)
+    tab.press("?")
+    assert tab.evaluate("document.querySelector('#help').open")
+    shown = "".join(texts(tab, "#keys kbd"))
+    assert all(key in shown for key in ("j", "k", "[", "]", "n", "p", "s", "c", "o", "x", "/", "r", "t", "?"))
+    before = where(tab)
+    tab.press("j")  # not while the help is open
+    tab.press("Escape")
+    assert where(tab) == before
+
+
+def test_siblings_beside_each_other(tab: Tab, file: str) -> None:
+    show(tab, file)
+    tab.press("s")
+    assert "view=siblings" in link(tab)
+    heads = texts(tab, ".column > h3")
+    assert [head.split("sibling ")[1][0] for head in heads] == ["0", "1", "2", "3"]
+    assert "-1unparsable call" in heads[2]
+    # What all were shown first stands there once.
+    assert texts(tab, ".shared .role") == ["system", "user"]
+    assert texts(tab, ".column .turn:nth-of-type(1) .said") == []
+    assert texts(tab, ".column:nth-child(1) .said") == ["tool[[17]]"]
+    # The first token that differs from the chosen one's: "<thi" and "nk>I" are the same.
+    assert texts(tab, ".column:nth-child(2) .parts") == [" gue"]
+    assert texts(tab, ".column:nth-child(1) .parts") == []
+    tops = tab.evaluate("[...document.querySelectorAll('.column')].map(e => e.getBoundingClientRect().top)")
+    assert len(set(tops)) == 1
+    tab.click(".column:nth-child(2) > h3")
+    assert where(tab) == "Step 5, group 4, sibling 1"
+    assert texts(tab, ".column.chosen > h3")[0].startswith("sibling 1")
+
+
+def rows(tab: Tab) -> list[str]:
+    return texts(tab, ".row .where")
+
+
+def test_filters_by_ending_and_reward(tab: Tab, file: str) -> None:
+    show(tab, file)
+    assert texts(tab, "#endings button") == ["completed 5", "truncated length 1", "unparsable call 1"]
+    tab.click("#endings button:nth-child(3)")
+    assert rows(tab) == ["step 5 · group 4.2"]
+    assert where(tab) == "Step 5, group 4, sibling 2"
+    assert texts(tab, "#count") == ["1 of 7 trajectories"]
+    tab.click("#endings button:nth-child(2)")
+    assert rows(tab) == ["step 5 · group 4.2", "step 5 · group 4.3"]
+    tab.click("#clear")
+    assert len(rows(tab)) == 7
+    # One bar a reward: -1, 0 (three times), 0.5, 1 (twice).
+    titles = tab.evaluate("[...document.querySelectorAll('#histogram button')].map(e => e.title)")
+    assert titles == ["reward -1: 1 of 1", "reward 0: 3 of 3", "reward +0.5: 1 of 1", "reward +1: 2 of 2"]
+    tab.click("#histogram button:nth-child(4)")
+    assert rows(tab) == ["step 5 · group 4.0", "step 3 · group 2.2"]
+    assert "reward=1..1" in link(tab)
+    tab.click("#histogram button:nth-child(4)")
+    assert len(rows(tab)) == 7
+    tab.evaluate(
+        "(e => { e.value = 4; e.dispatchEvent(new Event('change')) })(document.querySelector('#step-max'))"
+    )
+    assert {row.split(" · ")[0] for row in rows(tab)} == {"step 3"}
+
+
+def test_range_of_steps_is_dragged_on_the_curve(tab: Tab, tmp_path: Path) -> None:
+    def step(number: int, reward: float) -> TrajectoryRecord:
+        return told(said("ask", "answer"), group=number, iteration=number, reward=reward)
+
+    records = [step(number, reward=number / 4) for number in range(1, 12)]
+    show(tab, written(keep(tmp_path / "run", [*records, step(11, reward=-0.25)])))
+    points = tab.evaluate("document.querySelector('#steps polyline').getAttribute('points')").split()
+    # Eleven steps over a width of 1000; the mean of the last one is (2.75 - 0.25) / 2, that of the fifth.
+    assert [point.split(",")[0] for point in points] == [str(100 * n) for n in range(11)]
+    assert points[-1].split(",")[1] == points[4].split(",")[1]
+    tab.drag("#steps", 0.2, 0.4)
+    assert rows(tab) == ["step 5 · group 5.0", "step 4 · group 4.0", "step 3 · group 3.0"]
+    assert "step=3..5" in link(tab)
+    assert tab.evaluate("document.querySelector('#step-min').value") == "3"
+    assert texts(tab, "#steps-words") == ["step 5: mean +1.25 of 1"]
+    tab.drag("#steps", 0.9, 0.9)
+    assert len(rows(tab)) == 12
+
+
+def test_orders(tab: Tab, file: str) -> None:
+    show(tab, file, "#sort=worst")
+    assert rows(tab)[0] == "step 5 · group 4.2"
+    show(tab, file, "#sort=oldest")
+    tab.wait_for("document.querySelector('.row .where').textContent === 'step 3 · group 2.0'")
+
+
+def test_search_finds_across_tokens_and_marks(tab: Tab, file: str) -> None:
+    show(tab, file)
+    tab.press("/")
+    tab.type("OPEN Orders.")
+    tab.wait_for("document.querySelectorAll('.row').length === 1")
+    assert rows(tab) == ["step 5 · group 4.0"]
+    marked = "[...CSS.highlights.get('found')].map(range => range.toString())"
+    assert tab.evaluate(marked) == ["open orders."]
+    assert tab.evaluate(
+        "[...CSS.highlights.get('found')][0].startContainer.parentElement.className"
+    ).startswith("tk")
+    assert "q=OPEN+Orders." in link(tab)
+    tab.press("Escape", "j")
+    assert tab.evaluate("document.activeElement.id") == "list"
+    tab.press("/")
+    tab.type("no such words")
+    tab.wait_for("document.querySelector('#rows .empty')")
+
+
+def test_link_brings_back_the_same_view(tab: Tab, file: str) -> None:
+    address = "#group=4&sibling=0&turn=2&view=siblings&colour=mask&q=17&reward=0..1&masked=1&ending=completed"
+    show(tab, file, address)
+    assert where(tab) == "Step 5, group 4, sibling 0"
+    assert rows(tab) == []  # none that passes is masked
+    assert tab.evaluate("document.querySelector('#masked').checked")
+    assert texts(tab, "[role=radio][aria-checked=true]") == ["mask"]
+    show(tab, file, "#group=2&sibling=1&view=siblings")
+    tab.wait_for("document.querySelector('#head h2').textContent === 'Step 3, group 2, sibling 1'")
+    assert len(texts(tab, ".column")) == 3
+    show(tab, file, "#group=99&sibling=nonsense&turn=1.5&reward=x..&colour=red&sort=toString")
+    tab.wait_for("document.querySelector('#head h2').textContent.startsWith('Step 5')")
+    assert texts(tab, "#count") == ["7 of 7 trajectories, group 99 was not kept"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_can_be_read(tab: Tab, file: str, scheme: str) -> None:
+    tab.prefer(scheme)
+    show(tab, file)
+    assert tab.evaluate("document.documentElement.dataset.theme") == scheme
+    for selector in (
+        "body",
+        ".said .text",
+        ".answer .text",
+        ".row .facts",
+        ".ending.truncated",
+        ".answer footer",
+    ):
+        assert contrast(tab, selector) >= 4.5, selector
+    worst = min(contrast(tab, f"#legend .p{n}") for n in range(9))
+    assert worst >= 4.0
+    other = "dark" if scheme == "light" else "light"
+    for _ in range(3):
+        tab.press("t")
+        if tab.evaluate("document.documentElement.dataset.theme") == other:
+            break
+    else:
+        pytest.fail(f"expected t to reach {other}")
+    assert contrast(tab, "body") >= 4.5
+
+
+CONTRAST = """(element => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const painted = colour => { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); };
+  const seen = () => [...canvas.getImageData(0, 0, 1, 1).data];
+  const behind = [];
+  for (let e = element; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
+  behind.forEach(painted);
+  const back = seen();
+  painted(getComputedStyle(element).color);
+  return [back, seen()];
+})"""
+
+
+def contrast(tab: Tab, selector: str) -> float:
+    """Of an element's text against what lies behind it, by the formula of WCAG 2."""
+    colours = tab.evaluate(f"{CONTRAST}(document.querySelector({json.dumps(selector)}))")
+
+    def luminance(colour: list[int]) -> float:
+        shares = [value / 255 for value in colour[:3]]
+        red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    lighter, darker = sorted((luminance(colour) for colour in colours), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script></script><!--{{script}}'
+
+
+def test_what_a_model_writes_stays_text(tab: Tab, tmp_path: Path) -> None:
+    run = keep(tmp_path / "a<b>&amp;", [told(said(HOSTILE, HOSTILE, fresh=True), ending="</script><b>")])
+    show(tab, written(run))
+    assert texts(tab, ".said .text") == [HOSTILE]
+    assert texts(tab, ".answer .text") == [HOSTILE]
+    assert tab.evaluate("document.querySelectorAll('#reading img, #reading script').length") == 0
+    assert texts(tab, "#top h1") == ["a<b>&amp;"]
+    tab.press("x", "s")
+    assert "rollouts" in tab.evaluate("document.title")
+
+
+def test_file_asks_nobody(tab: Tab, file: str) -> None:
+    tab.go_offline()
+    show(tab, file)
+    tab.press("j", "s", "c", "x", "o", "t")
+    assert [urlsplit(address).scheme for address in tab.asked] == ["file"]
+    refused = tab.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')")
+    assert refused == "refused"
+    assert any("Content Security Policy" in error for error in tab.errors)
+    tab.errors.clear()
+
+
+def test_cut_off_and_foreign_lines_are_counted(tab: Tab, tmp_path: Path) -> None:
+    run = keep(tmp_path / "run", plain())
+    with (run / "rollouts" / "000001.jsonl").open("ab") as file:
+        file.write(b'{"iteration": 9, "gro\nnull\n{"turns": 3}\n')
+        whole = file_line(run)
+        for key, value in (("reward", None), ("ending", 7), ("turns", [None]), ("turns", [{"tokens": []}])):
+            file.write(json.dumps({**whole, key: value}).encode() + b"\n")
+        for key, value in (
+            ("logprobs", [None]),
+            ("trained", [[True, 1e9]]),
+            ("pieces", []),
+            ("context", None),
+        ):
+            turn = {**whole["turns"][0], key: value}
+            file.write(json.dumps({**whole, "turns": [turn]}).encode() + b"\n")
+    show(tab, written(run))
+    assert texts(tab, "#count") == ["3 of 3 trajectories, 11 lines could not be read"]
+
+
+def file_line(run: Path) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(next(read_lines(run)))
+    return line
+
+
+@pytest.mark.parametrize("text", [" " * 3_000_000 + "x", '{"arguments": ' * 100_000 + "} " * 500_000 + "x"])
+def test_what_a_model_or_a_tool_writes_does_not_hang_the_page(tab: Tab, tmp_path: Path, text: str) -> None:
+    """What takes a time that grows by the square would take hours here."""
+    answer = said("ask", "yes", fresh=True).model_copy(update={"pieces": (text,), "tokens": (1,)})
+    answer = answer.model_copy(update={"logprobs": (0.0,), "trained": ((True, 1),), "versions": ((3, 1),)})
+    show(tab, written(keep(tmp_path / "run", [told(said(f"<|im_start|>tool\n{text}", "yes"), answer)])))
+    assert len(texts(tab, ".answer .text")[1]) == len(text)
+
+
+def test_middle_that_is_not_kept_is_told(tab: Tab, tmp_path: Path) -> None:
+    turn = said("😀😀head|tail", "yes", fresh=True).model_copy(
+        update={"left_out": LeftOut(at=6, characters=12345)}
+    )
+    show(tab, written(keep(tmp_path / "run", [told(turn)])))
+    assert texts(tab, ".said .text") == ["😀😀head\n… 12,345 characters are not kept …\n|tail"]
+
+
+def test_llama_s_markers(tab: Tab, tmp_path: Path) -> None:
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    context = "<|begin_of_text|>" + header.format("system") + "Be brief.<|eot_id|>" + header.format("user")
+    context += "Hi.<|eot_id|>" + header.format("assistant")
+    bare = said(context, '{"name": "look", "parameters": {}}<|eot_id|>', fresh=True)
+    marked = said(header.format("ipython") + "found<|eot_id|>", '<|python_tag|>{"name": "take"}<|eom_id|>')
+    show(tab, written(keep(tmp_path / "run", [told(bare, marked)])))
+    assert texts(tab, ".said .text") == ["systemBe brief.", "userHi.", "ipythonfound"]
+    assert tab.evaluate("[...document.querySelectorAll('.call')].map(e => e.dataset.tool)") == [
+        "look",
+        "take",
+    ]
+    assert texts(tab, ".call") == ['{"name": "look", "parameters": {}}', '<|python_tag|>{"name": "take"}']
+
+
+def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
+    run = keep(tmp_path / "run", plain())
+    with served(run) as url:
+        show(tab, url, "#group=2&sibling=1")
+        assert texts(tab, "#count") == ["3 of 3 trajectories"]
+        assert tab.evaluate("document.querySelector('#fresh').hidden")
+        keep(run, conversation())
+        tab.wait_for("!document.querySelector('#fresh').hidden")
+        tab.press("r")
+        tab.wait_for("document.querySelector('#count').textContent === '7 of 7 trajectories'")
+        assert where(tab) == "Step 3, group 2, sibling 1"
+        assert {urlsplit(address).netloc for address in tab.asked} == {urlsplit(url).netloc}
+
+
+STEP_MS = """(() => {
+  const began = performance.now();
+  document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "j", bubbles: true }));
+  document.body.offsetHeight;
+  return performance.now() - began;
+})()"""
+SEARCH_MS = """new Promise(done => {
+  const began = performance.now();
+  const told = new MutationObserver(() => done(performance.now() - began));
+  told.observe(document.querySelector("#count"), { childList: true });
+  document.querySelector("#q").value = "word7 word8";
+  document.querySelector("#q").dispatchEvent(new Event("input"));
+})"""
+
+
+@pytest.mark.timeout(300)
+def test_thousands_of_trajectories_stay_quick(tab: Tab, tmp_path: Path) -> None:
+    address = written(keep(tmp_path / "run", many(4000)))
+    tab.open(address)
+    began = time.monotonic()
+    tab.wait_for(READY, timeout_s=120)
+    loading = time.monotonic() - began
+    assert texts(tab, "#count") == ["4,000 of 4,000 trajectories"]
+    # Of the list only what is in sight is on the page.
+    assert len(rows(tab)) < 40
+    steps = [tab.evaluate(STEP_MS) for _ in range(20)]
+    search = tab.evaluate(SEARCH_MS)
+    # Bounds for hangs, not for speed: this machine is shared.
+    assert loading < 60
+    assert sorted(steps)[10] < 500
+    assert search < 20_000
+
+
+def test_trajectory_of_many_tokens_is_filled_as_it_comes_into_sight(tab: Tab, tmp_path: Path) -> None:
+    long = [said(f"turn {n} ", "word " * 2500, fresh=n == 0) for n in range(12)]
+    show(tab, written(keep(tmp_path / "run", [told(*long)])))
+    tokens = "document.querySelectorAll('.tk').length"
+    assert tab.evaluate(tokens) < 12 * 3125
+    assert tab.evaluate("document.querySelectorAll('.turn').length") == 12
+    for place in range(12):
+        tab.press("n")
+        turn = min(place + 1, 11)
+        tab.wait_for(f"document.querySelectorAll('#turn-0-{turn} .tk').length === 3125")
+    assert tab.evaluate(tokens) == 12 * 3125

@@ -1,0 +1,162 @@
+"""The server of the page: what it answers, and whom it does not."""
+
+import socket
+import socketserver
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from rl_bridge.rollouts_page import server
+from rl_bridge.rollouts_page.page import policy
+from rl_bridge.rollouts_page.server import MAX_CALLERS
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
+from tests.rl_bridge.rollouts_page.page_serving import served
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return keep(tmp_path / "seven", conversation())
+
+
+@pytest.fixture
+def client(run: Path) -> Iterator[httpx.Client]:
+    with served(run) as url, httpx.Client(base_url=url, trust_env=False, timeout=10) as asking:
+        yield asking
+
+
+def test_page_and_records(client: httpx.Client, run: Path) -> None:
+    page = client.get("")
+    assert page.status_code == 200
+    assert page.headers["Content-Security-Policy"] == policy(served=True)
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    assert "<title>seven" in page.text
+    records = client.get("records.jsonl")
+    assert records.content == (run / "rollouts" / "000001.jsonl").read_bytes()
+    assert records.headers["Content-Type"].startswith("application/x-ndjson")
+    assert client.head("").content == b""
+
+
+def test_tag_changes_with_the_records(client: httpx.Client, run: Path) -> None:
+    before = client.head("records.jsonl").headers["ETag"]
+    assert client.head("records.jsonl").headers["ETag"] == before
+    keep(run, [told(said("more", "of it"))])
+    assert client.head("records.jsonl").headers["ETag"] != before
+
+
+@pytest.mark.parametrize(
+    "path", ["../seven/config.yaml", "rollouts/000001.jsonl", "records.jsonl?x", "%2e%2e/%2e"]
+)
+def test_nothing_else_is_there(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/records.jsonl", "/AAAAAAAAAAAAAAAAAAAAAA/records.jsonl", "/ä"])
+def test_who_was_not_told_the_address_reads_nothing(client: httpx.Client, path: str) -> None:
+    """Everybody who works on this machine can connect."""
+    for answer in (client.get(client.base_url.join(path)), client.head(client.base_url.join(path))):
+        assert answer.status_code == 404
+        assert b"orders" not in answer.content
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as raw:
+        raw.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        assert raw.recv(64).startswith(b"HTTP/1.0 404 ")
+
+
+def test_addresses_are_not_used_again(run: Path) -> None:
+    with served(run) as one, served(run) as other:
+        assert urlsplit(one).path != urlsplit(other).path
+        assert len(urlsplit(one).path) > 20
+
+
+def test_nothing_can_be_sent(client: httpx.Client) -> None:
+    assert client.post("records.jsonl", content=b"{}").status_code == 501
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[", "x@localhost.", ""]
+)
+def test_other_names_are_refused(client: httpx.Client, host: str) -> None:
+    for path in ("", "records.jsonl"):
+        answer = client.get(path, headers={"Host": host})
+        assert (answer.status_code, answer.text) == (421, "ask for 127.0.0.1 or localhost\n")
+
+
+@pytest.mark.parametrize("host", ["localhost:{port}", "localhost", "127.0.0.1:9000"])
+def test_it_is_called_localhost_too_and_reached_by_other_ports(client: httpx.Client, host: str) -> None:
+    """ssh -L 9000:127.0.0.1:PORT."""
+    assert client.get("", headers={"Host": host.format(port=client.base_url.port)}).status_code == 200
+
+
+def test_what_cannot_be_read_is_not_taken_for_an_empty_run(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_: Path) -> Iterator[bytes]:
+        raise PermissionError(13, "Permission denied", "000001.jsonl")
+        yield
+
+    monkeypatch.setattr(server, "read_lines", denied)
+    answer = client.get("records.jsonl")
+    assert (answer.status_code, answer.text) == (500, "cannot read '000001.jsonl': Permission denied\n")
+
+
+def test_callers_are_bounded_and_make_room_again(run: Path) -> None:
+    with served(run) as url:
+        where = urlsplit(url)
+        silent = [
+            socket.create_connection((where.hostname, where.port), timeout=10) for _ in range(MAX_CALLERS)
+        ]
+        for one in silent:
+            one.sendall(b"GET / HT")
+        extra = socket.create_connection((where.hostname, where.port), timeout=10)
+        assert extra.recv(1) == b""  # closed without an answer
+        for one in (*silent, extra):
+            one.close()
+        with httpx.Client(transport=httpx.HTTPTransport(retries=0), trust_env=False) as asking:
+            for _ in range(50):
+                try:
+                    assert asking.get(url).status_code == 200
+                    break
+                except httpx.RemoteProtocolError:
+                    continue
+            else:
+                pytest.fail("expected room after the silent ones had gone")
+
+
+def test_callers_that_no_thread_could_be_had_for_leave_room(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with served(run) as url, httpx.Client(trust_env=False, timeout=10) as asking:
+        with monkeypatch.context() as patched:
+            patched.setattr(socketserver.ThreadingMixIn, "process_request", fails)
+            for _ in range(MAX_CALLERS + 1):
+                with pytest.raises(httpx.TransportError):
+                    asking.get(url)
+        assert asking.get(url).status_code == 200
+
+
+def test_fault_of_ours_is_said_and_a_caller_that_goes_away_is_not(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    raised: list[BaseException] = [BrokenPipeError("gone"), ZeroDivisionError("a fault of ours")]
+
+    def fails(_: Path) -> bytes:
+        raise raised.pop()
+
+    monkeypatch.setattr(server, "served_page", fails)
+    with served(run) as url, httpx.Client(trust_env=False, timeout=10) as asking:
+        for told in ("a fault of ours", ""):
+            with pytest.raises(httpx.TransportError):
+                asking.get(url)
+            # The answer ends before the fault is said.
+            deadline = time.monotonic() + 10
+            error = capfd.readouterr().err
+            while told not in error and time.monotonic() < deadline:
+                error += capfd.readouterr().err
+            assert told in error
+            assert bool(error) == bool(told)

@@ -1,0 +1,142 @@
+"""The critic: a policy's body with one number a token."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoints import NAMES, WIDTH, load_reference, make_checkpoint, rows
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.errors import ModelError
+from rl_bridge.types import NO_VERSION, TrainSample
+
+pytestmark = pytest.mark.heavy
+
+
+def critic(path: Path, *, dtype: str = "float32", trainable: bool = True) -> Any:
+    from rl_bridge.titan.critic import CriticModel
+
+    return CriticModel(path, dtype=dtype, max_length=32, device=torch.device("cpu"), trainable=trainable)
+
+
+def give_head(model: Any) -> torch.Tensor:
+    head = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        model.module.state_dict()["lm_head.weight"].to_local().copy_(head)
+    return head
+
+
+def values(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), model.spmd():
+        result: torch.Tensor = model.values(tokens)
+        return result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_come_from_the_policys_hidden_state(name: str, tmp_path: Path) -> None:
+    """By hand: the product of the head with what transformers has before its last layer."""
+    path, tokens = make_checkpoint(tmp_path, name), rows()
+    model = critic(path)
+    assert torch.equal(values(model, tokens), torch.zeros(5, 17)), "an untrained critic expects nothing"
+    head = give_head(model)
+    with torch.no_grad():
+        hidden = load_reference(path).model(tokens).last_hidden_state
+    expected = (hidden @ head.T).squeeze(-1)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(values(model, tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reward_model_has_its_head_already(name: str, tmp_path: Path) -> None:
+    """The value of the last token is the score that transformers gives the row."""
+    from transformers import AutoModelForSequenceClassification
+
+    path, tokens = make_checkpoint(tmp_path, name, score=True), rows()
+    reference = AutoModelForSequenceClassification.from_pretrained(str(path), dtype=torch.float32).eval()
+    reference.config.pad_token_id = -1  # no token is padding
+    with torch.no_grad():
+        expected = reference(tokens).logits.squeeze(-1)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(values(critic(path), tokens)[:, -1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_of_several_classes_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = make_checkpoint(tmp_path, "llama", score=True) / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "score.weight": weights["score.weight"].repeat(3, 1)}, file)
+    with pytest.raises(ModelError, match="cannot load the weights"):
+        critic(tmp_path)
+
+
+def test_each_loss_token_has_the_value_of_what_came_before_it(tmp_path: Path) -> None:
+    from rl_bridge.titan.critic import token_values
+
+    model = critic(make_checkpoint(tmp_path, "qwen2-tied"))
+    give_head(model)
+    texts = [rows(1, length, seed=length)[0].tolist() for length in (9, 4, 12, 3)]
+    samples = [
+        TrainSample(
+            tokens=text,
+            loss_mask=[place >= 2 for place in range(len(text))],
+            logprobs=[0.0] * len(text),
+            versions=[0 if place >= 2 else NO_VERSION for place in range(len(text))],
+            advantage=0.0,
+            trajectory=number,
+        )
+        for number, text in enumerate(texts)
+    ]
+    batch = TrainBatch.from_samples(samples)
+    assert not batch.packed().one_a_row
+    with torch.no_grad(), model.spmd():
+        ours = token_values(model, batch)
+    expected = torch.cat([values(model, torch.tensor([text]))[0, 1:-1] for text in texts])
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_it_learns_returns_by_its_own_optimizer(tmp_path: Path) -> None:
+    """All of it is trained: first the head, which alone has a gradient while it is zero, then the body too."""
+    model = critic(make_checkpoint(tmp_path, "qwen3-tied"))
+    tokens, parameters = rows(), dict(model.module.named_parameters())
+    returns = torch.from_numpy(np.random.default_rng(3).normal(size=(5, 17)).astype(np.float32))
+    optimizer = torch.optim.AdamW(model.module.parameters(), lr=3e-3)
+    losses = []
+    for step in range(60):
+        with model.spmd():
+            loss = (model.values(tokens) - returns).square().mean()
+            loss.backward()
+        moved = {name for name, one in parameters.items() if one.grad.full_tensor().abs().max() > 0}
+        assert moved == ({"lm_head.weight"} if step == 0 else set(parameters))
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[0] == pytest.approx(returns.square().mean().item())
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_a_frozen_critic_keeps_no_gradients(tmp_path: Path) -> None:
+    model = critic(make_checkpoint(tmp_path, "llama"), trainable=False)
+    assert not any(one.requires_grad for one in model.module.parameters())
+
+
+def test_values_are_float32_whatever_it_computes_in(tmp_path: Path) -> None:
+    from rl_bridge.titan.critic import token_values
+
+    model = critic(make_checkpoint(tmp_path, "llama"), dtype="bfloat16")
+    give_head(model)
+    sample = TrainSample(
+        tokens=[3, 4, 5],
+        loss_mask=[False, True, True],
+        logprobs=[0.0] * 3,
+        versions=[NO_VERSION, 0, 0],
+        advantage=0.0,
+        trajectory=0,
+    )
+    with torch.no_grad(), model.spmd():
+        ours = token_values(model, TrainBatch.from_samples([sample]))
+    assert ours.dtype == torch.float32
+    assert ours.shape == (2,)

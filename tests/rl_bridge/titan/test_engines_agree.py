@@ -1,0 +1,97 @@
+"""For every architecture the engine samples from what the trainer computes, before and after new weights."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_checkpoints import NAMES, make_checkpoint, rows
+
+from rl_bridge.types import Completion, SamplingSettings
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+
+WAIT_S = 200.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+LENGTH, ANSWER = 32, 6
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from rl_bridge.generator.settings import engine_environment
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name, value in engine_environment(on_gpu=False).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("one_thread")
+def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
+    from rl_bridge.generator.engine import VllmEngine
+    from rl_bridge.generator.settings import EngineSettings
+    from rl_bridge.titan.model import TitanModel
+
+    # The engine's attention on CPUs takes no smaller heads than 32.
+    path = make_checkpoint(tmp_path, name, hidden_size=128, **({"head_dim": 32} if "qwen3" in name else {}))
+    model = TitanModel(path, dtype="float32", max_length=LENGTH, trainable=False, device=torch.device("cpu"))
+    engine = VllmEngine(
+        EngineSettings(
+            model_path=str(path),
+            dtype="float32",
+            max_length=LENGTH,
+            max_num_seqs=64,
+            kv_cache_bytes=32 << 20,
+            gpu_memory_utilization=0.1,
+            seed=0,
+        )
+    )
+    engine.start().result(WAIT_S)
+    try:
+        prompts: list[list[int]] = rows(40, 7, seed=8).tolist()
+        sampling = SamplingSettings(temperature=0.8, max_new_tokens=ANSWER)
+
+        def difference() -> float:
+            answers = engine.generate(prompts, sampling).result(WAIT_S)
+            return max(
+                abs(told - computed)
+                for prompt, answer in zip(prompts, answers, strict=True)
+                for told, computed in zip(
+                    answer.logprobs, by_trainer(model, prompt, answer, sampling.temperature), strict=True
+                )
+            )
+
+        assert difference() <= 1e-4
+        generator = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for tensor in model.sharded_state_dict().values():
+                local = tensor.to_local()  # type: ignore[attr-defined]
+                local.mul_(1.0 + 0.3 * torch.randn(local.shape, generator=generator))
+        assert difference() > 0.01, "the new weights are like the old ones"
+        engine.load(1, model.hf_state_dict()).result(WAIT_S)
+        assert difference() <= 1e-4
+    finally:
+        engine.close()
+
+
+def _store_the_output_layer_too(path: Path) -> None:
+    """As some published checkpoints do though their output layer is the embedding."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path / "model.safetensors")
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"].clone())
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def by_trainer(model: Any, prompt: list[int], answer: Completion, temperature: float) -> list[float]:
+    """The log-probabilities of an answer's tokens."""
+    with torch.no_grad(), model.spmd():
+        logits = model.logits(torch.tensor([[*prompt, *answer.tokens]]))[0]
+    distribution = torch.log_softmax(logits / temperature, dim=-1)
+    first = len(prompt) - 1
+    return [distribution[first + place, token].item() for place, token in enumerate(answer.tokens)]

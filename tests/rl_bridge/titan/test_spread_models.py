@@ -1,0 +1,61 @@
+"""Every architecture on two ranks says and learns what it says and learns on one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from spread_models import computed, on_two_ranks
+from tiny_checkpoints import NAMES, make_checkpoint
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    # Heads that two ranks can share: two of keys and values, of four.
+    return {name: make_checkpoint(folder / name, name) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("alone")
+    return {name: computed(path, folder) for name, path in checkpoints.items()}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["fsdp", "tensor parallel"])
+def pair(
+    request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    return on_two_ranks(tmp_path_factory.mktemp("pair"), checkpoints, tensor=request.param)
+
+
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_compute_what_one_computes(
+    name: str, kind: str, alone: dict[str, Any], pair: list[dict[str, Any]]
+) -> None:
+    one = alone[name][kind]
+    assert one["outputs"].std() > 0.3
+    for rank in pair:
+        two = rank[name][kind]
+        np.testing.assert_allclose(two["outputs"], one["outputs"], atol=1e-5, rtol=1e-5)
+        for what in ("gradients", "weights"):
+            assert set(two[what]) == set(one[what])
+            near = 1e-5 * max(np.abs(array).max() for array in one[what].values())  # sums in another order
+            for which, array in one[what].items():
+                assert np.abs(array).max() > 0.0
+                np.testing.assert_allclose(two[what][which], array, atol=near, rtol=1e-4, err_msg=which)
+
+
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_rank_holds_about_half_and_its_checkpoint_brings_it_back(
+    name: str, kind: str, alone: dict[str, Any], pair: list[dict[str, Any]]
+) -> None:
+    whole = alone[name][kind]["held"]
+    for rank in pair:
+        assert rank[name][kind]["held"] < 0.6 * whole
+        assert rank[name][kind]["reloaded"]
+    assert alone[name][kind]["reloaded"]

@@ -1,0 +1,139 @@
+"""Random checkpoints of every supported architecture, small, and with nothing at a value that would hide a mistake."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.types import NO_VERSION, TrainSample
+
+VOCABULARY = 50
+POSITIONS = 64
+WIDTH = 64
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.1,  # attention that hardly attends would not tell where tokens are
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+# With heads of 16 the wavelengths are 6, 20, 63 and longer: one stays, one is interpolated, the others are stretched.
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    # Heads of another size than the width's share, as in Qwen3 0.6B and 4B.
+    "qwen3": ("qwen3", {"head_dim": 24, "tie_word_embeddings": False, "rope_parameters": PLAIN}),
+    "qwen3-tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": PLAIN}),
+    "qwen2": (
+        "qwen2",
+        {"tie_word_embeddings": False, "rms_norm_eps": 1e-5, "rope_parameters": PLAIN},
+    ),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": PLAIN}),
+    "llama": (
+        "llama",
+        {"tie_word_embeddings": False, "rms_norm_eps": 1e-5, "rope_parameters": PLAIN},
+    ),
+    # As Llama 3.1 8B, and as Llama 3.2 1B.
+    "llama-stretched": (
+        "llama",
+        {"tie_word_embeddings": False, "rms_norm_eps": 1e-5, "rope_parameters": STRETCHED},
+    ),
+    "llama-tied": (
+        "llama",
+        {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_parameters": STRETCHED},
+    ),
+}
+NAMES = sorted(ARCHITECTURES)
+
+
+def make_checkpoint(
+    folder: Path,
+    name: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    most_a_file: str = "1GB",
+    score: bool = False,
+    **changes: Any,
+) -> Path:
+    """Write one.
+
+    Args:
+        folder: Where to.
+        name: One of `NAMES`.
+        dtype: Of the weights in the file.
+        most_a_file: What a file may be as large as.
+        score: Make a reward model of it.
+        changes: To its configuration.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kind, options = ARCHITECTURES[name]
+    config = AutoConfig.for_model(kind, **{**COMMON, **options, **changes})
+    torch.manual_seed(4)
+    if score:
+        config.num_labels = 1
+        model = AutoModelForSequenceClassification.from_config(config)
+    else:
+        model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():  # norms of one and biases of zero hide mistakes in their place
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:
+                parameter.uniform_(0.5, 1.5)
+            if "bias" in parameter_name:
+                parameter.uniform_(-0.5, 0.5)
+    model.to(dtype).save_pretrained(str(folder), max_shard_size=most_a_file)
+    return folder
+
+
+def load_reference(folder: Path) -> Any:
+    """What transformers makes of a checkpoint, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+
+
+def rows(count: int = 5, length: int = 17, *, seed: int = 2) -> Tensor:
+    """Random tokens, shape [count, length]."""
+    return torch.randint(0, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Of each token but the first, given those before it: shape [B, L - 1]."""
+    return torch.log_softmax(logits[:, :-1], dim=-1).gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+
+
+def documents(*, logprob: float = -4.0) -> TrainBatch:
+    """Documents of 1 to 24 tokens, with loss tokens here and there among what others said."""
+    random = np.random.default_rng(5)
+    samples = []
+    for number, length in enumerate([25, 2, 3, 3, 8, 13, 7, 21, 5, 2]):
+        mask = random.random(length) < 0.5
+        mask[0], mask[-1] = False, True
+        samples.append(
+            TrainSample(
+                tokens=random.integers(0, VOCABULARY, size=length).tolist(),
+                loss_mask=mask.tolist(),
+                logprobs=[logprob if one else 0.0 for one in mask],
+                versions=[0 if one else NO_VERSION for one in mask],
+                advantage=float(random.normal()),
+                trajectory=number,
+            )
+        )
+    return TrainBatch.from_samples(samples)

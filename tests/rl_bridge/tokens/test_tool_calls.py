@@ -1,0 +1,251 @@
+"""Calls in what a policy wrote: read exactly, or told to be none; mended only where that is asked for."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_bridge.tokens.json_repair import repaired
+from rl_bridge.tokens.tool_calls import (
+    CallStyle,
+    ToolCall,
+    UnparsableCall,
+    parse_tool_calls,
+    style_of_template,
+)
+
+HERMES, LLAMA = CallStyle.HERMES, CallStyle.LLAMA
+LOOK = ToolCall("look", {"at": "x"})
+
+
+def hermes(*blocks: str) -> str:
+    return "".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("It is 42.", []),
+        ("", []),
+        (hermes('{"name": "look", "arguments": {"at": "x"}}'), [LOOK]),
+        ('Let me see.\n<tool_call>{"name":"look","arguments":{"at":"x"}}</tool_call>\n', [LOOK]),
+        (
+            hermes('{"name": "look", "arguments": {"at": "x"}}', '{"arguments": {}, "name": "go"}'),
+            [LOOK, ToolCall("go", {})],
+        ),
+        # What is thought of is not said.
+        ('<think>not <tool_call>{"name"</think>Done.', []),
+        (
+            '<think>\n\n</think>\n\n<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>',
+            [LOOK],
+        ),
+        ("</think>so: " + hermes('{"name": "look", "arguments": {"at": "x"}}'), [LOOK]),
+        ('<think>and then <tool_call>{"name": "look", "arguments": {}}</tool_call>', []),
+        # Arguments are as they are written.
+        (
+            hermes(r'{"name": "f", "arguments": {"a": [1, 2.5, null, true, {"b": "\u00e9\n"}], "": "]}"}}'),
+            [ToolCall("f", {"a": [1, 2.5, None, True, {"b": "é\n"}], "": "]}"})],
+        ),
+        # Only what comes first is a thought.
+        (hermes('{"name": "look", "arguments": {"at": "<think>"}}'), [ToolCall("look", {"at": "<think>"})]),
+        (
+            "<think>so</think>" + hermes('{"name": "look", "arguments": {"at": "</think>"}}'),
+            [ToolCall("look", {"at": "</think>"})],
+        ),
+        # Other keys have no meaning.
+        (hermes('{"id": 3, "name": "look", "arguments": {"at": "x"}}'), [LOOK]),
+        # Llama's style is another.
+        ('{"name": "look", "parameters": {"at": "x"}}', []),
+    ],
+)
+def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
+    assert parse_tool_calls(text, style=HERMES) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<tool_call>", "expected </tool_call>"),
+        ('<tool_call>{"name": "look", "arguments": {}}', "expected </tool_call>"),
+        ('{"name": "look", "arguments": {}}</tool_call>', "expected <tool_call> before"),
+        (hermes('{"name": "look", "arguments": {}}') + "</tool_call>", "expected <tool_call> before"),
+        (hermes(""), "expected JSON, got ''"),
+        (hermes('{"name": "look", "arguments": {"at": "x"}'), "expected JSON"),
+        (hermes("{'name': 'look', 'arguments': {}}"), "expected JSON"),
+        (hermes('{"name": "look", "arguments": {},}'), "expected JSON"),
+        (hermes('{"name": "look", "arguments": {}} or so'), "expected JSON"),
+        (hermes('["look"]'), 'expected an object with a "name"'),
+        (hermes('{"arguments": {}}'), 'expected an object with a "name"'),
+        (hermes('{"name": 3, "arguments": {}}'), 'expected an object with a "name"'),
+        (hermes('{"name": "", "arguments": {}}'), 'expected an object with a "name"'),
+        (hermes('{"name": "look"}'), 'expected an object as "arguments" of look, got null'),
+        (hermes('{"name": "look", "arguments": "{}"}'), 'expected an object as "arguments"'),
+        (hermes('{"name": "look", "parameters": {}}'), 'expected an object as "arguments"'),
+        (hermes('{"name": "look", "arguments": {"at": NaN}}'), "expected a number that JSON has, got NaN"),
+        (hermes('{"name": "look", "arguments": {"at": ' + "9" * 5000 + "}}"), "integer string conversion"),
+        (hermes("[" * 100_000), ""),
+        # What no environment could be sent.
+        (hermes(r'{"name": "look", "arguments": {"at": "\ud800"}}'), "surrogates not allowed"),
+        (hermes(r'{"name": "look", "arguments": {"\udc00": 1}}'), "surrogates not allowed"),
+        (hermes(r'{"name": "\ud800", "arguments": {}}'), "surrogates not allowed"),
+        (hermes('{"name": "look", "arguments": {"at": -1e999}}'), "expected a finite number, got -inf"),
+        (
+            hermes('{"name": "look", "arguments": {"at": ' + "[" * 80 + "]" * 80 + "}}"),
+            "expected arguments nested at most 64 deep",
+        ),
+        # What was meant nobody knows.
+        (
+            hermes('{"name": "look", "name": "go", "arguments": {}}'),
+            "each name once in an object, got 'name' twice",
+        ),
+        (hermes('{"name": "look", "arguments": {"at": {"x": 1, "x": 1}}}'), "got 'x' twice"),
+        # One that cannot be read spoils the others.
+        (hermes('{"name": "look", "arguments": {"at": "x"}}', "{"), "expected JSON"),
+    ],
+)
+def test_what_begins_like_a_call_and_is_none(text: str, reason: str) -> None:
+    found = parse_tool_calls(text, style=HERMES)
+    assert isinstance(found, UnparsableCall)
+    assert reason in found.reason
+    assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("It is 42.", []),
+        ('{"name": "look", "parameters": {"at": "x"}}', [LOOK]),
+        ('<|python_tag|>{"name": "look", "parameters": {"at": "x"}}', [LOOK]),
+        (
+            '<|python_tag|>{"name": "look", "parameters": {"at": "x"}}; {"name": "go", "parameters": {}}',
+            [LOOK, ToolCall("go", {})],
+        ),
+        # Text that only speaks of it.
+        ('I would call {"name": "look", "parameters": {"at": "x"}}', []),
+    ],
+)
+def test_calls_as_llama_writes_them(text: str, calls: list[ToolCall]) -> None:
+    assert parse_tool_calls(text, style=LLAMA) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<|python_tag|>", "expected JSON, got ''"),
+        ("<|python_tag|>print(1)", "expected JSON, got 'print(1)'"),
+        ('{"name": "look", "arguments": {"at": "x"}}', 'expected an object as "parameters"'),
+        ('{"name": "look", "parameters": {"at": "x"}', "expected JSON"),
+        ('{"name": "look", "parameters": {}} and', "expected nothing behind a call but ';'"),
+        ('{"name": "look", "parameters": {}};', "expected JSON, got ''"),
+        ('{"name": "look", "parameters": {"at": Infinity}}', "got Infinity"),
+        ('{"name": "look", "parameters": {"at": 1, "at": 2}}', "got 'at' twice"),
+    ],
+)
+def test_what_begins_like_a_call_of_llama_and_is_none(text: str, reason: str) -> None:
+    found = parse_tool_calls(text, style=LLAMA)
+    assert isinstance(found, UnparsableCall)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        hermes("{'name': 'look', 'arguments': {'at': 'x'}}"),
+        hermes('{"name": "look", "arguments": {"at": "x",},}'),
+        hermes('{"name": "look", "arguments": {"at": "x"}'),
+        hermes('{"name": "look", "arguments": {"at": "x'),
+        hermes('```json\n{"name": "look", "arguments": {"at": "x"}}\n```'),
+        '<tool_call>{"name": "look", "arguments": {"at": "x"}}',
+    ],
+)
+def test_what_is_almost_right_is_mended_where_that_is_asked_for(text: str) -> None:
+    assert isinstance(parse_tool_calls(text, style=HERMES), UnparsableCall)
+    assert parse_tool_calls(text, style=HERMES, repair=True) == [LOOK]
+
+
+def test_mending_llamas() -> None:
+    text = "{'name': 'look', 'parameters': {'at': 'x'"
+    assert isinstance(parse_tool_calls(text, style=LLAMA), UnparsableCall)
+    assert parse_tool_calls(text, style=LLAMA, repair=True) == [LOOK]
+
+
+@pytest.mark.parametrize(
+    "text", [hermes("look(x)"), hermes('{"name": look}'), hermes('{"name": "look"}'), hermes("]")]
+)
+def test_what_leaves_a_doubt_is_not_mended(text: str) -> None:
+    assert isinstance(parse_tool_calls(text, style=HERMES, repair=True), UnparsableCall)
+
+
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        ("{'say': \"it's\", \"x\": 'a \"b\" \\'c\\''}", {"say": "it's", "x": "a \"b\" 'c'"}),
+        ('{"a": True, "b": False, "c": None, "d": "True"}', {"a": True, "b": False, "c": None, "d": "True"}),
+        ('{"code": "a = 1\n\tb"}', {"code": "a = 1\n\tb"}),
+        ('{"a": [1, 2, ], "b": {"c": 1 , }', {"a": [1, 2], "b": {"c": 1}}),
+        ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}),
+        ('{"a": 1, ', {"a": 1}),
+        ('```{"a": 1}```', {"a": 1}),
+        (' ```json {"a": "```"', {"a": "```"}),
+        # A policy that repeats itself is no reason to wait: in one pass, whatever it is that it repeats.
+        ('```{"a": 1' + " " * 100_000 + "}", {"a": 1}),
+        ("[1" + ", " * 50_000 + "2", None),
+        ("['" * 20_000, None),
+    ],
+)
+def test_mended_by_hand(text: str, mended: Any) -> None:
+    if mended is None:
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(repaired(text))
+        return
+    assert json.loads(repaired(text)) == mended
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
+)
+few = settings(max_examples=40)
+
+
+@few
+@given(JSON, st.sampled_from([None, 2]), st.booleans())
+def test_what_is_right_already_stays_as_it_is(value: Any, indent: int | None, ascii_alone: bool) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone)
+    assert json.loads(repaired(text)) == value
+
+
+@few
+@given(st.text(alphabet="{}[]\",:'\\ \n`aTN0-.", max_size=40))
+def test_mending_never_raises(text: str) -> None:
+    assert isinstance(repaired(text), str)
+    for style in CallStyle:
+        parse_tool_calls(hermes(text), style=style, repair=True)
+        parse_tool_calls(text, style=style)
+
+
+@few
+@given(st.text(max_size=30), st.dictionaries(st.text(), JSON, max_size=3))
+def test_every_call_that_can_be_written_is_read(said: str, arguments: dict[str, Any]) -> None:
+    said = said.replace("<", "").replace("{", "")
+    for repair in (False, True):
+        text = json.dumps({"name": "f", "arguments": arguments})
+        if not any(mark in text for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>")):
+            read = parse_tool_calls(said + hermes(text), style=HERMES, repair=repair)
+            assert read == [ToolCall("f", arguments)]
+        text = json.dumps({"name": "f", "parameters": arguments})
+        assert parse_tool_calls(text, style=LLAMA, repair=repair) == [ToolCall("f", arguments)]
+
+
+def test_a_template_says_how_calls_are_written() -> None:
+    assert style_of_template("... inside <tool_call></tool_call> tags ...") is HERMES
+    assert style_of_template("... <|python_tag|> ...") is LLAMA
+    assert style_of_template('<|start_header_id|> {"name": ..., "parameters": ...}') is LLAMA
+    # Where a template tells of tools in another way, nobody knows; what is between the marks may be no JSON.
+    assert style_of_template("<tool_call>\n<function=name>\n<parameter=name>") is None
+    assert style_of_template("<tool_call>{function-name}\n<arg_key>{name}</arg_key>") is None
+    assert style_of_template('[AVAILABLE_TOOLS] {"name": ..., "parameters": ...}') is None
+    assert style_of_template("{{ messages }}") is None

@@ -1,0 +1,195 @@
+"""A real trainer under every algorithm: ratios that move, sequences over several passes, a critic that learns."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from trainer_ranks import batch, settings
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.config import PRESETS
+
+pytestmark = pytest.mark.heavy
+
+
+def trainer_of(policy: Path, folder: Path, algorithm: dict[str, Any], **options: Any) -> Any:
+    from rl_bridge.trainer.trainer import Trainer
+
+    return Trainer(settings(policy, folder=folder, algorithm=algorithm, **options))
+
+
+def on_policy(trainer: Any, one: TrainBatch) -> TrainBatch:
+    return replace(one, old_logprobs=trainer.logprobs(one))
+
+
+def gradients(model: Any) -> list[Tensor]:
+    return [parameter.grad.full_tensor().clone() for parameter in model.module.parameters()]
+
+
+def recorded_gradients(trainer: Any, one: TrainBatch) -> list[Tensor]:
+    """The gradients of the one update, before they are applied."""
+    found: list[Tensor] = []
+
+    def record() -> None:
+        found.extend(gradients(trainer._model))
+
+    trainer._optimizer.step = record
+    trainer.step(one)
+    return found
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_ratios_move_and_some_are_clipped_under_every_preset(
+    tiny_policy: Path, tmp_path: Path, name: str
+) -> None:
+    trainer = trainer_of(
+        tiny_policy,
+        tmp_path,
+        {"name": name, "entropy_coef": 0.01},
+        updates_per_iteration=6,
+        learning_rate=5e-3,
+    )
+    figures = trainer.step(on_policy(trainer, batch(1, rows=48)))
+    assert all(np.isfinite(value) for value in figures.values())
+    assert figures["loss/ratio_mean"] != pytest.approx(1.0, abs=1e-6)
+    assert 0.0 < figures["loss/clip_fraction_low"] + figures["loss/clip_fraction_high"] < 1.0
+    assert figures["mismatch/logprob_max"] < 1e-5
+    assert ("critic/loss" in figures) == (name == "ppo")
+
+
+def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_path: Path) -> None:
+    """The gradient is that of exp(mean log rho) as autograd finds it with everything in one pass."""
+    from rl_bridge.titan.logprobs import log_distributions
+
+    algorithm = {"name": "gspo", "clip_low": 0.05, "clip_high": 0.05}
+    one = batch(2, rows=12, rows_a_trajectory=3)
+    trajectories, index = np.unique(one.trajectory, return_inverse=True)
+    advantages = np.array([1.0, 1.0, -1.0, -1.0], dtype=np.float32)
+    log_ratios = np.array([0.0, 0.1, -0.1, 0.1], dtype=np.float32)  # the second and the third are clipped
+    whole = trainer_of(tiny_policy, tmp_path, algorithm, micro_batch_size=4096, max_grad_norm=1e9)
+    old = whole.logprobs(one) - log_ratios[index]
+    one = replace(one, advantages=advantages[index], old_logprobs=old)
+    parts = trainer_of(tiny_policy, tmp_path, algorithm, micro_batch_size=2, max_grad_norm=1e9)
+    model = trainer_of(tiny_policy, tmp_path, algorithm)._model
+    with model.spmd():
+        distribution = log_distributions(model, one, temperature=1.0)
+        logprobs = distribution.gather(-1, torch.from_numpy(one.target).unsqueeze(-1)).squeeze(-1)
+        loss, clipped = torch.zeros(()), 0
+        for trajectory, advantage in zip(trajectories, advantages.tolist(), strict=True):
+            of = torch.from_numpy(np.flatnonzero(one.trajectory == trajectory))
+            ratio = torch.exp((logprobs[of] - torch.from_numpy(one.old_logprobs)[of]).mean())
+            bounded = ratio.clamp(0.95, 1.05)
+            clipped += bool(bounded * advantage < ratio * advantage)
+            loss = loss - torch.minimum(ratio * advantage, bounded * advantage)
+        (loss / len(trajectories)).backward()
+    assert clipped == 2
+    expected = gradients(model)
+    for trainer in (whole, parts):
+        for gradient, by_hand in zip(recorded_gradients(trainer, one), expected, strict=True):
+            torch.testing.assert_close(gradient, by_hand, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("correction", ["truncated", "icepop", "decoupled"])
+def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
+    tiny_policy: Path, tmp_path: Path, correction: str
+) -> None:
+    trainer = trainer_of(
+        tiny_policy, tmp_path, {"correction": correction, "correction_cap": 1.05, "correction_high": 1.05}
+    )
+    one = on_policy(trainer, batch(3))
+    # The engine had sampled with probabilities that are lower by a factor of exp(0.1).
+    figures = trainer.step(replace(one, old_logprobs=one.old_logprobs - np.float32(0.1)))
+    assert figures["loss/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert figures["mismatch/kl"] == pytest.approx(-0.1, abs=1e-4)
+    assert figures["loss/correction_weight"] == pytest.approx(
+        {"truncated": 1.05, "icepop": 0.0, "decoupled": 1.1051709}[correction], abs=1e-4
+    )
+    assert figures["loss/corrected_fraction"] == (0.0 if correction == "decoupled" else 1.0)
+
+
+def test_the_second_update_is_against_the_same(tiny_policy: Path, tmp_path: Path) -> None:
+    """Recomputed from weights that nothing has changed, the log-probabilities are those that came with the batch."""
+    told = []
+    for correction in ("none", "decoupled"):
+        trainer = trainer_of(tiny_policy, tmp_path, {"correction": correction}, updates_per_iteration=3)
+        figures = trainer.step(on_policy(trainer, batch(4)))
+        told.append({name: figures[name] for name in ("loss/total", "loss/ratio_mean", "train/grad_norm")})
+    assert told[1] == pytest.approx(told[0], rel=1e-4, abs=1e-6)
+    assert told[0]["loss/ratio_mean"] != pytest.approx(1.0, abs=1e-6)
+
+
+def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    from rl_bridge.trainer.trainer import Trainer
+
+    options = settings(
+        tiny_policy,
+        folder=tmp_path,
+        algorithm={"name": "gspo", "correction": "truncated"},
+        updates_per_iteration=3,
+        micro_batch_size=5,
+        learning_rate=1e-30,
+    )
+    # Long enough that what else is in a pass rounds a row otherwise: with rows of 8 tokens it does not.
+    figures = Trainer(replace(options, dtype="bfloat16")).step(batch(8, rows=48, longest=30))
+    assert figures["loss/ratio_mean"] == 1.0
+    assert figures["loss/clip_fraction_low"] == figures["loss/clip_fraction_high"] == 0.0
+
+
+PPO = {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None}
+
+
+def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny_policy, tmp_path, PPO, learning_rate=1e-6)
+    told = [trainer.step(batch(5)) for _ in range(15)]
+    assert told[0]["critic/value_mean"] == 0.0
+    assert told[0]["critic/explained_variance"] == 0.0
+    assert told[-1]["critic/explained_variance"] > 0.5
+    assert told[-1]["critic/loss"] < 0.5 * told[0]["critic/loss"]
+
+
+def test_a_resumed_critic_goes_on_to_the_last_bit(tiny_policy: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"iterations": 4, "updates_per_iteration": 2, "learning_rate": 1e-3}
+    straight = trainer_of(tiny_policy, tmp_path / "straight", PPO, **options)
+    expected = [straight.step(batch(number)) for number in range(4)]
+    first = trainer_of(tiny_policy, tmp_path / "cut", PPO, **options)
+    for number in range(2):
+        first.step(batch(number))
+    first.save(2)
+    second = trainer_of(tiny_policy, tmp_path / "cut", PPO, **options)
+    assert second.resume().version == 2
+    assert [second.step(batch(number)) for number in range(2, 4)] == expected[2:]
+
+
+def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: Path, tmp_path: Path) -> None:
+    from rl_bridge.errors import NonFiniteLoss
+
+    trainer = trainer_of(tiny_policy, tmp_path, PPO)
+    before = {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
+    one = batch(6)
+    one.rewards[one.rewards != 0] *= np.float32(
+        1e30
+    )  # squares are beyond float32, whitened advantages are not
+    with pytest.raises(NonFiniteLoss, match="in iteration 0"):
+        trainer.step(one)
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.hf_state_dict().items())
+    assert trainer.step(batch(6))["critic/value_mean"] == 0.0
+
+
+def test_the_divergence_in_the_reward_changes_the_advantages(tiny_policy: Path, tmp_path: Path) -> None:
+    plain = {"normalize_std": False}
+    in_reward = {**plain, "kl_coef": 0.5, "kl_in": "reward", "kl_estimator": "k1"}
+    one = batch(7)
+    with pytest.raises(ValueError, match="reference log-probabilities are needed"):
+        trainer_of(tiny_policy, tmp_path, in_reward).step(one)
+    # Of a reference that agrees with the policy everywhere nothing is to be paid.
+    agreeing = one.with_reference(one.old_logprobs)
+    by_group = recorded_gradients(trainer_of(tiny_policy, tmp_path, in_reward), agreeing)
+    other = one.with_reference((one.old_logprobs - np.linspace(0, 1, len(one))).astype(np.float32))
+    penalised = recorded_gradients(trainer_of(tiny_policy, tmp_path, in_reward), other)
+    assert any(not torch.allclose(a, b, rtol=1e-2) for a, b in zip(by_group, penalised, strict=True))

@@ -1,0 +1,234 @@
+"""A real Chromium without a window, driven over its own protocol of development tools."""
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from missing import missing
+from node_tools import HOW_TO, INSTALLED, node
+from websockets.sync.client import ClientConnection, connect
+
+PACKED = INSTALLED / "node_modules" / "@sparticuz" / "chromium"
+START_S = 60.0
+ANSWER_S = 60.0
+UNPACK = """
+const fs = require("node:fs"), zlib = require("node:zlib"), { pipeline } = require("node:stream/promises");
+const [from, to] = process.argv.slice(1);
+pipeline(fs.createReadStream(from), zlib.createBrotliDecompress(), fs.createWriteStream(to, { mode: 0o755 }));
+"""
+SWITCHES = (
+    "--headless",
+    "--no-sandbox",  # there is none for root, and the pages are ours
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--remote-debugging-port=0",
+)
+KEYS = {"/": 191, "?": 191, "[": 219, "]": 221, "Escape": 27, "Enter": 13, "ArrowDown": 40, "ArrowRight": 39}
+
+
+def executable() -> str:
+    """The path of a Chromium: $CHROMIUM, the pinned one, or the machine's own."""
+    if named := os.environ.get("CHROMIUM"):
+        return named
+    packed = PACKED / "bin" / "chromium.br"
+    if packed.is_file() and os.uname().machine == "x86_64":
+        version = json.loads((PACKED / "package.json").read_text(encoding="utf-8"))["version"]
+        unpacked = INSTALLED / f"chromium-{version}"
+        if not unpacked.is_file():
+            partial = INSTALLED / f"chromium-{version}.{os.getpid()}"
+            subprocess.run([node(), "-e", UNPACK, str(packed), str(partial)], check=True, timeout=120)
+            partial.replace(unpacked)
+        return str(unpacked)
+    own = next(
+        filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None
+    )
+    if own is None:
+        missing(f"needs a Chromium; {HOW_TO}, or name one of your own by CHROMIUM=PATH")
+    return own
+
+
+class Tab:
+    """One page of the browser.
+
+    Attributes:
+        asked: Addresses that the page has asked for.
+        errors: What went wrong in it: exceptions, and what the browser refused.
+    """
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._ids = 0
+        self._session: str | None = None
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self._call(f"{domain}.enable")
+        self.resize(1280, 800)
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._ids += 1
+        frame: dict[str, Any] = {"id": self._ids, "method": method, "params": parameters}
+        if self._session is not None:
+            frame["sessionId"] = self._session
+        self._socket.send(json.dumps(frame))
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            answer = json.loads(self._socket.recv(timeout=max(0.0, deadline - time.monotonic())))
+            if answer.get("id") == self._ids:
+                assert "error" not in answer, (method, answer["error"])
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._note(answer.get("method"), answer.get("params", {}))
+
+    def _note(self, event: str | None, told: dict[str, Any]) -> None:
+        if event == "Network.requestWillBeSent":
+            self.asked.append(told["request"]["url"])
+        elif event == "Runtime.exceptionThrown":
+            details = told["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description", details["text"]))
+        elif event == "Log.entryAdded" and told["entry"]["level"] == "error":
+            self.errors.append(told["entry"]["text"])
+
+    def open(self, address: str) -> None:
+        """Go there; another part of the same page is gone to as a link goes there."""
+        answer = self._call("Page.navigate", url=address)
+        assert not answer.get("errorText"), answer
+
+    def evaluate(self, expression: str) -> Any:
+        """What an expression comes to, promises waited for."""
+        answer = self._call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait_for(self, expression: str, *, timeout_s: float = 30.0) -> None:
+        """Return as soon as an expression is true."""
+        deadline = time.monotonic() + timeout_s
+        while not self.evaluate(f"(() => {{ try {{ return Boolean({expression}) }} catch {{ }} }})()"):
+            assert time.monotonic() < deadline, f"expected {expression}; errors: {self.errors}"
+            time.sleep(0.02)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other."""
+        for key in keys:
+            code = KEYS.get(key, ord(key[0].upper()))
+            event = {"key": key, "windowsVirtualKeyCode": code}
+            text = {"text": key} if len(key) == 1 else {}
+            self._call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+            self._call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def click(self, selector: str) -> None:
+        """Click into the middle of the first element that a selector names."""
+        x, y = self._middle(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def drag(self, selector: str, begin: float, end: float) -> None:
+        """Drag over an element, from one share of its width to another."""
+        x, y = self._middle(selector)
+        width = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().width")
+        left = x - width / 2
+        for kind, share in (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end)):
+            at = left + share * width
+            self._call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
+
+    def hover(self, selector: str) -> None:
+        """Point at the middle of the first element that a selector names."""
+        x, y = self._middle(selector)
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def _middle(self, selector: str) -> tuple[float, float]:
+        box = self.evaluate(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
+            " e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        assert box is not None, f"expected an element {selector}"
+        return box[0], box[1]
+
+    def type(self, text: str) -> None:
+        """Type text into what has the focus."""
+        self._call("Input.insertText", text=text)
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page so many pixels."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def prefer(self, scheme: str) -> None:
+        """Have the system look light or dark."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._call("Emulation.setEmulatedMedia", features=features)
+
+    def go_offline(self) -> None:
+        """Take the network away."""
+        self._call(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=0,
+            uploadThroughput=0,
+        )
+
+    def picture(self) -> bytes:
+        """The page as it looks, as PNG."""
+        return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """A browser with a profile of its own, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="ropewalk-chromium-", ignore_cleanup_errors=True) as profile:
+        command = [executable(), *SWITCHES, f"--user-data-dir={profile}", "about:blank"]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            try:
+                yield Browser(_address(Path(profile), process))
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _address(profile: Path, process: "subprocess.Popen[bytes]") -> str:
+    """Where the browser listens, which it writes into its profile."""
+    told = profile / "DevToolsActivePort"
+    deadline = time.monotonic() + START_S
+    while not (told.is_file() and (lines := told.read_text().splitlines())[1:]):
+        assert process.poll() is None, f"Chromium ended with status {process.returncode}: {process.args!r}"
+        assert time.monotonic() < deadline, "expected Chromium to listen"
+        time.sleep(0.05)
+    return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+
+
+class Browser:
+    """A running Chromium."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    @contextmanager
+    def tab(self) -> Iterator[Tab]:
+        """A page of its own."""
+        with connect(self._address, max_size=None, open_timeout=START_S, proxy=None) as socket:
+            yield Tab(socket)

@@ -1,0 +1,48 @@
+"""A server that answers whatever it is asked, as itself and as a proxy, and keeps how it was asked."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "socks_proxy")
+
+
+@contextmanager
+def answering(answer: Any) -> Iterator[tuple[int, list[str]]]:
+    """Its port, and what was asked: a path where it was taken for the server, a whole URL where for a proxy."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any, **kwargs: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port, asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def proxy_everything(monkeypatch: pytest.MonkeyPatch, port: int, *variables: str) -> None:
+    """Name the server as the proxy, by these variables and no others."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in variables:
+        monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
