@@ -73,6 +73,7 @@ def host(
     drain_s: float,
     on_started: Callable[[], None] | None = None,
     lifeline: int | None = None,
+    on_cut: Callable[[], None] | None = None,
 ) -> int:
     """Serve until a signal says to stop, and return the exit status.
 
@@ -82,6 +83,7 @@ def host(
         drain_s: Seconds that its sessions get to end.
         on_started: Called once connections are accepted.
         lifeline: A descriptor whose end of file says to stop as a signal does.
+        on_cut: Called where the process is ended because something hangs, in another thread.
 
     Raises:
         OpenEnvError: The application would not start, and says why.
@@ -89,7 +91,7 @@ def host(
     raise_descriptor_limit()
     _calm_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
-    server = _Server(config, assembled.drain, drain_s, on_started, lifeline)
+    server = _Server(config, assembled.drain, drain_s, on_started, lifeline, End(on_cut))
     try:
         server.run(sockets=list(listeners))
     except SystemExit:  # how uvicorn says that the application would not start
@@ -121,9 +123,13 @@ class End:
     """Ends the process after a time, whatever its threads do.
 
     A step that hangs would keep the event loop from closing, or the interpreter from ending.
+
+    Args:
+        on_cut: Called before the process is ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_cut: Callable[[], None] | None = None) -> None:
+        self._on_cut = on_cut
         self._deadline = float("inf")
         self._sooner = threading.Event()
         self._thread: threading.Thread | None = None
@@ -142,6 +148,9 @@ class End:
                 self._sooner.clear()
         with suppress(Exception):
             print("ropewalk: ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
+        if self._on_cut is not None:
+            with suppress(Exception):
+                self._on_cut()
         os._exit(0)
 
 
@@ -155,6 +164,7 @@ class _Server(uvicorn.Server):
         drain_s: float,
         on_started: Callable[[], None] | None,
         lifeline: int | None,
+        end: End,
     ) -> None:
         super().__init__(config)
         self._drain = drain
@@ -162,7 +172,7 @@ class _Server(uvicorn.Server):
         self._on_started = on_started
         self._lifeline = lifeline
         self._interrupts = 0
-        self.end = End()
+        self.end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if (lifeline := self._lifeline) is not None:  # not before signals are heeded: it sends one

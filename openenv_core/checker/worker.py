@@ -27,6 +27,10 @@ ORPHANED_S: Final = 20.0
 """How long, in seconds, cleaning up may take once nobody waits for it."""
 
 
+REMOVALS: Final = 5
+"""How often temporary files are removed, at most: threads that were left behind may add to them meanwhile."""
+
+
 def main() -> NoReturn:
     """Run the checks that standard input asks for."""
     faulthandler.enable()
@@ -34,7 +38,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminated)
     told = json.loads(sys.stdin.buffer.readline())
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as out:
-        threading.Thread(target=_watch, name="openenv-owner", daemon=True).start()
+        threading.Thread(target=_watch, args=(told["temporary"],), name="openenv-owner", daemon=True).start()
         known = {one.name: one for one in checks()}
         folder = Path(told["folder"]) if told["folder"] else None
         target = Target(TargetKind(told["kind"]), told["text"], folder)
@@ -43,9 +47,9 @@ def main() -> NoReturn:
                 for name in told["checks"]:
                     _say(out, begin=name)
                     _say(out, end=asdict(run_check(subject, known[name])))
-        except KeyboardInterrupt:
+        except BaseException:
             # What the check that was broken off kept there; whoever asked may be gone, and cannot remove it.
-            shutil.rmtree(told["temporary"], ignore_errors=True)
+            _remove(told["temporary"])
             raise
         _say(out, finished=True)
     os._exit(0)  # threads that the environment left behind are nobody's to wait for
@@ -59,12 +63,20 @@ def _terminated(*_: object) -> NoReturn:
     raise KeyboardInterrupt  # what no check and no environment is allowed to swallow
 
 
-def _watch() -> None:
+def _remove(temporary: str) -> None:
+    for _ in range(REMOVALS):
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not os.path.exists(temporary):
+            return
+
+
+def _watch(temporary: str) -> None:
     """End this process in order when whoever asked has gone."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(ORPHANED_S)
+    _remove(temporary)
     os._exit(1)
 
 

@@ -109,6 +109,7 @@ def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listener
         listener=-1,
         slots=-1,
         ready=-1,
+        supervisor=os.getpid(),
         folder="",
         options=_options_of_sessions(arguments),
         log_level=arguments.log_level,

@@ -20,6 +20,7 @@ class WorkerPlan:
         listener: The descriptor of the socket that callers connect to.
         slots: The descriptor of the table of slots.
         ready: A descriptor to write a byte to once connections are accepted.
+        supervisor: The process id of whoever removes the folder, while it lives.
         folder: Where the workers' private sockets are.
         options: Options that were given and that only an application of create_app can heed.
         log_level: How much to print.
@@ -32,6 +33,7 @@ class WorkerPlan:
     listener: int
     slots: int
     ready: int
+    supervisor: int
     folder: str
     options: tuple[str, ...]
     log_level: str

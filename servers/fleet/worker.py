@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 
 from openenv_core.errors import OpenEnvError
 from servers.fleet.plan import WorkerPlan
@@ -21,7 +22,6 @@ READY = b"\x01"
 
 def main() -> int:
     """Run the worker."""
-    supervisor = os.getppid()
     plan, lifeline = _take_plan()
     for fd in (plan.listener, plan.slots, plan.ready):
         os.set_inheritable(fd, False)
@@ -35,12 +35,17 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0  # while it started; the supervisor got it too
     finally:
-        if os.getppid() != supervisor:
-            # It was killed, so its folder is for the workers to remove: the last one can.
-            with suppress(OSError):
-                os.unlink(plan.private_socket(plan.index))
-            with suppress(OSError):
-                os.rmdir(plan.folder)
+        _leave(plan)
+
+
+def _leave(plan: WorkerPlan) -> None:
+    if os.getppid() == plan.supervisor:
+        return
+    # It was killed, so its folder is for the workers to remove: the last one can.
+    with suppress(OSError):
+        os.unlink(plan.private_socket(plan.index))
+    with suppress(OSError):
+        os.rmdir(plan.folder)
 
 
 def _take_plan() -> tuple[WorkerPlan, int]:
@@ -69,11 +74,15 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
     if os.path.exists(path):
         os.unlink(path)
     with socket.socket(fileno=plan.listener) as listener, socket.socket(socket.AF_UNIX) as private:
-        private.bind(path)
+        try:
+            private.bind(path)
+        except FileNotFoundError:
+            return 0  # the supervisor was killed, and the other workers took the folder with them
         private.listen()
 
         def ready() -> None:
-            os.write(plan.ready, READY)
+            with suppress(BrokenPipeError):  # the supervisor was killed; the lifeline says so too
+                os.write(plan.ready, READY)
             os.close(plan.ready)
 
         return host(
@@ -82,6 +91,7 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
             drain_s=plan.settings.drain_s,
             on_started=ready,
             lifeline=lifeline,
+            on_cut=partial(_leave, plan),
         )
 
 

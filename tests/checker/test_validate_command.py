@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal
         assert "interrupted after" in out
     _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive
-    assert list(temporary.iterdir()) == []
+    assert list(temporary.rglob("*")) == []
 
 
 @pytest.mark.slow

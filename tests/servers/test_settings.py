@@ -81,6 +81,7 @@ def plan(**changes: object) -> WorkerPlan:
         listener=4,
         slots=5,
         ready=6,
+        supervisor=7,
         folder="/tmp/here",
         options=("--mode",),
         log_level="info",

@@ -39,15 +39,20 @@ def workers(server: ServeProcess) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children()
 
 
-def folder(server: ServeProcess) -> Path:
-    paths = {
-        Path(connection.laddr).parent
+def private_sockets(server: ServeProcess) -> dict[Path, psutil.Process]:
+    """Return the private sockets there are, in order, and whose they are."""
+    found = {
+        Path(connection.laddr): worker
         for worker in workers(server)
         for connection in worker.net_connections("unix")
         if str(connection.laddr).endswith(".sock")
     }
-    assert len(paths) == 1
-    return paths.pop()
+    return dict(sorted(found.items()))
+
+
+def folder(server: ServeProcess) -> Path:
+    (folder,) = {path.parent for path in private_sockets(server)}
+    return folder
 
 
 def both(prefix: str) -> list[str]:
@@ -367,6 +372,44 @@ def test_workers_end_when_their_supervisor_is_killed() -> None:
         server.process.kill()
         server.ended()
         eventually(lambda: all(gone(process) for process in family))
+        assert not private.exists(), server.output
+
+
+@pytest.mark.parametrize("gone_before", [True, False])
+def test_a_worker_that_starts_when_its_supervisor_is_killed_ends_too(
+    tmp_path: Path, gone_before: bool
+) -> None:
+    late = tmp_path / "late"
+    with serve("--workers", "2", "--drain", "0.5", app="late:app", LATE_WHILE=str(late)) as server:
+        eventually(lambda: len(private_sockets(server)) == 2)
+        private = folder(server)
+        path, victim = next(iter(private_sockets(server).items()))
+        late.touch()
+        victim.kill()
+        eventually(lambda: len(workers(server)) == 2 and victim not in workers(server))
+        family = server.family
+        if gone_before:
+            path.unlink()  # or it would keep the folder
+        server.process.kill()
+        if gone_before:
+            eventually(lambda: not private.exists())
+        late.unlink()
+        server.ended()
+        eventually(lambda: all(gone(process) for process in family))
+        assert not private.exists()
+    assert "Traceback" not in server.output
+
+
+async def test_workers_that_hang_leave_nothing_when_their_supervisor_is_killed() -> None:
+    with serve("--workers", "2", "--drain", "0.5", app="solo:frozen") as server:
+        family, private = server.family, folder(server)
+        async with connect(f"ws://{server.address}/ws", compression=None, proxy=None) as client:
+            await client.send(json.dumps({"type": "step", "data": {"amount": 0}}))
+            await asyncio.to_thread(eventually, lambda: "it keeps the loop" in server.output)
+            server.process.kill()
+            await asyncio.to_thread(eventually, lambda: all(gone(process) for process in family))
+            await asyncio.to_thread(server.ended)
+        assert "something still hung" in server.output
         assert not private.exists()
 
 

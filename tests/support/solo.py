@@ -1,7 +1,8 @@
-"""Counters for fleets: one a process, one whose construction ends the process, one that ends its process."""
+"""Counters for fleets: one a process, one that ends its process, one that keeps its event loop."""
 
 import os
 import signal
+import time
 
 from counter import Add, Count, Counter
 
@@ -25,6 +26,17 @@ class Deadly(Counter):
         raise AssertionError
 
 
+class Frozen(Counter):
+    """A step keeps the event loop for a minute."""
+
+    BLOCKING = False
+
+    def step(self, action: Add) -> Count:
+        print("it keeps the loop", flush=True)
+        time.sleep(60)
+        raise AssertionError
+
+
 class Described(Counter):
     """Tells of itself, for which there has to be an instance."""
 
@@ -36,4 +48,5 @@ class Described(Counter):
 
 app = create_app(Solo, Add, Count)
 deadly = create_app(Deadly, Add, Count, max_concurrent_envs=64)
+frozen = create_app(Frozen, Add, Count, max_concurrent_envs=4)
 described = create_app(Described, Add, Count, max_concurrent_envs=4)

@@ -1,0 +1,13 @@
+"""A counter that is not loaded while the file that LATE_WHILE names is there."""
+
+import os
+import time
+
+from solo import app as app
+
+PATIENCE_S = 30.0
+
+_deadline = time.monotonic() + PATIENCE_S
+while os.path.exists(os.environ["LATE_WHILE"]):
+    assert time.monotonic() < _deadline, "expected the file to be removed by now"
+    time.sleep(0.01)
