@@ -32,7 +32,7 @@ class Frozen(Counter):
     BLOCKING = False
 
     def step(self, action: Add) -> Count:
-        print("it keeps the loop", flush=True)
+        os.write(1, b"it keeps the loop\n")
         time.sleep(60)
         raise AssertionError
 
