@@ -5,6 +5,7 @@ BridgeError
 ├── MissingStack              a heavy package is not installed; the message names the extra
 ├── ModelError                a checkpoint cannot be loaded or is of an architecture not supported
 ├── GeneratorError            the inference engine failed or was closed
+│   ├── EngineFailed          the inference engine has ended
 │   └── PromptRefused         the inference engine does not take a prompt
 ├── StateUnavailable          what a fan-out was to bring cannot be had; who was asked is as before
 │   └── WeightsError          a snapshot cannot be published or read
@@ -66,6 +67,10 @@ class ModelError(BridgeError):
 
 class GeneratorError(BridgeError):
     """The inference engine failed, or was used after it was closed."""
+
+
+class EngineFailed(GeneratorError):
+    """The inference engine has ended by itself; the message says what of."""
 
 
 class PromptRefused(GeneratorError):

@@ -66,7 +66,7 @@ class Killer:
             self.cold_start_s = _cold_start(status)
         for number, kind in enumerate(order):
             time.sleep(drawn.uniform(*self.pause_s))
-            status = self.job.status()
+            status = self._until(lambda now: now is not None, RECOVERY_TIMEOUT_S)
             if status is None:
                 break
             serving = [one for one in _replicas(status, kind) if one.state == SERVING and one.pids]

@@ -94,8 +94,8 @@ class AlgorithmConfig(Section):
     dynamic_sampling: bool = False
     """Drop groups whose rewards are all equal, and play others instead."""
     max_refills: Count = 2
-    """How many groups dynamic sampling may drop for each that is trained, over the run so far; beyond that they are
-    trained as they are."""
+    """How many groups dynamic sampling may drop for each that a step trains; beyond that they are trained as they are.
+    What a step does not need, no later one has."""
     overlong: Literal["train", "mask", "penalty"] = "train"
     """What is done about trajectories that a limit cut off: train them, leave them out of the loss, or lower the reward
     of whatever comes near the limit."""

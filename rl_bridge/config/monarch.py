@@ -19,14 +19,6 @@ class RoleConfig(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs a replica; 0 computes on the CPU."""
 
-    @model_validator(mode="after")
-    def _a_process_a_gpu(self) -> Self:
-        if self.gpus and self.gpus != self.procs * self.hosts:
-            raise ValueError(
-                f"expected gpus to be 0 or one a process, {self.procs * self.hosts}, got {self.gpus}"
-            )
-        return self
-
 
 class CoderConfig(RoleConfig):
     """`monarch.roles.coder`: servers that run code for reward functions and tasks."""
@@ -46,6 +38,17 @@ class RolesConfig(Section):
     """Servers of `env.app` or `env.image`; they run on the controller's host."""
     coder: CoderConfig | None = None
     """On the controller's host too; `rl_bridge.environments.coders.coder_urls()` tells where."""
+
+    @model_validator(mode="after")
+    def _a_process_a_gpu(self) -> Self:
+        for name in ("policy", "trainer", "reference", "reward"):
+            role: RoleConfig = getattr(self, name)
+            if role.gpus not in (0, role.procs * role.hosts):
+                raise ValueError(
+                    f"expected monarch.roles.{name}.gpus to be 0 or one a process, {role.procs * role.hosts}, "
+                    f"got {role.gpus}" + ("; set procs to as many" if name == "trainer" else "")
+                )
+        return self
 
     @model_validator(mode="after")
     def _what_a_role_can_be(self) -> Self:
@@ -105,7 +108,7 @@ class MonarchConfig(Section):
     roles: RolesConfig = RolesConfig()
     restarts: RestartConfig = RestartConfig()
     workers: tuple[str, ...] = ()
-    """Addresses of other hosts' workers, such as `tcp://10.0.0.2:29500`; none: everything runs on this machine."""
+    """Addresses of other hosts' workers, such as `tcp://10.0.0.2:26600`; none: everything runs on this machine."""
     job: str | None = None
     """What makes a Monarch job, as `package.module:function`: a SlurmJob or KubernetesJob with a mesh `hosts`."""
     cpu_mesh: str | None = None
@@ -120,7 +123,9 @@ class MonarchConfig(Section):
     coord_port: Port = 0
     """The port of the status; 0 takes a free one. `ropewalk status` finds it by the run's folder."""
     num_nodes: Count = 1
+    """How many hosts with GPUs there are; more than one is reached by `workers` or `job`."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """GPUs on each of them."""
 
     @model_validator(mode="after")
     def _the_cluster_fits(self) -> Self:

@@ -1,10 +1,14 @@
 """`reward.*`: what is added to the environment's own rewards."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from rl_bridge.config.section import Count, Fraction, Positive, Section
+
+
+def _none_of_them(value: object) -> object:
+    return () if value is None else value
 
 
 class RewardConfig(Section):
@@ -12,9 +16,10 @@ class RewardConfig(Section):
 
     illegal_answer: float = -1.0
     """The reward of an answer that is no legal action, or that the environment refuses. It ends the episode."""
-    function: str | tuple[str, ...] = ()
+    function: Annotated[str | tuple[str, ...], BeforeValidator(_none_of_them)] = ()
     """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. What it gives
-    an episode is added to what the environment gave; answers to a dataset's prompts are rewarded by it alone."""
+    an episode is added to what the environment gave; answers to a dataset's prompts are rewarded by it alone. null is
+    none."""
     weights: tuple[Positive, ...] = ()
     """Of the votes, one a function; all equal where there are none."""
     rule: Literal["mean", "majority", "min"] = "mean"

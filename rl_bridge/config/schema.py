@@ -131,8 +131,8 @@ class RolloutConfig(Section):
     go writes a checkpoint before it ends."""
     generate_timeout_s: Positive = 300.0
     """How long one answer of the policy may take, other replicas' attempts included."""
-    timeout_s: Positive = 600.0
-    """How long the collection of one batch may take, all told."""
+    timeout_s: Positive = 1200.0
+    """How long the collection of one batch may take, all told; a straggler has to have been waited for by then."""
     max_num_seqs: Count = 256
     """Prompts the engine works on at once."""
     kv_cache_mb: Count = 256

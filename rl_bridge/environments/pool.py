@@ -92,36 +92,38 @@ class SessionPool:
         clock = asyncio.get_running_loop().time
         began = clock() if since is None else since
         latest = began + self._deadlines.free_s
-        try:
-            async with asyncio.timeout_at(min(clock() + self._deadlines.connect_s, latest)) as timeout:
-                while True:
-                    if self._closed:
-                        raise RolloutError("expected open sessions, got some that were closed")
-                    address = self._choose()
-                    if address is None:
-                        await self._pause()
-                        if any(known.crowded for known in self._addresses.values()):
-                            # What is waited for is the end of an episode, of ours or of others, not a server.
-                            timeout.reschedule(min(clock() + self._deadlines.connect_s, latest))
-                    elif address.idle:
-                        self._hold(address)
-                        return address, address.idle.pop()[1]
-                    else:
-                        try:
-                            return address, await self._open(address)
-                        except (CapacityReached, ConnectionFailed, ConnectionLost) as error:
-                            if isinstance(error, AuthenticationFailed | AccessRefused):
-                                raise
-                            last = error
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            servers = ", ".join(self._addresses) or "no server"
-            raise SessionUnavailable(
-                f"expected a session on {servers} within {clock() - began:.3g} s, got none: "
-                f"{last or 'none of them serves'}; see whether the environment's servers run, or raise "
-                "env.connect_timeout_s"
-            ) from last
+        while True:
+            try:
+                async with asyncio.timeout_at(min(clock() + self._deadlines.connect_s, latest)) as timeout:
+                    while True:
+                        if self._closed:
+                            raise RolloutError("expected open sessions, got some that were closed")
+                        address = self._choose()
+                        if address is None:
+                            await self._pause()
+                            if self._crowded:
+                                timeout.reschedule(min(clock() + self._deadlines.connect_s, latest))
+                        elif address.idle:
+                            self._hold(address)
+                            return address, address.idle.pop()[1]
+                        else:
+                            try:
+                                return address, await self._open(address)
+                            except (CapacityReached, ConnectionFailed, ConnectionLost) as error:
+                                if isinstance(error, AuthenticationFailed | AccessRefused):
+                                    raise
+                                last = error
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+                if self._crowded and clock() < latest:
+                    continue  # the time went by in a pause, or while this process stood still
+                servers = ", ".join(self._addresses) or "no server"
+                raise SessionUnavailable(
+                    f"expected a session on {servers} within {clock() - began:.3g} s, got none: "
+                    f"{last or 'none of them serves'}; see whether the environment's servers run, or raise "
+                    "env.connect_timeout_s"
+                ) from last
 
     def keep(self, address: Address, client: Client) -> None:
         """Take back a session that is in order. One that nobody shall use any more is closed."""
@@ -171,6 +173,11 @@ class SessionPool:
         now = asyncio.get_running_loop().time()
         usable = [address for address in self._addresses.values() if address.usable(now)]
         return min(usable, key=lambda address: address.held, default=None)
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether what is waited for is the end of an episode, of ours or of others, not a server."""
+        return any(known.crowded for known in self._addresses.values())
 
     async def _pause(self) -> None:
         """Wait until something has changed, or a server may be asked again."""

@@ -4,11 +4,13 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from monarch.actor import concurrent_endpoint
 
+from rl_bridge.errors import EngineFailed
 from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.services.actor import ServiceActor
@@ -16,8 +18,12 @@ from rl_bridge.services.starts import own_seed
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 
-FAREWELL_S = 1.0
-"""For whoever waited on a dead engine to be told of what it died, before its process ends too."""
+LOOK_S = 5.0
+"""How often it is looked whether the engine is stuck."""
+END_S = 60.0
+"""How long a process may take to end."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -38,20 +44,34 @@ class PolicyActor(ServiceActor):
         self._watch = asyncio.ensure_future(self._end_with_the_engine())
 
     async def _end_with_the_engine(self) -> None:
+        ended = asyncio.wrap_future(self._replica.ended)
         try:
-            await asyncio.wrap_future(self._replica.ended)
+            while not ended.done():
+                self._replica.health()
+                await asyncio.wait({ended}, timeout=LOOK_S)
+            ended.result()
         except Exception:
             _log.exception("the engine has failed; this process ends")
-            await asyncio.sleep(FAREWELL_S)
             sys.stderr.flush()
             os._exit(1)
+
+    async def _alive(self, work: Awaitable[T]) -> T:
+        """What comes of work, but no word of an engine that has ended: it was not the caller's doing.
+
+        The process ends, and a lost replica's calls are repeated elsewhere, or by the one that takes its place.
+        """
+        try:
+            return await work
+        except EngineFailed:
+            await asyncio.sleep(END_S)
+            raise
 
     @concurrent_endpoint
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
     ) -> Completion:
         """See `PolicyReplica.generate`."""
-        return await self._replica.generate(prompt, sampling, seed)
+        return await self._alive(self._replica.generate(prompt, sampling, seed))
 
     @concurrent_endpoint
     async def generate_many(
@@ -61,12 +81,12 @@ class PolicyActor(ServiceActor):
         seeds: Sequence[int] | None = None,
     ) -> list[Completion]:
         """See `PolicyReplica.generate_many`."""
-        return await self._replica.generate_many(prompts, sampling, seeds)
+        return await self._alive(self._replica.generate_many(prompts, sampling, seeds))
 
     @concurrent_endpoint
     async def update_weights(self, version: PolicyVersion) -> UpdateFigures:
         """See `PolicyReplica.update_weights`."""
-        return await self._replica.update_weights(version)
+        return await self._alive(self._replica.update_weights(version))
 
     @concurrent_endpoint
     async def version(self) -> PolicyVersion:
@@ -81,4 +101,5 @@ class PolicyActor(ServiceActor):
     @concurrent_endpoint
     async def close(self) -> None:
         """See `PolicyReplica.close`."""
+        self._watch.cancel()
         await self._replica.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.errors import EngineFailed, GeneratorError, PromptRefused
 from rl_bridge.generator.batches import require_tokens
 from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures
 from rl_bridge.generator.handover import Giver
@@ -157,7 +157,7 @@ class AsyncVllmEngine:
             raise
         except Exception as error:
             self._thread.end(error)
-            raise GeneratorError(f"the engine has failed: {error}") from error
+            raise EngineFailed(f"the engine has failed: {error}") from error
         finally:
             if collectors:
                 await self._abort(collectors)
@@ -216,7 +216,7 @@ class AsyncVllmEngine:
                     await self._llm.resume_generation()
             except Exception as error:
                 # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
-                failure = GeneratorError(
+                failure = EngineFailed(
                     f"expected the engine to load version {version} within {limit_s:g} s, it has not"
                     if deadline.expired()
                     else f"loading version {version} failed half-way: {error}"

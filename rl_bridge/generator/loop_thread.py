@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rl_bridge.errors import GeneratorError
+from rl_bridge.errors import EngineFailed, GeneratorError
 
 T = TypeVar("T")
 
@@ -86,7 +86,9 @@ class LoopThread:
             self._thread.join(timeout_s)
 
     def _error(self) -> GeneratorError:
-        return GeneratorError(CLOSED if self._failure is None else f"the engine has failed: {self._failure}")
+        if self._failure is None:
+            return GeneratorError(CLOSED)
+        return EngineFailed(f"the engine has failed: {self._failure}")
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
         working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self._ending.wait())

@@ -18,7 +18,7 @@ from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, reso
 from rl_bridge.environments.coders import coders_file, tell_coders
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import ConfigError
-from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.introductions import Introductions
 from rl_bridge.loops.observer import RunObserver
@@ -91,7 +91,7 @@ async def open_run(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: len(roles.policy.roster.targets),
-            timeout_s=config.rollout.generate_timeout_s,
+            timeout_s=config.rollout.generate_timeout_s + LAST_WORD_S,
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(
@@ -105,7 +105,9 @@ async def open_run(
             rollout = roles.rollout
             await fleet.guard(_introduce(introductions, rollout, roles, servers))
         else:
-            rollout = LocalService(SingleTurn(roles.dataloader, chat, roles.reward))
+            rollout = LocalService(
+                SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
+            )
         dispatcher = Dispatcher(rollout, buffer, dispatch_settings(config))
         metrics = stack.enter_context(
             MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])

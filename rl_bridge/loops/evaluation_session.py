@@ -28,7 +28,7 @@ from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.environments.token import read_token
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused, RolloutError
-from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
 from rl_bridge.generator.endpoint_client import plain
 from rl_bridge.generator.settings import engine_environment
 from rl_bridge.loops.evaluation import evaluate
@@ -48,8 +48,6 @@ from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.types import Completion, SamplingSettings
 
 REPORT = "evaluation.json"
-LAST_WORD_S = 5.0
-"""For the engine to say what it waited for."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -112,7 +110,7 @@ def _require_env(config: Config) -> EnvConfig:
     if config.reward.function or config.reward.model or config.monarch.roles.coder is not None:
         raise ConfigError(
             "expected the environment's own rewards alone in an evaluation, got reward.function, reward.model or "
-            "monarch.roles.coder, which are roles of a run; leave them out"
+            "monarch.roles.coder, which are roles of a run; leave them out, or set them to null"
         )
     return config.env
 

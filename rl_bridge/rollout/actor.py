@@ -14,7 +14,7 @@ from openenv_core import EnvClient
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.token import read_token
 from rl_bridge.errors import RolloutError
-from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
@@ -62,7 +62,7 @@ class RolloutActor(ServiceActor):
             self._generate,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: 1 if self._policy is None else self._policy.serving,
-            timeout_s=settings.generation_timeout_s,
+            timeout_s=settings.generation_timeout_s + LAST_WORD_S,
         )
         policy = ChatPolicy(
             ChatTokenizer(settings.model_path, thinking=config.model.thinking),

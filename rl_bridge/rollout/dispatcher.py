@@ -25,6 +25,9 @@ from rl_bridge.types import Group, PolicyVersion, Trajectory
 
 logger = logging.getLogger(__name__)
 
+FEWEST_LOST = 8
+"""A run does not end before so many groups in a row were lost, however few make a step."""
+
 
 class Dispatcher:
     """The controller's side of the rollouts. While it is open, groups are played as fast as admission allows.
@@ -261,7 +264,7 @@ class Dispatcher:
             self._kept[lease.group] = kept
 
     def _require_some_success(self, refusal: str | None, outcomes: Iterable[Outcome]) -> None:
-        if self._lost_in_a_row >= self._buffer.admission.groups_per_batch:
+        if self._lost_in_a_row >= max(FEWEST_LOST, self._buffer.admission.groups_per_batch):
             absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
             because = f"; the last because: {absent[-1].reason}" if absent else ""
             raise RolloutError(

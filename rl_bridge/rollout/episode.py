@@ -146,7 +146,7 @@ class _Play:
 
     def _limit(self) -> Ending | None:
         settings = self._settings
-        if len(self.turns) == settings.num_turns:
+        if settings.num_turns in (len(self.turns), self._steps):  # one answer may take several steps
             return Ending.TRUNCATED_TURNS
         if settings.timeout_s is not None and time.monotonic() - self._began >= settings.timeout_s:
             return Ending.TRUNCATED_TIME

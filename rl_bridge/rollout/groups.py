@@ -75,7 +75,7 @@ def rollout_figures(
         "rollout/tokens_mean": sum(len(turn.completion.tokens) for t in trajectories for turn in t.turns)
         / count,
         "rollout/groups": float(len(groups)),
-        "rollout/refused_groups": float(tally.refused.total()),
+        "rollout/refused_groups": float(refused),
         "rollout/zero_variance_share": (without_variance + refused) / (len(groups) + refused),
         "rollout/truncated_share": truncated / judged,
         **{f"rollout/ending/{ending.value}": endings[ending] / endings.total() for ending in Ending},

@@ -4,15 +4,20 @@ It stands where a rollout worker stands, for the dispatcher: an assignment in, i
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rl_bridge.data.examples import Example
 from rl_bridge.errors import GeneratorError, PromptRefused
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
-from rl_bridge.types import Ending, Trajectory
+from rl_bridge.rollout.stopping import until_stopped
+from rl_bridge.types import Ending, Trajectory, Turn
+
+BACKOFF_S = 0.1
+"""Before the second attempt at an answer; doubles with each further one."""
 
 
 class SingleTurn:
@@ -22,20 +27,30 @@ class SingleTurn:
         dataloader: The service of `DatasetActor`.
         policy: Answers.
         reward: The service of `RewardActor` or `RewardModelActor`.
+        max_attempts: How often an answer is tried before it is dropped.
     """
 
-    def __init__(self, dataloader: Any, policy: ChatPolicy, reward: Any) -> None:
+    def __init__(self, dataloader: Any, policy: ChatPolicy, reward: Any, *, max_attempts: int) -> None:
         self._dataloader = dataloader
         self._policy = policy
         self._reward = reward
+        self._max_attempts = max_attempts
+        self._stops: dict[int, asyncio.Event] = {}
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
-        """Have one prompt answered by as many siblings as are asked for.
+        """Have one prompt answered by as many siblings as are asked for, or until `cut` says to stop.
 
         Raises:
             RewardFailed: A reward function raised, and the run is to end then.
             PromptRefused: The engine takes no such prompt.
         """
+        stop = self._stops[assignment.lease] = asyncio.Event()
+        try:
+            return await self._play(assignment, stop)
+        finally:
+            del self._stops[assignment.lease]
+
+    async def _play(self, assignment: Assignment, stop: asyncio.Event) -> AssignmentResult:
         # 1. Sample: the example is the group's, also when the group is played again.
         example: Example = await self._dataloader.at.route(assignment.group)
         prompt = self._policy.prompt(example.prompt)
@@ -46,23 +61,14 @@ class SingleTurn:
             )
             return AssignmentResult(lease=assignment.lease, outcomes=(too_long,) * len(assignment.seeds))
 
+        failures: list[str] = []
+
         async def answered(seed: int, sibling: int) -> Outcome:
             # 2. Generate.
-            key = assignment.sampling_key
-            try:
-                turn, response = await self._policy.answer(
-                    prompt,
-                    temperature=assignment.settings.temperature,
-                    seed=None if key is None else sampling_seed(*key, sibling, 0),
-                )
-            except PromptRefused:
-                raise
-            except GeneratorError as error:  # no policy is to blame; other replicas have been tried by now
-                return NoTrajectory(
-                    absence=Absence.DROPPED,
-                    reason=f"{type(error).__name__}: {error}",
-                    ending=Ending.FAILED_POLICY,
-                )
+            answer = await self._answer(assignment, prompt, sibling, failures)
+            if answer is None:  # no policy is to blame
+                return NoTrajectory(absence=Absence.DROPPED, reason=failures[-1], ending=Ending.FAILED_POLICY)
+            turn, response = answer
             # 3. Evaluate. No reward is no zero: the answer stays out of its group's baseline.
             reward = await self._reward.evaluate_response.route(
                 prompt=example.prompt, response=response, target=example.target
@@ -77,16 +83,38 @@ class SingleTurn:
             return Trajectory(seed=seed, turns=[turn], ending=ending, reward=reward)
 
         # 4. Add: the dispatcher makes them a group.
-        siblings = [
-            asyncio.ensure_future(answered(seed, sibling))
-            for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
-        ]
-        try:
-            outcomes = await asyncio.gather(*siblings)
-        finally:
-            for one in siblings:  # without one of them the others are nobody's
-                one.cancel()
-        return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
+        siblings = zip(assignment.seeds, assignment.siblings, strict=True)
+        outcomes = await until_stopped([answered(*sibling) for sibling in siblings], stop)
+        late = NoTrajectory(absence=Absence.UNFINISHED, reason="it was not answered in time")
+        return AssignmentResult(
+            lease=assignment.lease,
+            outcomes=tuple(outcome or late for outcome in outcomes),
+            retried=len(failures),
+            last_failure=failures[-1] if failures else None,
+        )
+
+    async def _answer(
+        self, assignment: Assignment, prompt: Sequence[int], sibling: int, failures: list[str]
+    ) -> tuple[Turn, str] | None:
+        """Ask the policy, again after each failure; None where all attempts failed, with why in `failures`."""
+        key = assignment.sampling_key
+        for number in range(self._max_attempts):
+            if number:
+                await asyncio.sleep(BACKOFF_S * 2 ** (number - 1))
+            try:
+                return await self._policy.answer(
+                    prompt,
+                    temperature=assignment.settings.temperature,
+                    seed=None if key is None else sampling_seed(*key, sibling, 0),
+                )
+            except PromptRefused:
+                raise
+            except GeneratorError as error:
+                failures.append(shortened(f"{type(error).__name__}: {error}"))
+        return None
 
     async def cut(self, leases: Iterable[int]) -> None:
-        """Answers end by themselves soon enough; what comes too late is thrown away by the ledger."""
+        """Stop the assignments of these leases: they come back with the answers that are finished."""
+        for lease in leases:
+            if (stop := self._stops.get(lease)) is not None:
+                stop.set()

@@ -1,9 +1,7 @@
 """One worker's part of the rollouts: assignments in, outcomes out, as many episodes at once as it has sessions."""
 
 import asyncio
-import contextlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from openenv_core.errors import (
     AccessRefused,
@@ -26,6 +24,7 @@ from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, 
 from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
 from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.stopping import until_stopped
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending
 
@@ -149,8 +148,8 @@ class RolloutWorker:
                 )
         return trajectory or NoTrajectory(
             absence=Absence.NO_TURN,
-            reason="the episode was over when it began, or its first prompt leaves no room for an answer "
-            "(rollout.max_length)",
+            reason="the episode was over when it began, its first prompt leaves no room for an answer "
+            "(rollout.max_length), or the time was over before it (rollout.episode_timeout_s)",
         )
 
 
@@ -163,36 +162,22 @@ class _Playing:
         self.retried = 0
         self.last_failure: str | None = None
         self._worker = worker
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: Sequence[Outcome | None] = ()
 
     async def run(self) -> None:
         """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
-        stopping = asyncio.ensure_future(self.stop.wait())
-        episodes = [
-            asyncio.ensure_future(self._episode(place)) for place in range(len(self.assignment.seeds))
-        ]
-        try:
-            left: set[asyncio.Future[Any]] = set(episodes)
-            while left and not stopping.done():
-                done, left = await asyncio.wait({*left, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                left.discard(stopping)
-                for one in done:
-                    one.result()
-        finally:
-            for one in (stopping, *episodes):
-                one.cancel()
-            await asyncio.gather(stopping, *episodes, return_exceptions=True)
-
-    async def _episode(self, place: int) -> None:
         assignment = self.assignment
-        with contextlib.suppress(asyncio.CancelledError):
-            self._outcomes[place] = await self._worker.attempt(
-                assignment.seeds[place], assignment.siblings[place], self
-            )
+        self._outcomes = await until_stopped(
+            [
+                self._worker.attempt(seed, sibling, self)
+                for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
+            ],
+            self.stop,
+        )
 
     def result(self, *, preempted: bool) -> AssignmentResult:
         unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
-        outcomes = tuple(self._outcomes.get(place, unfinished) for place in range(len(self.assignment.seeds)))
+        outcomes = tuple(outcome or unfinished for outcome in self._outcomes)
         return AssignmentResult(
             lease=self.assignment.lease,
             outcomes=outcomes,

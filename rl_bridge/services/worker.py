@@ -1,4 +1,4 @@
-"""What runs on every further host of a run: `python -m rl_bridge.services.worker tcp://10.0.0.2:29500`.
+"""What runs on every further host of a run: `python -m rl_bridge.services.worker tcp://10.0.0.2:26600`.
 
 It starts the processes that a run's controller asks for, ends them when the controller is gone, and then waits for the
 next one. Whoever reaches the port can have anything run here: it belongs on a private network.

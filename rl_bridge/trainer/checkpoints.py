@@ -122,10 +122,11 @@ class Checkpoints:
 
     def _finish(self, partial: Path, final: Path) -> None:
         _sync(partial)
-        if final.exists():
-            _remove(final)
+        before = _aside(final) if final.exists() else None
         partial.rename(final)
         _sync(self._folder)
+        if before is not None:  # not sooner: removing takes its time, and there has to be one that is whole
+            shutil.rmtree(before)
         for version in sorted(_versions(self._folder))[:-KEEP]:
             _remove(self._folder / f"step-{version}")
 
@@ -203,9 +204,13 @@ def _sync(folder: Path) -> None:
 
 def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint so that it is never taken for a whole one, wherever this is interrupted."""
+    shutil.rmtree(_aside(checkpoint))
+
+
+def _aside(checkpoint: Path) -> Path:
     doomed = checkpoint.with_name(checkpoint.name + ".old" + _PARTIAL)
     checkpoint.rename(doomed)
-    shutil.rmtree(doomed)
+    return doomed
 
 
 def _reason(error: BaseException) -> str:

@@ -166,7 +166,10 @@ def test_a_missing_section_is_named(file: Path) -> None:
         ),
         (["monarch.roles.trainer.replicas=2"], "more ranks are monarch.roles.trainer.procs"),
         (["monarch.roles.policy.procs=2"], "more of it are replicas"),
-        (["monarch.roles.policy.gpus=2"], "expected gpus to be 0 or one a process"),
+        (
+            ["monarch.roles.policy.gpus=2"],
+            "expected monarch.roles.policy.gpus to be 0 or one a process, 1, got 2",
+        ),
         (["monarch.roles.environment.gpus=1"], "on one host without GPUs"),
         (["monarch.roles.coder={gpus: 1}"], "expected monarch.roles.coder with one process a replica"),
         (

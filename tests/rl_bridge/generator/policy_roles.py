@@ -1,5 +1,8 @@
 """An actor for the tests of the policy as a service; processes of the run import it by name."""
 
+import time
+from typing import Any
+
 from monarch.actor import concurrent_endpoint
 
 from rl_bridge.generator.actor import PolicyActor
@@ -10,8 +13,23 @@ class BreakablePolicy(PolicyActor):
 
     @concurrent_endpoint
     async def break_engine(self) -> None:
+        """Its next step raises."""
         self._replica._engine._batches.step = _break
 
+    @concurrent_endpoint
+    async def break_load(self) -> None:
+        """Replacing its weights raises half-way."""
+        self._replica._engine._engine.collective_rpc = _break
 
-def _break() -> None:
+    @concurrent_endpoint
+    async def hang_engine(self) -> None:
+        """Its next step does not end."""
+        self._replica._engine._batches.step = _hang
+
+
+def _break(*_: Any, **__: Any) -> None:
     raise RuntimeError("it broke")
+
+
+def _hang() -> None:
+    time.sleep(3600)

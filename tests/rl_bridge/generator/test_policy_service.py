@@ -10,7 +10,7 @@ import pytest
 from generator_fixtures import perturbed, policy_service, prompts
 from torch import Tensor
 
-from rl_bridge.errors import GeneratorError, PromptRefused, WeightsError
+from rl_bridge.errors import PromptRefused, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -90,13 +90,10 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
         assert again == [before] * 4
         await client.close()
 
-        # An engine that dies tells those who wait what of, and takes its process along.
+        # An engine that dies takes its process along; whoever waited is answered by another.
         await policy.break_engine.route()
         asking = [asyncio.ensure_future(policy.generate_many.route(batch, GREEDY)) for _ in range(4)]
-        answers = await asyncio.gather(*asking, return_exceptions=True)
-        assert before in answers
-        assert {str(answer) for answer in answers if answer != before} == {"the engine has failed: it broke"}
-        assert all(isinstance(answer, GeneratorError) for answer in answers if answer != before)
+        assert await asyncio.gather(*asking) == [before] * 4
         await both_serve(policy, restarts=2)
         again = await asyncio.gather(*(policy.generate_many.route(batch, GREEDY) for _ in range(4)))
         assert again == [before] * 4

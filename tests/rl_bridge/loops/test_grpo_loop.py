@@ -97,7 +97,7 @@ async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: 
 
 async def test_environment_that_always_fails_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     stage = Stage(tmp_path, lost=lambda number: True)
-    with pytest.raises(RolloutError, match=r"none of the last 4 groups could be trained.*on fire"):
+    with pytest.raises(RolloutError, match=r"none of the last 8 groups could be trained.*on fire"):
         await stage.train()
     assert stage.parts.calls == []
 

@@ -15,18 +15,25 @@ class SlowPolicy(ServiceActor):
     REPLAYED = ("update_weights",)
     REPEATABLE = frozenset({"generate_many"})
 
-    def __init__(self, wait_s: float) -> None:
+    def __init__(self, wait_s: float, held: frozenset[int] = frozenset()) -> None:
         self._wait_s = wait_s
         self._version = 0
-        self._asked = 0
+        self._held = held
+        self._holding = 0
 
     @concurrent_endpoint
     async def update_weights(self, version: int) -> None:
         self._version = version
 
     @concurrent_endpoint
-    async def asked(self) -> int:
-        return self._asked
+    async def holding(self) -> int:
+        """How many questions have come whose seeds are held."""
+        return self._holding
+
+    @concurrent_endpoint
+    async def release(self) -> None:
+        """Answer them, and hold none any more."""
+        self._held = frozenset()
 
     @concurrent_endpoint
     async def generate_many(
@@ -36,7 +43,10 @@ class SlowPolicy(ServiceActor):
         seeds: Sequence[int] | None = None,
     ) -> list[Completion]:
         version = self._version
-        self._asked += len(prompts)
+        if self._held.intersection(seeds or ()):
+            self._holding += 1
+            while self._held:  # noqa: ASYNC110 - release is another call
+                await asyncio.sleep(0.02)
         await asyncio.sleep(self._wait_s)
         return [
             Completion(tokens=[3 + seed % 8], logprobs=[-0.5], versions=[version], stopped=True)

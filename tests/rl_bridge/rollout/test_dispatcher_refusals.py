@@ -127,10 +127,10 @@ def test_groups_of_which_nothing_is_left_to_train_end_the_run() -> None:
 
         bridge = Bridge(how, group_filter=GroupFilter(overlong=Overlong(handling="mask")))
         async with bridge.dispatcher:
-            with pytest.raises(RolloutError, match=r"none of the last 2 groups.*had all siblings truncated$"):
+            with pytest.raises(RolloutError, match=r"none of the last 8 groups.*had all siblings truncated$"):
                 await bridge.sample()
-        assert bridge.buffer.ledger.dropped == {ALL_TRUNCATED: 2}
-        assert bridge.dispatcher.take_tally().endings == {Ending.TRUNCATED_LENGTH: 2 * SIBLINGS}
+        assert bridge.buffer.ledger.dropped == {ALL_TRUNCATED: 8}
+        assert bridge.dispatcher.take_tally().endings == {Ending.TRUNCATED_LENGTH: 8 * SIBLINGS}
 
     simulate(scenario())
 
@@ -189,9 +189,9 @@ def test_where_nothing_can_be_used_any_more_the_run_ends_and_says_why() -> None:
             for version in range(2):
                 await bridge.sample(version)
                 bridge.serve(version + 1)
-            with pytest.raises(RolloutError, match=r"none of the last 2 .* 4 dropped; .*the server is gone"):
+            with pytest.raises(RolloutError, match=r"none of the last 8 .* 4 dropped; .*the server is gone"):
                 await bridge.sample(2)
-        assert len(bridge.workers.assignments) == 6
+        assert len(bridge.workers.assignments) == 12
 
     simulate(scenario())
 

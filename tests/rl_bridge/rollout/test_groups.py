@@ -89,7 +89,7 @@ def test_what_was_refused_or_failed_counts_too() -> None:
         rewards=[1.0, 1.0, 1.0, 1.0, 0.0, 0.0],
     )
     figures = rollout_figures(groups, version=0, tally=tally)
-    assert figures["rollout/refused_groups"] == 4.0
+    assert figures["rollout/refused_groups"] == 3.0
     assert figures["reward/mean"] == 0.5
     assert figures["rollout/reward_mean"] == 5 / 8  # 1 of two trained, 4 of six refused
     assert figures["rollout/zero_variance_share"] == 0.75  # 3 of 4

@@ -47,9 +47,14 @@ class Parts:
     async def evaluate_response(self, *, prompt: Any, response: str, target: int) -> float | None:
         return self.rewards.get(response, float(target))
 
-    def play(self, group: int) -> Any:
+    def loop(self, *, max_attempts: int = 1) -> SingleTurn:
+        service: Any = LocalService(self)
+        policy: Any = SimpleNamespace(prompt=self.prompt, answer=self.answer)
+        return SingleTurn(service, policy, service, max_attempts=max_attempts)
+
+    def assignment(self, group: int) -> Assignment:
         settings = EpisodeSettings(temperature=1.0, num_turns=1, illegal_reward=0.0)
-        assignment = Assignment(
+        return Assignment(
             lease=5,
             seeds=(7,) * SIBLINGS,
             siblings=tuple(range(SIBLINGS)),
@@ -57,15 +62,12 @@ class Parts:
             group=group,
             sampling_key=None,
         )
-        service: Any = LocalService(self)
-        policy: Any = SimpleNamespace(prompt=self.prompt, answer=self.answer)
-        return SingleTurn(service, policy, service).play(assignment)
 
 
 async def test_siblings_answer_their_groups_example() -> None:
     parts = Parts()
     parts.rewards["answer 1"] = None
-    result = await parts.play(11)
+    result = await parts.loop().play(parts.assignment(11))
     first, unscored, cut_off = result.outcomes
     assert isinstance(first, Trajectory)
     assert (first.seed, first.reward, first.ending) == (7, 11.0, Ending.COMPLETED)
@@ -77,7 +79,7 @@ async def test_siblings_answer_their_groups_example() -> None:
 async def test_engine_that_fails_one_sibling_costs_that_sibling_alone() -> None:
     parts = Parts()
     parts.failing[1] = GeneratorError("the engine did not answer")
-    first, dropped, last = (await parts.play(11)).outcomes
+    first, dropped, last = (await parts.loop().play(parts.assignment(11))).outcomes
     assert isinstance(dropped, NoTrajectory)
     assert (dropped.absence, dropped.reason) == (
         Absence.DROPPED,
@@ -87,11 +89,37 @@ async def test_engine_that_fails_one_sibling_costs_that_sibling_alone() -> None:
     assert isinstance(last, Trajectory)
 
 
+async def test_an_answer_that_failed_is_tried_again() -> None:
+    parts = Parts()
+    parts.failing[0] = parts.failing[3] = GeneratorError("the engine did not answer")
+    result = await parts.loop(max_attempts=3).play(parts.assignment(11))
+    assert all(isinstance(outcome, Trajectory) for outcome in result.outcomes)
+    assert (result.retried, result.last_failure) == (2, "GeneratorError: the engine did not answer")
+    assert parts.asked == SIBLINGS + 2
+
+
+async def test_what_is_finished_comes_back_when_the_rest_is_cut() -> None:
+    parts = Parts()
+    parts.failing.update({number: GeneratorError("later") for number in range(2, 100)})
+    loop = parts.loop(max_attempts=50)
+    playing = asyncio.ensure_future(loop.play(parts.assignment(11)))
+    async with asyncio.timeout(30):
+        while parts.asked < SIBLINGS + 1 or parts.under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await loop.cut([4, 5])
+        first, second, late = (await playing).outcomes
+    assert isinstance(first, Trajectory)
+    assert isinstance(second, Trajectory)
+    assert isinstance(late, NoTrajectory)
+    assert late.absence is Absence.UNFINISHED
+    assert parts.under_way == 0
+
+
 @pytest.mark.parametrize("error", [PromptRefused(0, "too long"), ReplicaLost("gone")])
 async def test_error_of_another_kind_ends_the_assignment_and_all_of_its_answers(error: Exception) -> None:
     parts = Parts()
     parts.failing[1] = error
     with pytest.raises(type(error)):
-        await parts.play(11)
+        await parts.loop().play(parts.assignment(11))
     await asyncio.sleep(0)
     assert parts.under_way == 0

@@ -140,6 +140,10 @@ async def test_several_calls_of_one_answer_are_steps_in_order(at_the_desk: Playi
 async def test_the_limit_counts_calls_too(at_the_desk: Playing) -> None:
     async with at_the_desk(lambda prompt: ADD * 3) as play:
         assert told(await only(play, num_turns=4)) == (Ending.TRUNCATED_TURNS, 2, 4, 1.0)
+    async with at_the_desk(
+        lambda prompt: ADD * 2
+    ) as play:  # nothing is asked that could not be done any more
+        assert told(await only(play, num_turns=4)) == (Ending.TRUNCATED_TURNS, 2, 4, 1.0)
 
 
 async def test_what_a_call_failed_of_is_told_and_play_goes_on(at_the_desk: Playing) -> None:

@@ -5,8 +5,26 @@ from pathlib import Path
 
 import pytest
 
+SILENCE_S = 15.0
+"""Less than what the tests wait for: to Monarch a process that dies while it is being asked is silent, not dead."""
+
 
 @pytest.fixture(autouse=True)
 def _roles_can_import_their_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture
+def silence_is_a_loss() -> None:
+    """For a test that looks at what silence comes to: it has the product's own bound."""
+
+
+@pytest.fixture(autouse=True)
+def _who_is_late_is_not_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for seconds loses no replica: tests count what is lost."""
+    # The others do without Monarch.
+    if request.node.get_closest_marker("heavy") and "silence_is_a_loss" not in request.fixturenames:
+        from rl_bridge.services import supervision
+
+        monkeypatch.setattr(supervision, "LEAST_SILENCE_S", SILENCE_S)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from service_roles import Policy
-from service_waits import alive, until, until_gone
+from service_waits import alive, held, until, until_gone
 
 from rl_bridge.services import Fleet, Hosts, placement
 
@@ -36,9 +36,12 @@ async def main(logs: Path, link: str, own: str, *workers: str) -> dict[str, obje
         first, second = (network_of(status.pids[0]) for status in policy.replicas)
         stranded = policy.replicas[0].pids[0]
         found["one replica a host"] = first != second
-        waiting = [asyncio.ensure_future(policy.generate.route(2.0)) for _ in range(2)]
-        await asyncio.sleep(0.3)
+        wait = logs / "wait"
+        wait.touch()
+        waiting = [asyncio.ensure_future(policy.generate.route(wait)) for _ in range(2)]
+        await until(lambda: held(logs) == 2)
         set_link(link, "down")
+        wait.unlink()
         begin = time.monotonic()
         answers = await asyncio.gather(*waiting)
         found["calls are answered by who can be reached"] = [pid for pid, _, _ in answers] == [
@@ -46,12 +49,13 @@ async def main(logs: Path, link: str, own: str, *workers: str) -> dict[str, obje
         ] * 2
         found["seconds until they were"] = time.monotonic() - begin
         await until(lambda: [status.restarts for status in policy.replicas] == [1, 0])
+        restarted = time.monotonic()  # the host that fell silent is avoided since then, or a little longer
         await until(lambda: all(status.state == "serving" for status in policy.replicas))
         found["seconds until two served again"] = time.monotonic() - begin
         found["the new one is where the link is whole"] = network_of(policy.replicas[0].pids[0]) == second
         found["versions"] = sorted({(await policy.generate.route())[1] for _ in range(4)})
         set_link(link, "up")
-        await asyncio.sleep(max(0.0, begin + 16.0 - time.monotonic()))
+        await asyncio.sleep(max(0.0, restarted + placement.AVOIDED_S + 1.0 - time.monotonic()))
         await policy.scale(3)
         found["the healed host serves again"] = network_of(policy.replicas[2].pids[0]) == first
         found["its version"] = (await asyncio.gather(*(policy.generate.route(0.5) for _ in range(3))))[2][1]

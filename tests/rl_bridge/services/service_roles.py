@@ -1,6 +1,7 @@
 """Actors for the tests of services. The replicas' processes import them by these names."""
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -10,6 +11,18 @@ from monarch.actor import concurrent_endpoint, context, endpoint
 
 from rl_bridge.errors import GeneratorError, ModelError, TrainingError, WeightsError
 from rl_bridge.services import Roster, ServiceActor, ServiceHandle
+
+CALLS = itertools.count()
+
+
+async def pause(wait: float | Path) -> None:
+    """Take some seconds; or as long as a file is there, with a note beside it that the call has begun."""
+    if isinstance(wait, Path):
+        (wait.parent / f"held-{os.getpid()}-{next(CALLS)}").touch()
+        while wait.exists():  # noqa: ASYNC110, ASYNC240 - a test removes it
+            await asyncio.sleep(0.02)
+    else:
+        await asyncio.sleep(wait)
 
 
 class Policy(ServiceActor):
@@ -38,9 +51,9 @@ class Policy(ServiceActor):
 
     @concurrent_endpoint
     async def load(
-        self, version: int, wait_s: float = 0.0, refused_by: int | None = None, gone: Path | None = None
+        self, version: int, wait: float | Path = 0.0, refused_by: int | None = None, gone: Path | None = None
     ) -> int:
-        await asyncio.sleep(wait_s)
+        await pause(wait)
         if refused_by in (0, os.getpid()):
             raise GeneratorError(f"no weights {version} for me")
         if gone is not None and gone.exists():  # noqa: ASYNC240 - a test's
@@ -53,15 +66,15 @@ class Policy(ServiceActor):
         self._heat = heat
 
     @concurrent_endpoint
-    async def generate(self, wait_s: float = 0.0) -> tuple[int, int | None, float]:
-        await asyncio.sleep(wait_s)
+    async def generate(self, wait: float | Path = 0.0) -> tuple[int, int | None, float]:
+        await pause(wait)
         if self._broken:
             raise GeneratorError("the engine is dead")
         return os.getpid(), self._version, self._heat
 
     @concurrent_endpoint
-    async def once(self, wait_s: float = 0.0) -> int:
-        await asyncio.sleep(wait_s)
+    async def once(self, wait: float | Path = 0.0) -> int:
+        await pause(wait)
         return os.getpid()
 
     @concurrent_endpoint
@@ -125,13 +138,13 @@ class Caller(ServiceActor):
         self._policy.update(roster)
 
     @concurrent_endpoint
-    async def generate(self, wait_s: float) -> tuple[int, int | None, float]:
-        answer: tuple[int, int | None, float] = await self._policy.generate.route(wait_s)
+    async def generate(self, wait: float | Path) -> tuple[int, int | None, float]:
+        answer: tuple[int, int | None, float] = await self._policy.generate.route(wait)
         return answer
 
     @concurrent_endpoint
-    async def once(self, wait_s: float) -> int:
-        pid: int = await self._policy.once.route(wait_s)
+    async def once(self, wait: float | Path) -> int:
+        pid: int = await self._policy.once.route(wait)
         return pid
 
     @concurrent_endpoint

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import psutil
 
@@ -26,6 +27,11 @@ def alive(pid: int) -> bool:
 
 def descendants() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def held(folder: Path) -> int:
+    """How many calls have begun to wait for a file of a folder to go; see `service_roles.pause`."""
+    return len(list(folder.glob("held-*")))
 
 
 async def until_gone(pids: Iterable[int]) -> None:

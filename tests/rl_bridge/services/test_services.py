@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-from service_waits import WAIT_S, descendants, kill, until, until_gone
+from service_waits import WAIT_S, descendants, held, kill, until, until_gone
 
 from rl_bridge.errors import RemoteError, ReplicaLost, RoleFailed, TrainingError
 
@@ -181,6 +181,8 @@ async def test_other_processes_call_the_replicas_themselves(tmp_path: Path) -> N
 
     from rl_bridge.services import Fleet, RestartPolicy
 
+    wait = tmp_path / "wait"
+    wait.touch()
     slow = RestartPolicy(backoff_s=1.0)
     async with Fleet(tmp_path, heartbeat_s=0.5) as fleet:
         policy = await Policy.options(num_replicas=2, restarts=slow).as_service()
@@ -192,10 +194,12 @@ async def test_other_processes_call_the_replicas_themselves(tmp_path: Path) -> N
         pids = [pid for status in policy.replicas for pid in status.pids]
         assert sorted(pid for pid, _, _ in answers) == sorted([*pids, *pids])
         # One is lost under its calls: what may be repeated is, what may not is an error. The caller lives.
-        twice = [asyncio.ensure_future(caller.generate.route(1.5)) for _ in range(2)]
-        once = [asyncio.ensure_future(caller.once.route(1.5)) for _ in range(2)]
-        await asyncio.sleep(0.5)
+        twice = [asyncio.ensure_future(caller.generate.route(wait)) for _ in range(2)]
+        once = [asyncio.ensure_future(caller.once.route(wait)) for _ in range(2)]
+        await until(lambda: held(tmp_path) == 4)
         kill(pids[0])
+        await until(lambda: held(tmp_path) > 4)  # one is repeated while the other replica is at its own
+        wait.unlink()
         async with asyncio.timeout(WAIT_S):
             assert {pid for pid, _, _ in await asyncio.gather(*twice)} == {pids[1]}
             ends = await asyncio.gather(*once, return_exceptions=True)

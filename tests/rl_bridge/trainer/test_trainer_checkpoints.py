@@ -93,6 +93,22 @@ def test_two_are_kept_and_the_same_version_is_replaced(trainer: Any, policy: Pat
     assert alone(policy, tmp_path).resume().run_state == {"number": "again"}
 
 
+def test_what_is_replaced_is_removed_when_its_successor_is_there(
+    trainer: Any, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError("interrupted")
+
+    trainer.step(batch(0))
+    trainer.save(1, {"number": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(CheckpointError, match="interrupted"):
+            trainer.save(1, {"number": 2})
+    assert alone(policy, tmp_path).resume().run_state == {"number": 2}
+
+
 def test_a_checkpoint_of_another_version_than_the_weights_is_refused(trainer: Any) -> None:
     trainer.step(batch(0))
     with pytest.raises(TrainingError, match="expected version 1, which the trainer is at, got 2"):
