@@ -79,8 +79,6 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     name = arguments.profile
-    if name == "train" and has_gpu():
-        name = "train-gpu"
     if sys.version_info[:2] < OLDEST:
         sys.exit(f"expected Python {'.'.join(map(str, OLDEST))} or newer, this is {sys.version.split()[0]}")
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -89,17 +87,6 @@ def main() -> None:
         os.environ["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         os.environ["VIRTUAL_ENV"] = str(environment)
         os.execvp(command[0], command)
-
-
-def has_gpu() -> bool:
-    """Whether an NVIDIA GPU answers."""
-    if shutil.which("nvidia-smi") is None:
-        return False
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # a broken driver can hang
-        return False
-    return listed.returncode == 0 and "GPU" in listed.stdout
 
 
 def prepare(name: str, profile: Profile) -> Path:

@@ -58,17 +58,6 @@ def test_pins_name_no_place() -> None:
             assert "/" not in pin, f"{file.name}: {pin}"
 
 
-@pytest.mark.parametrize(("answer", "expected"), [("echo 'GPU 0: a fake one'", True), ("exit 9", False)])
-def test_gpu_is_one_that_answers(
-    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, expected: bool
-) -> None:
-    fake = tmp_path / "nvidia-smi"
-    fake.write_text(f"#!/bin/sh\n{answer}\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert bootstrap.has_gpu() is expected
-
-
 @pytest.mark.slow
 def test_ready_environment_is_not_installed_into_again(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -103,12 +103,3 @@ def test_only_the_first_pair_of_dashes_is_ours(
     monkeypatch.setattr(sys, "argv", ["bootstrap.py", "test", "--", "pytest", "--", "-k"])
     bootstrap.main()
     assert commands == [["pytest", "--", "-k"]]
-
-
-def test_driver_that_hangs_is_no_gpu(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hangs(*args: object, **options: object) -> None:
-        raise subprocess.TimeoutExpired("nvidia-smi", 60)
-
-    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(subprocess, "run", hangs)
-    assert bootstrap.has_gpu() is False

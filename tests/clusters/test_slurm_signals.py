@@ -32,12 +32,13 @@ kill() {
 
 
 def run(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    for name, text in (("scontrol", SCONTROL), ("srun", SRUN), ("ropewalk", ROPEWALK)):
+    (folder / "slurm").mkdir(exist_ok=True)
+    for name, text in (("slurm/scontrol", SCONTROL), ("slurm/srun", SRUN), ("ropewalk", ROPEWALK)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     (folder / "slow").write_text(SLOW)
     given = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PATH": f"{folder}:{folder}/slurm:{os.environ['PATH']}",
         "BASH_ENV": str(folder / "slow"),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "localhost",
@@ -87,3 +88,23 @@ def test_jobs_that_meet_on_a_node_have_ports_of_their_own(tmp_path: Path) -> Non
     taken = [port + beside for port in masters for beside in (-1, 0, 1)]
     assert len(set(taken)) == 9
     assert all(1024 < port < 32768 for port in taken)  # what systems choose by themselves lies above
+
+
+@pytest.mark.parametrize(("gpus", "made"), [("2", ".venvs/rl"), ("1", ".venvs/rl-cpu")])
+def test_the_installation_is_the_one_for_the_devices(tmp_path: Path, gpus: str, made: str) -> None:
+    for venv in (".venvs/rl", ".venvs/rl-cpu"):
+        program = tmp_path / venv / "bin" / "ropewalk"
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/bash\necho "{venv} $*" >> calls\n')
+        program.chmod(0o755)
+    run(tmp_path, ROPEWALK_VENV="", SLURM_GPUS_ON_NODE=gpus)
+    (trained,) = (line for line in (tmp_path / "calls").read_text().splitlines() if " train " in line)
+    assert trained.split()[0] == made
+    assert ("monarch.roles.trainer.gpus=1" in trained) == (made == ".venvs/rl")
+
+
+def test_an_installation_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, PATH=f"{tmp_path / 'slurm'}:/usr/bin:/bin", ROPEWALK_VENV=str(tmp_path / "nowhere"))
+    assert done.returncode == 2
+    assert f"installation in {tmp_path / 'nowhere'}, found none" in done.stderr
+    assert not (tmp_path / "calls").exists()
