@@ -24,10 +24,10 @@ ENDED_S = 300.0
 Verdict = dict[str, tuple[str, str]]
 
 
-def judged(folder: Path) -> Verdict:
+def judged(folder: Path, step_timeout_s: float) -> Verdict:
     """Run every check on an environment, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, str(gallery.HERE / "judge.py"), str(folder)],
+        [sys.executable, str(gallery.HERE / "judge.py"), str(folder), str(step_timeout_s)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -48,15 +48,17 @@ class Verdicts:
     def __init__(self, folder: Path, names: list[str]) -> None:
         self._pool = ThreadPoolExecutor(2)
         by_name: dict[str, gallery.Bug | None] = {GOOD: None, **{bug.name: bug for bug in BUGS}}
-        self._futures: dict[str, Future[Verdict]] = {
-            name: self._pool.submit(judged, gallery.build(folder, by_name[name])) for name in names
-        }
+        self._futures = {name: self._submit(folder, by_name[name]) for name in names}
 
     def of(self, name: str) -> Verdict:
         return self._futures[name].result()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+    def _submit(self, folder: Path, bug: gallery.Bug | None) -> Future[Verdict]:
+        patience_s = gallery.STEP_TIMEOUT_S if bug is None else bug.step_timeout_s
+        return self._pool.submit(judged, gallery.build(folder, bug), patience_s)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 PACKAGES = {"0.1.16": RELEASED, "next": NEXT}
 MUST_PASS = {"initialize", "tools_call", "sse-retry"}
 WAIT_S = 30.0
+RUNS_ALONE = 3
+"""At most. Some scenarios measure fractions of a second, and the machine may have other things to do."""
 
 
 class Suites:
@@ -33,8 +35,12 @@ class Suites:
         package, folder = PACKAGES[suite], self._folder / suite
         outcomes = run(package, folder, *self._words, "--suite", "all")
         # A suite starts all its scenarios at once, and some measure time: what came out otherwise is run alone.
-        for number, scenario in enumerate(unlike(outcomes, expected_of(suite))):
-            outcomes |= run(package, folder / f"alone-{number}", *self._words, "--scenario", scenario)
+        expected = expected_of(suite)
+        for number, scenario in enumerate(unlike(outcomes, expected)):
+            for again in range(RUNS_ALONE):
+                if scenario in unlike(outcomes, expected):
+                    place = folder / f"alone-{number}-{again}"
+                    outcomes |= run(package, place, *self._words, "--scenario", scenario)
         return outcomes
 
 

@@ -120,7 +120,7 @@ def test_nothing_is_left_of_a_dead_owner(engine: Engine, how: str) -> None:
             owner.send_signal(signal.SIGKILL)
         owner.wait(PATIENCE_S)
         if how == "killed":
-            eventually(lambda: labelled(engine, how) == [], 10)
+            eventually(lambda: labelled(engine, how) == [])
         # An interpreter that ends takes them along; and nothing comes after.
         assert labelled(engine, how) == []
         time.sleep(2)

@@ -19,6 +19,7 @@ from slim_server import IMAGE, command
 from openenv_core import ProviderError, ServerStartFailed
 from openenv_core.providers.docker import Engine
 from openenv_core.providers.remote import RemoteSandboxProvider, SandboxRefused
+from openenv_core.providers.remote.api import SandboxApi
 
 pytestmark = pytest.mark.docker
 
@@ -147,25 +148,39 @@ def test_what_goes_wrong_inside_is_told(engine: Engine, tmp_path: Path) -> None:
         remote.stop()
 
 
+LEASE_S = 10.0
 OWNER = """
 import sys
 from openenv_core.providers.remote import RemoteSandboxProvider
-remote = RemoteSandboxProvider(sys.argv[1], token=sys.argv[2], image=sys.argv[3], command=sys.argv[4:], lease_s=2)
-print(remote.start(), flush=True)
+url, token, lease_s, image, *command = sys.argv[1:]
+remote = RemoteSandboxProvider(url, token=token, image=image, command=command, lease_s=float(lease_s))
+print(remote.start(), remote.sandbox_id, flush=True)
 sys.stdin.read()
 """
 
 
 def test_the_sandbox_of_a_killed_owner_ends_with_its_lease(engine: Engine, tmp_path: Path) -> None:
     with sandboxes(tmp_path) as service:
-        words = [sys.executable, "-c", OWNER, service.url, TOKEN, IMAGE, *command("{port}")]
+        words = [sys.executable, "-c", OWNER, service.url, TOKEN, str(LEASE_S), IMAGE, *command("{port}")]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
-            assert owner.stdout.readline().startswith("http://127.0.0.1:")
-            time.sleep(3)  # longer than its lease, which it renews
+            url, sandbox = owner.stdout.readline().split()
+            assert url.startswith("http://127.0.0.1:")
+            api = SandboxApi(service.url, TOKEN, PATIENCE_S)
+            left_s = [LEASE_S]
+
+            def renewed() -> bool:
+                left_s.append(api.get(sandbox).expires_in_s or 0.0)
+                return left_s[-1] > left_s[-2]
+
+            # There are three renewals to a lease: with the fourth it has outlived the one that it began with.
+            for _ in range(4):
+                eventually(renewed)
+            api.close()
+            assert max(left_s) <= LEASE_S
             assert len(of(engine, service)) == 1
             owner.kill()
-        eventually(lambda: of(engine, service) == [], 10)
+        eventually(lambda: of(engine, service) == [])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
@@ -188,7 +203,7 @@ def test_nothing_is_left_of_a_service_that_ends(engine: Engine, tmp_path: Path, 
         service.process.send_signal(signum)
         service.ended()
         if signum == signal.SIGKILL:
-            eventually(lambda: of(engine, service) == [], 10)  # by the companion
+            eventually(lambda: of(engine, service) == [])  # by the companion
         assert of(engine, service) == []
         thread.join(PATIENCE_S)
         assert [isinstance(error, ProviderError) for error in failures] == [True]

@@ -24,7 +24,9 @@ OWNER = """
 import multiprocessing, os, sys, time
 from openenv_core import LocalProcessProvider
 
-provider = LocalProcessProvider("counter:app", cwd=sys.argv[1])
+# A fork that holds up a stop does so for all of this time: long, since a busy machine is slow as well.
+stop_timeout_s = 60 if sys.argv[2] == "stop beside a fork" else 5
+provider = LocalProcessProvider("counter:app", cwd=sys.argv[1], stop_timeout_s=stop_timeout_s)
 print(provider.start(), flush=True)
 if sys.argv[2] == "fork":
     pid = os.fork()
@@ -128,7 +130,7 @@ def test_a_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
 def test_a_fork_does_not_hold_up_stopping() -> None:
     with owner("stop beside a fork") as (process, url):
         assert process.stdout is not None
-        assert float(process.stdout.readline()) < 5
+        assert float(process.stdout.readline()) < 30
         assert port_is_free(url)
 
 

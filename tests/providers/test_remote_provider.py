@@ -27,6 +27,16 @@ from openenv_core.providers.remote.messages import Sandbox, SandboxState
 
 pytestmark = pytest.mark.usefixtures("looking_often")
 
+LEASE_S = 10.0
+"""Longer than a busy machine stands still."""
+SHORT_S = 0.45
+
+
+@pytest.fixture
+def renewing_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is long, and the next renewal near all the same."""
+    monkeypatch.setattr("openenv_core.providers.remote.lease.RENEWALS", 60)
+
 
 def ask(url: str, path: str) -> None:
     with suppress(OSError), urllib.request.urlopen(url + path, timeout=10):
@@ -70,9 +80,10 @@ async def test_a_server_that_dies_is_noticed_and_has_its_last_words() -> None:
         assert len(app.table) == 0
 
 
+@pytest.mark.usefixtures("renewing_often")
 async def test_the_end_of_a_sandbox_is_learnt_from_its_lease() -> None:
     async with service() as (_, provider):
-        remote = provider(lease_s=0.45)
+        remote = provider(lease_s=LEASE_S)
         url = await asyncio.to_thread(remote.start)
         await asyncio.to_thread(ask, url, "/die")
         await eventually(lambda: not threads())  # nobody has asked for it
@@ -116,19 +127,29 @@ async def test_a_stop_makes_a_start_in_another_thread_fail() -> None:
         assert (len(app.table), remote.url) == (0, None)
 
 
-def silent(*_: object) -> None:
-    raise SandboxServiceUnavailable("nothing goes through")
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("renewing_often")
 async def test_a_sandbox_whose_owner_is_silent_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with service() as (app, provider):
-        remote = provider(lease_s=0.45)
+        remote = provider(lease_s=LEASE_S)
         url = await asyncio.to_thread(remote.start)
-        # A lease later it still runs, since somebody renews.
-        await asyncio.sleep(0.7)
+        (entry,) = app.table._entries.values()
+        for _ in range(2):  # it lives on, since somebody renews
+            known = entry.expires
+            await eventually(lambda known=known: entry.expires > known)
         assert await asyncio.to_thread(lambda: remote.alive)
-        monkeypatch.setattr(SandboxApi, "renew", silent)
+        leased = remote._leased
+        assert leased is not None
+        renew, calls = SandboxApi.renew, list[int]()
+
+        def last(api: SandboxApi, sandbox_id: str, lease_s: float, timeout_s: float) -> Sandbox:
+            calls.append(1)
+            if len(calls) > 1:
+                raise SandboxServiceUnavailable("nothing goes through")
+            leased._lease_s = SHORT_S
+            return renew(api, sandbox_id, SHORT_S, timeout_s)
+
+        monkeypatch.setattr(SandboxApi, "renew", last)
         await eventually(lambda: len(app.table) == 0)
         with pytest.raises(httpx.ConnectError):
             await request(url.removeprefix("http://"), "GET", "/health")
@@ -137,9 +158,10 @@ async def test_a_sandbox_whose_owner_is_silent_is_reaped(monkeypatch: pytest.Mon
         await asyncio.to_thread(remote.stop)
 
 
+@pytest.mark.usefixtures("renewing_often")
 async def test_a_lost_lease_is_noticed_by_its_owner() -> None:
     async with service() as (app, provider):
-        remote = provider(lease_s=0.45)
+        remote = provider(lease_s=LEASE_S)
         await asyncio.to_thread(remote.start)
         for entry in list(app.table._entries.values()):
             await app.table.delete(entry.owner, entry.id)  # as a service does that restarts
@@ -150,11 +172,17 @@ async def test_a_lost_lease_is_noticed_by_its_owner() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("renewing_often")
 async def test_a_service_that_is_gone_costs_the_lease_and_no_hang() -> None:
-    async with service() as (_, provider):
-        remote = provider(lease_s=0.5)
+    async with service() as (app, provider):
+        remote = provider(lease_s=LEASE_S)
         await asyncio.to_thread(remote.start)
         assert await asyncio.to_thread(lambda: remote.alive)
+        (entry,) = app.table._entries.values()
+        leased, known = remote._leased, entry.expires
+        assert leased is not None
+        leased._lease_s = SHORT_S  # what the last renewals ask for
+        await eventually(lambda: entry.expires < known)
     await eventually(lambda: not threads())
     assert "ran out" in remote.output()
     remote.stop()
@@ -163,7 +191,7 @@ async def test_a_service_that_is_gone_costs_the_lease_and_no_hang() -> None:
 OWNER = """
 import sys, time
 from openenv_core.providers.remote import RemoteSandboxProvider
-remote = RemoteSandboxProvider(sys.argv[1], command=sys.argv[3:], token=sys.argv[2], lease_s=1.0)
+remote = RemoteSandboxProvider(sys.argv[1], command=sys.argv[3:], token=sys.argv[2], lease_s=10.0)
 print(remote.start(), flush=True)
 if sys.stdin.readline():
     sys.exit(0)

@@ -17,23 +17,24 @@ async def value(session: Session, code: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "exit_code"),
+    ("code", "timeout_s", "status", "exit_code"),
     [
-        ("x = 2\nimport os; os._exit(7)", "killed", 7),
-        ("x = 2\nimport ctypes; ctypes.string_at(0)", "killed", 139),
+        ("x = 2\nimport os; os._exit(7)", None, "killed", 7),
+        ("x = 2\nimport ctypes; ctypes.string_at(0)", None, "killed", 139),
         (
             "x = 2\nwhile True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass",
+            0.3,
             "timeout",
             124,
         ),
     ],
 )
 async def test_a_kill_takes_back_the_execution_and_nothing_else(
-    sandbox: Sandbox, code: str, status: str, exit_code: int
+    sandbox: Sandbox, code: str, timeout_s: float | None, status: str, exit_code: int
 ) -> None:
     session = await sandbox.open(Limits(grace_s=0.1), snapshot=True)
     await session.execute("x = 1; y = [x]")
-    done = await session.execute(code, timeout_s=0.3)
+    done = await session.execute(code, timeout_s=timeout_s)
     assert (done.status, done.exit_code, done.state_lost) == (status, exit_code, False)
     assert await value(session, "x, y") == "(1, [1])"
     await session.close()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from serve_process import PATIENCE_S, ServeProcess, eventually, gone, serve
 from terminal_process import in_terminal
@@ -55,6 +56,16 @@ app = create_app(Clock, Tick, Observation, env_name="clock")
 '''
 
 LOOPS = "print('loading now', flush=True)\nwhile True:\n    pass\n"
+FAILS = """
+import os
+from pathlib import Path
+
+try:
+    from said import said
+except ImportError:
+    Path({failed!r}).write_text(str(os.getppid()))
+    raise
+"""
 ONE, TWO = '"""one"""', '"""two"""'
 
 
@@ -249,13 +260,22 @@ def test_a_first_start_that_fails_waits_too_and_further_folders_are_watched(
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    edit(folder, lambda text: f"from said import said\n{text.replace(ONE, TWO)}")
+    failed = tmp_path / "failed"
+    edit(folder, lambda text: FAILS.format(failed=str(failed)) + text.replace(ONE, TWO))
     process_environ = {"PYTHONPATH": str(shared)}
-    fixing = threading.Timer(3.0, lambda: (shared / "said.py").write_text("said = 1\n"))
+
+    def fix() -> None:
+        eventually(lambda: failed.exists() and failed.read_text())
+        guard = int(failed.read_text())
+        eventually(lambda: not psutil.pid_exists(guard))  # so the supervisor has seen its end, and waits
+        (shared / "said.py").write_text("said = 1\n")
+
+    fixing = threading.Thread(target=fix)
     fixing.start()
     with serve("--reload", "--reload-dir", str(shared), app=str(folder), **process_environ) as server:
+        eventually(lambda: "said.py changed" in server.output)
         assert "No module named 'said'" in server.output
-        assert "said.py changed" in server.output
+        assert "waiting for the next change" in server.output
         assert description(server) == "two"
     fixing.join()
 

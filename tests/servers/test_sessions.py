@@ -116,17 +116,21 @@ async def test_sessions_that_nobody_uses_are_ended() -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_with_a_socket_or_a_call_is_left_alone() -> None:
+async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.02)  # a lower limit is heeded at once
     env = SlowBlocking.fresh()
-    app = app_of(env, idle_timeout_s=0.1)
+    app = app_of(env, idle_timeout_s=600)
     async with serving(app) as address:
         attached, lonely = await opened(address), await opened(address)
         async with socket_to(address, f"?session_id={attached}"), socket_to(address) as bound:
+            (standing,) = (session for session in app.sessions.standing if session.id == attached)
+            await eventually(lambda: standing.attached)
             await request(address, "POST", "/reset", None, {HEADER: "busy"})
             call = asyncio.create_task(
                 request(address, "POST", "/step", {"action": {"amount": 1}}, {HEADER: "busy"})
             )
             await eventually(env.entered.is_set)
+            app.sessions._reaper._idle_s = 0.1  # from when all of them stand, however long that took
             await eventually(lambda: ("", lonely) not in app.sessions._sessions)
             await asyncio.sleep(0.5)  # several times the limit; that nothing happens has no event to wait for
             assert app.sessions.active == 3

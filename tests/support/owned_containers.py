@@ -13,7 +13,7 @@ from openenv_core.providers.docker import Engine
 from openenv_core.providers.docker._owner import LABEL
 
 PATIENCE_S = 60
-GONE_S = 10
+GONE_S = 60
 """How long a container may be there after its owner's death."""
 
 OWNER = """
@@ -28,7 +28,7 @@ helper = companion.ensure(Engine.find().address)
 print(json.dumps([provider.container.id, helper.pid]), flush=True)
 if how == "fork":
     if os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)  # beyond GONE_S
         os._exit(0)
 if how == "a fork ends":
     if (pid := os.fork()) == 0:

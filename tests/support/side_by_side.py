@@ -57,7 +57,8 @@ def printable(told: object) -> object:
         return told.encode(errors="backslashreplace").decode()
     if isinstance(told, dict):
         return {printable(key): printable(value) for key, value in told.items()}
-    return [printable(each) for each in told] if isinstance(told, list | tuple) else told
+    # A skip's place and reason stay a tuple: pytest's summary takes nothing else, and ends the whole run otherwise.
+    return type(told)(printable(each) for each in told) if type(told) in (list, tuple) else told
 
 
 def longest_first(items: list[pytest.Item]) -> None:

@@ -25,6 +25,7 @@ class Site:
         seen: Requests by method and path.
         headers: Of the last request.
         counts: Calls by session; a session that was ended has none.
+        hung: How many calls have come that are never answered.
         given_up: How many calls their callers have hung up on.
         answer: What a call of a tool is answered with instead.
     """
@@ -35,6 +36,7 @@ class Site:
         self.counts: dict[str, int] = {}
         self.answer: Response | None = None
         self.handshake = True
+        self.hung = 0
         self.given_up = 0
         self.app = Starlette(
             routes=[
@@ -81,6 +83,7 @@ class Site:
             if self.answer is not None:
                 return self.answer
             if message["params"]["name"] == "hang":
+                self.hung += 1
                 while not await request.is_disconnected():  # noqa: ASYNC110 - what is waited for knows no event
                     await asyncio.sleep(0.02)
                 self.given_up += 1

@@ -1,8 +1,8 @@
 """One good environment, and many wrong ones that differ from it by one planted bug each.
 
 A bug is a file in `bugs/`: its docstring says what is wrong, `CAUGHT_BY` which check has to find it, `CHANGES` what
-differs, as texts to replace in files of the good environment, and `ALSO_SKIPPED` which checks then have nothing to
-look at any more.
+differs, as texts to replace in files of the good environment, `ALSO_SKIPPED` which checks then have nothing to look
+at any more, and `STEP_TIMEOUT_S` how long a reply is waited for, where the bug is that none comes.
 """
 
 import importlib.util
@@ -13,6 +13,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 GOOD = HERE / "good_env"
+STEP_TIMEOUT_S = 30.0
+"""For a reply that comes: a check that runs out of it would be taken for one that caught a bug."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Bug:
     caught_by: str
     changes: Mapping[str, Mapping[str, str]]
     also_skipped: frozenset[str]
+    step_timeout_s: float = STEP_TIMEOUT_S
 
 
 def bugs() -> list[Bug]:
@@ -60,4 +63,10 @@ def _bug(file: Path) -> Bug:
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     assert found.__doc__
-    return Bug(file.stem, found.CAUGHT_BY, found.CHANGES, frozenset(getattr(found, "ALSO_SKIPPED", ())))
+    return Bug(
+        file.stem,
+        found.CAUGHT_BY,
+        found.CHANGES,
+        frozenset(getattr(found, "ALSO_SKIPPED", ())),
+        getattr(found, "STEP_TIMEOUT_S", STEP_TIMEOUT_S),
+    )

@@ -1,6 +1,6 @@
-"""Runs checks on one environment in a process of its own: `python judge.py FOLDER [CHECK ...]`, results as JSON.
+"""Runs checks on one environment in a process of its own: `python judge.py FOLDER STEP_TIMEOUT_S [CHECK ...]`.
 
-Limits are small: planted bugs are coarse, and there are many of them.
+It prints results as JSON. Limits are small: planted bugs are coarse, and there are many of them.
 """
 
 import json
@@ -10,11 +10,11 @@ from openenv_core.checker.catalogue import chosen
 from openenv_core.checker.runner import run
 from openenv_core.checker.subject import Subject
 
-LIMITS = {"sessions": 12, "episodes": 100, "fuzz": 30, "step_timeout_s": 3.0}
+LIMITS = {"sessions": 12, "episodes": 100, "fuzz": 30}
 
 
-def main(folder: str, *names: str) -> None:
-    with Subject.of(folder, **LIMITS) as subject:
+def main(folder: str, step_timeout_s: str, *names: str) -> None:
+    with Subject.of(folder, step_timeout_s=float(step_timeout_s), **LIMITS) as subject:
         report = run(subject, chosen(names=names))
     json.dump({one.check: [one.status, one.message] for one in report.results}, sys.stdout)
 

@@ -218,9 +218,11 @@ async def test_calls_over_http_that_are_given_up_keep_no_connection() -> None:
         for _ in range(20):  # more than there are connections
             seen = await call(env, "hang")
             assert (kind(seen), infrastructure_failure(seen)) == ("timeout", None)
-        assert kind(await call(env, "count")) is None
         async with asyncio.timeout(10):
-            while site.given_up < 20:  # noqa: ASYNC110 - the site has no event for it
+            while kind(await call(env, "count")) is not None:  # on a busy machine 50 ms may be too short
+                pass
+        async with asyncio.timeout(10):
+            while site.given_up < site.hung:  # noqa: ASYNC110 - the site has no event for it
                 await asyncio.sleep(0.01)
 
 

@@ -67,7 +67,7 @@ async def swapped_while_read(stage: Stage) -> None:
     """)
     import asyncio
 
-    running = asyncio.create_task(stage.session.execute("time.sleep(0.2)", timeout_s=2.0))
+    running = asyncio.create_task(stage.session.execute("time.sleep(0.2)", timeout_s=20.0))
     for _ in range(20):
         with contextlib.suppress(FileRefused):
             data = await stage.session.get_file("a/secret")

@@ -16,7 +16,7 @@ async def tracebacks(stage: Stage) -> None:
         "x = (",
         "display(type('X', (), {'__repr__': 1})())",
     ):
-        done = await stage.session.execute(code, timeout_s=1.0)
+        done = await stage.session.execute(code, timeout_s=20.0)
         stage.executions.append(done)
         told = "".join(done.error.traceback) if done.error else ""
         for path in stage.host["ours"]:

@@ -29,7 +29,7 @@ PATTERNS: Final = (
 )
 
 LIMITS: Final = Limits(
-    timeout_s=1.0, grace_s=0.05, memory_bytes=64 << 20, disk_bytes=4 << 20, file_bytes=1 << 20, files=256
+    timeout_s=20.0, grace_s=0.05, memory_bytes=64 << 20, disk_bytes=4 << 20, file_bytes=1 << 20, files=256
 )
 
 # Those that wait, for ever or until a signal comes, cost a time-out each: the sweep knows them to save time, and

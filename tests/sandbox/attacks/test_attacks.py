@@ -24,7 +24,7 @@ LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
 WEAK = (Isolation.SECCOMP, Isolation.PROCESS)
 TOGETHER = 12
 BLOCKED_S = 2.0
-"""A watchdog, no bar: how long the server's loop may be held up on a machine that has other things to do."""
+"""A watchdog, no bar: how long the loop alone may be held up, while a process beside it is not."""
 
 FELT = ("loop", "neighbour")
 BAR_S = 0.1
@@ -68,7 +68,8 @@ async def test_attacks_are_contained(sandbox: Sandbox) -> None:
         attacks = [attack for attack in attacks if Isolation.PROCESS not in attack.holds]
     report = await play(sandbox, attacks, together=TOGETHER)
     assert report.failures == []
-    assert max(report.felt.loop) < BLOCKED_S
+    assert report.felt.loop
+    assert max(report.felt.held, default=0.0) < BLOCKED_S
 
 
 async def test_calls_by_number_change_nothing_outside(sandbox: Sandbox) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -28,9 +29,13 @@ CALM_S = 0.03
 """Beyond this without any attack, the machine has other things to do, and no bar says anything about the server."""
 
 
+def started() -> AbstractContextManager[ServeProcess]:
+    return serve(app=APP, CODE_INTERPRETER_PRELOAD="none", PYTHONPATH=str(ROOT))
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServeProcess]:
-    with serve(app=APP, CODE_INTERPRETER_PRELOAD="none", PYTHONPATH=str(ROOT)) as found:
+    with started() as found:
         yield found
 
 
@@ -78,11 +83,17 @@ def attacked(server: ServeProcess, attack: Attack) -> list[str]:
     return statuses
 
 
+def is_calm(server: ServeProcess) -> bool:
+    """Whether /health is answered at once where nobody attacks."""
+    with Health(server) as health:
+        time.sleep(3.0)
+    return percentile(health.took, 0.99) <= CALM_S
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_health_answers_during_attacks(server: ServeProcess, record_property: pytest.FixtureRequest) -> None:
-    with Health(server) as calm:
-        time.sleep(3.0)
+    calm = is_calm(server)
     family = len(server.family)
     with Health(server) as health, ThreadPoolExecutor(TOGETHER) as pool:
         ended = dict(zip(chosen(), pool.map(lambda attack: attacked(server, attack), chosen()), strict=True))
@@ -99,6 +110,9 @@ def test_health_answers_during_attacks(server: ServeProcess, record_property: py
         "max": max(health.took),
     }
     record_property("health_s", figures)  # type: ignore[operator]
-    if percentile(calm.took, 0.99) > CALM_S or os.getloadavg()[0] > 3 * (os.cpu_count() or 1):
+    calm = calm and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
+    with started() as fresh:  # what attacks have done to the other is no excuse for it
+        calm = calm and is_calm(fresh)
+    if not calm:
         pytest.skip(f"this machine is too busy to say what /health would take: {figures}")
     assert figures["p99"] < BAR_S, figures

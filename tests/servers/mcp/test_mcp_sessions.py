@@ -16,6 +16,7 @@ from toolbox import ToolBox, boxes
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
 from servers.mcp.links import MAX_LINKS
+from servers.sessions import reaper
 
 ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
 STREAMS = {"accept": "application/json, text/event-stream"}
@@ -250,13 +251,17 @@ async def test_a_client_that_leaves_during_the_reset_leaves_no_session() -> None
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_not() -> None:
-    app = boxes(idle_timeout_s=0.2)
+async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
+    app = boxes(idle_timeout_s=600)
     async with serving(app) as address:
         async with host(address):
             (listened,) = app.sessions.standing
             await eventually(lambda: listened.listeners == 1)  # the stream of GET
             unused = (await greet(address)).headers["mcp-session-id"]
+            app.sessions._reaper._idle_s = 0.2  # from when both stand, however long that took
             await eventually(lambda: app.sessions.standing == [listened])
             reply = await request(address, "GET", "/mcp", None, STREAMS | {"mcp-session-id": unused})
             assert reply.status_code == 404
@@ -265,8 +270,11 @@ async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_
 
 
 @pytest.mark.slow
-async def test_a_client_that_drops_its_connections_holds_nothing_for_ever() -> None:
-    app = boxes(idle_timeout_s=0.2)
+async def test_a_client_that_drops_its_connections_holds_nothing_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
+    app = boxes(idle_timeout_s=600)
     async with serving(app) as address:
         link = (await greet(address)).headers["mcp-session-id"]
         head = STREAMS | {"mcp-session-id": link}
@@ -277,6 +285,7 @@ async def test_a_client_that_drops_its_connections_holds_nothing_for_ever() -> N
             assert stream.status_code == 200
             (session,) = app.sessions.standing
             await eventually(lambda: session.listeners == 1)
+            app.sessions._reaper._idle_s = 0.2  # from when the stream stands, however long that took
         await eventually(lambda: app.sessions.active == 0)
 
 

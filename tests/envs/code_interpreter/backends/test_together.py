@@ -213,7 +213,7 @@ async def test_a_rate_that_is_too_high_is_waited_out(backend: TogetherBackend, f
 
 
 async def test_patience_ends(fake: FakeTogether) -> None:
-    backend = TogetherBackend(settings(fake, patience_s=0.5))
+    backend = TogetherBackend(settings(fake, patience_s=3.0))
     await backend.start()
     session = await opened(backend)
     fake.fails.append(Fail(429, {"Retry-After": "3600"}))
@@ -262,9 +262,9 @@ async def test_work_on_files_may_be_done_twice(backend: TogetherBackend, fake: F
 
 
 async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend, fake: FakeTogether) -> None:
-    backend._service._settings = settings(fake, network_s=0.2)  # type: ignore[union-attr]
     session = await opened(backend)
     await session.execute("x = 1")
+    backend._service._settings = settings(fake, network_s=2.0)  # type: ignore[union-attr]
     fake.fails.append(Fail(how="hang"))
     ran = await session.execute("while True: pass", timeout_s=0.2)
     assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, True)
@@ -278,8 +278,8 @@ async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend,
 async def test_a_service_that_hangs_is_not_the_codes_fault(
     backend: TogetherBackend, fake: FakeTogether
 ) -> None:
-    backend._service._settings = settings(fake, network_s=0.2)  # type: ignore[union-attr]
     session = await opened(backend)
+    backend._service._settings = settings(fake, network_s=0.2)  # type: ignore[union-attr]
     fake.fails.append(Fail(how="hang"))
     fake.fails_of_sessions.append(Fail(how="hang"))
     ran = await session.execute("pass", timeout_s=0.2)
