@@ -90,7 +90,7 @@ def _warn(config: "Config") -> None:
     """Say what has been set and does nothing, before there is more to read."""
     from rl_bridge.config.effects import without_effect
 
-    for line in without_effect(config.algorithm):
+    for line in without_effect(config):
         print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
 

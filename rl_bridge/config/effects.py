@@ -5,6 +5,8 @@ from types import MappingProxyType
 from typing import Final
 
 from rl_bridge.config.algorithm import AlgorithmConfig
+from rl_bridge.config.schema import Config
+from rl_bridge.config.section import Section
 
 Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
 """What a key needs, in words; and whether it is there."""
@@ -42,11 +44,41 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
 """Keys of `algorithm.*` that count only together with another one. Those that are wrong without it are refused."""
 
 
-def without_effect(algorithm: AlgorithmConfig) -> list[str]:
+OF_EPISODES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "rollout": ("num_turns", "episode_timeout_s"),
+        "reward": ("illegal_answer",),
+        "evaluation": ("episodes",),
+    }
+)
+"""Keys of each section that count where an environment is played: a dataset's prompt has one answer, which no
+environment can refuse, and none is held out."""
+
+
+def without_effect(config: Config) -> list[str]:
     """What somebody has set and is not used, a line a key; what a name or a default sets is nobody's mistake."""
+    lines = idle_in_algorithm(config.algorithm)
+    if config.data is not None:
+        lines += [
+            line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))
+        ]
+    return lines
+
+
+def idle_in_algorithm(algorithm: AlgorithmConfig) -> list[str]:
+    """The lines of `algorithm.*`."""
     usual = AlgorithmConfig(name=algorithm.name)
     return [
         f"algorithm.{key}={getattr(algorithm, key)} has no effect: it counts where {words}"
         for key, (words, holds) in NEEDS.items()
         if getattr(algorithm, key) != getattr(usual, key) and not holds(algorithm)
+    ]
+
+
+def _idle_with_data(section: str, keys: Section) -> list[str]:
+    fields = type(keys).model_fields
+    return [
+        f"{section}.{key}={getattr(keys, key)} has no effect: it counts where env.* is set, not data.*"
+        for key in OF_EPISODES[section]
+        if getattr(keys, key) != fields[key].default
     ]

@@ -7,14 +7,15 @@ import pytest
 import yaml
 
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.effects import NEEDS, without_effect
+from rl_bridge.config.effects import NEEDS, OF_EPISODES, idle_in_algorithm, without_effect
+from rl_bridge.config.schema import Config
 
 ROOT = Path(__file__).parents[3]
 OURS = [Path(__file__).with_name("guide.yaml"), *ROOT.glob("examples/*/*.yaml")]
 
 
 def told(**keys: Any) -> list[str]:
-    return [line.partition("=")[0] for line in without_effect(AlgorithmConfig.model_validate(keys))]
+    return [line.partition("=")[0] for line in idle_in_algorithm(AlgorithmConfig.model_validate(keys))]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_what_is_used_is_not(keys: dict[str, Any]) -> None:
 
 
 def test_a_bonus_that_is_held_for_the_whole_run_is_lowered_to_nothing() -> None:
-    lines = without_effect(AlgorithmConfig(entropy_coef=0.1, entropy_final_factor=0.1))
+    lines = idle_in_algorithm(AlgorithmConfig(entropy_coef=0.1, entropy_final_factor=0.1))
     assert lines == [
         "algorithm.entropy_final_factor=0.1 has no effect: it counts where algorithm.entropy_coef is above 0, and "
         "entropy_final_factor and entropy_hold below 1"
@@ -83,3 +84,37 @@ def test_our_files_set_nothing_idle(file: Path, name: str | None) -> None:
 
 def test_every_key_that_needs_another_is_one() -> None:
     assert set(NEEDS) <= set(AlgorithmConfig.model_fields)
+
+
+EPISODES: dict[str, dict[str, Any]] = {
+    "rollout": {"num_turns": 3, "episode_timeout_s": 5.0},
+    "reward": {"illegal_answer": -2.0},
+    "evaluation": {"episodes": 7},
+}
+
+
+def config(*, world: dict[str, Any], **sections: dict[str, Any]) -> Config:
+    reward = {"function": "package.module.judge", **sections.pop("reward", {})}
+    return Config.model_validate({"rollout": {}, **world, **sections, "reward": reward})
+
+
+def test_what_episodes_alone_have_is_told_with_a_dataset() -> None:
+    assert without_effect(config(world={"data": {"source": "prompts.jsonl"}})) == []
+    lines = without_effect(config(world={"data": {"source": "prompts.jsonl"}}, **EPISODES))
+    assert lines == [
+        f"{section}.{key}={value} has no effect: it counts where env.* is set, not data.*"
+        for section, keys in EPISODES.items()
+        for key, value in keys.items()
+    ]
+    assert {section: tuple(keys) for section, keys in EPISODES.items()} == OF_EPISODES
+
+
+def test_what_episodes_have_is_not_told_with_an_environment() -> None:
+    assert without_effect(config(world={"env": {"url": "http://127.0.0.1:8000"}}, **EPISODES)) == []
+
+
+def test_what_the_algorithm_does_not_use_is_told_with_either() -> None:
+    (line,) = without_effect(
+        config(world={"data": {"source": "prompts.jsonl"}}, algorithm={"kl_estimator": "k1"})
+    )
+    assert line.startswith("algorithm.kl_estimator=k1 has no effect")
