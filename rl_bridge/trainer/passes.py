@@ -1,5 +1,6 @@
 """A batch through a model, in passes that follow each other and are shared out over ranks."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,9 @@ class Passes:
     def _rows_a_pass(self, batch: TrainBatch) -> int:
         rows = pack(batch.lengths).rows
         passes = self._settings.gradient_accumulation_steps * self._model.data_ranks
-        return min(self._settings.trainer.micro_batch_size, max(1, rows // passes))
+        # The most with which there are as many passes as that: n rows make ceil(rows / n) of them.
+        most = rows if passes == 1 else max(1, math.ceil(rows / (passes - 1)) - 1)
+        return min(self._settings.trainer.micro_batch_size, most)
 
     def _idle(self) -> Tensor:
         """A loss of 0, to take part in the others' collectives without a share of the batch."""

@@ -155,6 +155,15 @@ class SlurmNode:
             time.sleep(0.5)
         return state
 
+    def wait_idle(self, *, timeout_s: float) -> None:
+        """Wait until the node has nothing to do, and has told the end of all that it did."""
+        deadline = time.monotonic() + timeout_s
+        while self.run("sinfo", "--noheader", "--format=%t", check=False).strip() != "idle":
+            died = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            assert not died, (died, self.logs())
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.2)
+
     def logs(self) -> str:
         """The ends of the daemons' logs."""
         return "\n".join(f"--- {log.name} ---\n{log.read_text()[-2000:]}" for log in self.home.glob("*.log"))
@@ -202,12 +211,7 @@ class SlurmNode:
         self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf")
         step = f"{self._root}/usr/sbin/slurmstepd-wlm"
         self._daemon("slurmd-wlm", "-D", "-N", "localhost", "-f", f"{home}/slurm.conf", "-d", step)
-        deadline = time.monotonic() + START_S
-        while "idle" not in self.run("sinfo", "--noheader", "--format=%t", check=False):
-            died = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
-            assert not died, (died, self.logs())
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.2)
+        self.wait_idle(timeout_s=START_S)
 
     def _daemon(self, name: str, *words: str) -> None:
         with (self.home / f"{name}.out.log").open("wb") as log:
