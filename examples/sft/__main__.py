@@ -18,6 +18,7 @@ from rl_bridge.types import TrainSample
 
 POLICY = "policy"
 """In the run's folder: the checkpoint to go on from."""
+LOSSES = "losses.png"
 TRACES, VALIDATION = "traces.jsonl", "validation.jsonl"
 
 
@@ -78,7 +79,7 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
 
 
 def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path | None = None) -> SftResult:
-    """Fine-tune a checkpoint on the traces that a folder has; the result is in its `policy`, figures in `sft.jsonl`.
+    """Fine-tune a checkpoint on the traces that a folder has; the result is in its `policy`, figures beside it.
 
     Args:
         recipe: How.
@@ -92,6 +93,7 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     Raises:
         BridgeError: It cannot be done.
     """
+    from examples.sft.pictures import draw_losses
     from rl_bridge.tokens.chat import ChatTokenizer
     from rl_bridge.trainer.trainer import Trainer
 
@@ -113,7 +115,7 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
                 f"{look.seconds:.0f} s"
             )
 
-        return fine_tune(
+        result = fine_tune(
             learner,
             rows(TRACES),
             rows(VALIDATION),
@@ -122,6 +124,8 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
             told=told,
             last=last,
         )
+    draw_losses(result.looks, folder / LOSSES, kept=result.kept)
+    return result
 
 
 async def _recorded(recipe: RecipeConfig, folder: Path) -> tuple[list[Trace], list[Trace], list[Trace]]:

@@ -1,12 +1,14 @@
-"""The share of tasks that are solved while a policy learns, against time."""
+"""What a policy learned from traces and from rewards, as pictures."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import matplotlib as mpl
 import numpy as np
+
+from rl_bridge.loops.sft import Look
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
@@ -45,5 +47,26 @@ def draw_success_curves(runs: Mapping[str, Path], picture: Path, *, title: str) 
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper left", framealpha=1.0)
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+
+
+def draw_losses(looks: Sequence[Look], picture: Path, *, kept: Look) -> None:
+    """The loss of traces that are learned from, and of those that are not, against updates.
+
+    Args:
+        looks: What there was to see, in order.
+        picture: Where the PNG goes.
+        kept: The look whose weights were kept.
+    """
+    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    updates = [look.update for look in looks]
+    marker = "o" if len(looks) == 1 else None
+    axes.plot(updates, [look.loss for look in looks], marker=marker, label="of the newest batch")
+    axes.plot(updates, [look.validation_loss for look in looks], marker=marker, label="of validation")
+    axes.axvline(kept.update, color="grey", linestyle=":", label=f"kept: {kept.validation_loss:.4f}")
+    axes.set(xlabel="updates", ylabel="-mean log pi of the assistant's tokens", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(loc="upper right", framealpha=1.0)
     figure.savefig(picture, dpi=120)
     plt.close(figure)

@@ -1,5 +1,6 @@
 """The recipe: its files, its traces, its report; and the whole of it at toy size."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from examples.sft import __main__ as sft
+from examples.sft.pictures import draw_losses
 from examples.sft.recipe import (
     VALIDATION_SEEDS,
     VOCABULARY_SEEDS,
@@ -22,6 +24,7 @@ from examples.sft.recipe import (
 from examples.sft.report import summarize, wilson_interval, write_report
 from rl_bridge.config import load_config, load_section
 from rl_bridge.errors import ConfigError
+from rl_bridge.loops.sft import Look
 from rl_bridge.rollout import EvaluationResult, ToolTask
 from rl_bridge.rollout.seeds import TRAINING_SEEDS, held_out_seeds
 from rl_bridge.types import Ending
@@ -153,6 +156,18 @@ def pixels(picture: Path) -> NDArray[np.float32]:
     return image
 
 
+def test_losses_are_drawn_up_to_a_single_look(tmp_path: Path) -> None:
+    looks = [Look(update=5 * n, loss=2.0 / n, validation_loss=3.0 / n, seconds=float(n)) for n in (1, 2, 3)]
+    drawn = {}
+    for name, (seen, kept) in {
+        "first kept": (looks, looks[0]), "last kept": (looks, looks[-1]), "one": (looks[:1], looks[0])
+    }.items():  # fmt: skip
+        draw_losses(seen, tmp_path / "losses.png", kept=kept)
+        drawn[name] = pixels(tmp_path / "losses.png")
+    for name, other in itertools.combinations(drawn, 2):
+        assert (drawn[name] != drawn[other]).any(), f"{name} is the picture of {other}"
+
+
 def test_what_nobody_could_judge_is_not_solved() -> None:
     result = EvaluationResult(
         rewards=[1.0, 0.0], endings=[Ending.COMPLETED] * 2, dropped=3, train_seconds=9.0, unscored=2
@@ -182,6 +197,7 @@ def test_the_whole_recipe_at_toy_size(name: str, tmp_path: Path) -> None:
     assert sft.main(["--config", str(FOLDER / f"{name}.yaml"), "--name", "toy", *toy]) == 0
     looks = [json.loads(line) for line in (tmp_path / "toy" / "sft.jsonl").read_text().splitlines()]
     assert looks[-1]["loss"] < 0.7 * looks[0]["loss"]
+    assert (pixels(tmp_path / "toy" / "losses.png") < 1).any(), "an empty picture"
     policy = tmp_path / "toy" / "policy"
     ChatTokenizer(policy)
     began, ended = (Checkpoint(folder).tensors() for folder in (tmp_path / "toy" / "initial_policy", policy))
