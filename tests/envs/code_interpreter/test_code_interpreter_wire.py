@@ -35,7 +35,8 @@ ENVIRON = {"CODE_INTERPRETER_PRELOAD": "none", "PYTHONPATH": str(ROOT)}
 RUNGS = ("namespaces", "lsm", "seccomp", "process")
 Client: TypeAlias = SyncEnvClient[CodeInterpreterAction, CodeInterpreterObservation, CodeInterpreterState]
 
-
+# Long enough not to be among the digits of a time, or of an id.
+HIDDEN_NUMBER, HIDDEN_TEXT = "246908642", "hemphemp"
 TASKS: list[dict[str, Any]] = [
     {
         "kind": "function",
@@ -45,7 +46,10 @@ TASKS: list[dict[str, Any]] = [
         "attempts": 2,
         "files": {"notes.txt": "twice"},
         "public": [{"args": [2], "expected": 4}],
-        "hidden": [{"args": [111], "expected": 222}, {"args": ["ab"], "expected": "abab"}],
+        "hidden": [
+            {"args": [123454321], "expected": int(HIDDEN_NUMBER)},
+            {"args": ["hemp"], "expected": HIDDEN_TEXT},
+        ],
     },
     {"kind": "numeric", "id": "eleven", "prompt": "Print 11.", "answer": 11},
 ]
@@ -212,8 +216,9 @@ def test_a_task_is_given_judged_and_over(client: Any) -> None:
     assert (right.reward, right.done, right.observation.verdict.reason) == (1.0, True, "passed")
     assert right.observation.isolation == began.isolation
     for seen in (began, wrong.observation, right.observation):
-        assert "222" not in seen.model_dump_json()
-        assert "abab" not in seen.model_dump_json()
+        said = seen.model_dump_json()
+        assert HIDDEN_NUMBER not in said
+        assert HIDDEN_TEXT not in said
     assert (client.state().task, client.state().done) == ("double", True)
     with pytest.raises(ExecutionFailed, match="after the end"):
         client.execute("1")
@@ -238,7 +243,7 @@ def test_the_task_routes_tell_nothing_that_is_hidden(server: ServeProcess) -> No
     assert server.request("POST", f"{place}/num_tasks", {"split": "train"})[1] == {"num_tasks": 2}
     told = server.request("POST", f"{place}/tasks", {"split": "train"})[1]
     assert [task["id"] for task in told["tasks"]] == ["double", "eleven"]
-    assert "222" not in json.dumps(told)
+    assert HIDDEN_NUMBER not in json.dumps(told)
     assert server.request("POST", f"{place}/task", {"split": "train", "index": 2})[0] == 400
 
 

@@ -81,6 +81,7 @@ class Attack:
         limits: Of the session.
         machine: The only architecture that it is written for; None: any.
         slow: Takes seconds even when it fails; not in the quick suite.
+        alone: Fills a disk that sessions share at the lower levels; others beside it would fail, and not at what they do.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Attack:
     limits: Limits = LIMITS
     machine: str | None = None
     slow: bool = False
+    alone: bool = False
     category: str = field(default="", compare=False)
 
     @property

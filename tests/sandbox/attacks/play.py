@@ -76,7 +76,8 @@ async def play(
     Args:
         sandbox: It has no other sessions.
         attacks: Which.
-        together: How many at a time. One at a time tells what each of them costs others.
+        together: How many at a time, apart from those that are played alone. One at a time tells what each of them costs
+            others.
         thorough: Gives those the time to go all the way that may also be ended by the clock.
         at_least_s: Seconds that others are watched for, whatever is played.
     """
@@ -99,7 +100,11 @@ async def play(
                     outcome.felt = Felt(loop=loop, neighbour=steps)
                     report.outcomes.append(outcome)
 
-            await asyncio.gather(asyncio.sleep(at_least_s), *map(one, attacks))
+            side_by_side = [attack for attack in attacks if not attack.alone]
+            await asyncio.gather(asyncio.sleep(at_least_s), *map(one, side_by_side))
+            for attack in attacks:
+                if attack.alone:
+                    await one(attack)
         report.felt = watch.felt
         if sandbox.zygote_pid != zygote:
             report.left.append(f"the zygote was {zygote}, is {sandbox.zygote_pid}")
