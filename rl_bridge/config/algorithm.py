@@ -40,8 +40,8 @@ PRESETS = MappingProxyType(
 """What each name stands for: the settings that its paper gives, apart from the KL term, which is 0 everywhere.
 
 arXiv 2402.03300 (grpo, whose paper has a `kl_coef` of 0.04), 2503.20783 (dr_grpo), 2503.14476 (dapo), 2507.18071 (gspo;
-its clip range is meant for long answers), 2506.13585 (cispo, whose paper does not say how high its cap is), 1707.06347
-(ppo).
+its clip range is meant for long answers), 2506.13585 (cispo, whose paper does not say how high its cap is, and takes
+dynamic sampling and the penalty of length from dapo too; both are off here), 1707.06347 (ppo).
 """
 
 

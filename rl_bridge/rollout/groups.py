@@ -1,6 +1,6 @@
 """Groups of siblings: into training samples, and into figures."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -35,7 +35,12 @@ def training_samples(
 
 
 def rollout_figures(
-    groups: Sequence[Group], *, version: int, tally: Tally | None = None, overlong: Overlong = TRAIN_ALL
+    groups: Sequence[Group],
+    *,
+    version: int,
+    tally: Tally | None = None,
+    overlong: Overlong = TRAIN_ALL,
+    max_staleness: int = 0,
 ) -> Mapping[str, float]:
     """What one iteration's rollouts looked like, by the names that the log uses.
 
@@ -50,6 +55,7 @@ def rollout_figures(
         version: Which weights the step began from.
         tally: What else became of groups and episodes meanwhile.
         overlong: What is done about trajectories that are too long.
+        max_staleness: How many updates old a group may be; each age up to that has its share, 0 where there is none.
     """
     tally = tally or Tally()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -57,9 +63,9 @@ def rollout_figures(
     endings: Counter[Ending] = Counter(trajectory.ending for trajectory in trajectories) + tally.endings
     judged = sum(number for ending, number in endings.items() if not ending.is_failure())
     truncated = sum(number for ending, number in endings.items() if ending.is_truncated())
-    staleness: defaultdict[int, int] = defaultdict(int)
+    staleness = dict.fromkeys(range(max_staleness + 1), 0)
     for group in groups:
-        staleness[version - group.version] += 1
+        staleness[version - group.version] = staleness.get(version - group.version, 0) + 1
     without_variance = sum(
         not has_variance([overlong.reward(trajectory) for trajectory in group.trajectories])
         for group in groups

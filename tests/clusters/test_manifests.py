@@ -74,6 +74,20 @@ def test_kubectl_builds_them() -> None:
     assert images == {"ropewalk-rl:gpu", "blackjack-env:latest"}
 
 
+@pytest.mark.parametrize("name", PODS)
+def test_nodes_with_gpus_are_for_what_computes_on_them(name: str) -> None:
+    pod = pod_templates()[name]["spec"]
+    wants = any("nvidia.com/gpu" in one["resources"]["limits"] for one in pod["containers"])
+    required = (
+        pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    )
+    if wants:
+        assert required is None, "the device plugin finds the node"
+    else:
+        (term,) = required["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.present", "operator": "DoesNotExist"}]
+
+
 def test_the_files_say_nothing_that_yaml_1_1_reads_otherwise() -> None:
     """kubectl and PyYAML agree on these; other readers may not, so that there is nothing for them to disagree on."""
     for path in FOLDER.glob("*.yaml"):

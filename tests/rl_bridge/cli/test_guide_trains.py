@@ -47,10 +47,10 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_an_environment_with_a_task_of_its_own(tmp_path: Path, tiny_policy: Path) -> None:
+def test_an_environment_with_a_task_of_its_own(tmp_path: Path) -> None:
     run = train(
         tmp_path,
-        *("--model.path", str(tiny_policy), "env.app=envs.blackjack_env.server.app:app"),
+        *("model.path=null", "model.dtype=float32", "env.app=envs.blackjack_env.server.app:app"),
         *("rollout.task=examples.grpo_blackjack.task:BlackjackTask", "rollout.max_length=32"),
         "rollout.max_new_tokens=1",
     )
@@ -60,7 +60,7 @@ def test_an_environment_with_a_task_of_its_own(tmp_path: Path, tiny_policy: Path
     assert all((row["reward/mean"] - 0.125) * 16 % 0.5 == pytest.approx(0.0, abs=1e-6) for row in figures)
     told = load_config(run / "config.yaml")
     assert (told.rollout.num_turns, told.trainer.gradient_accumulation_steps) == (8, 4)
-    assert told.model.dtype == "bfloat16"
+    assert (told.model.path, told.model.dtype) == (None, "float32")
 
 
 def test_a_world_of_tools_without_a_task(tmp_path: Path) -> None:
@@ -83,3 +83,4 @@ def test_a_world_of_tools_without_a_task(tmp_path: Path) -> None:
     assert [row["iteration"] for row in rows(run)] == [1, 2]
     report = json.loads((run / "report.json").read_text())
     assert report["episodes"] == 4
+    assert load_config(run / "config.yaml").model.dtype == "bfloat16"

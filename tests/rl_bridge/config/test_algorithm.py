@@ -12,7 +12,8 @@ from rl_bridge.config import PRESETS, AlgorithmConfig, load_config, save_config
 
 RUN = "env: {app: 'package.app:app'}\nrollout: {task: 'package.task:Task', batch_size: 64, group_size: 8}\n"
 
-# What the papers say, by the keys that set each apart from GRPO.
+# What the papers say, by the keys that set each apart from GRPO; of CISPO's the objective alone, without what its paper
+# takes from DAPO.
 BY_HAND: dict[str, dict[str, Any]] = {
     "grpo": {},
     "dr_grpo": {"normalize_std": False, "aggregation": "fixed_length"},

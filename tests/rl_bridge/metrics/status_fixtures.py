@@ -14,7 +14,7 @@ from rl_bridge.metrics.status_server import StatusServer
 def snapshot(*, name: str = "seven", wall_s: float = 100.0, version: int = 12) -> StatusSnapshot:
     seconds: dict[tuple[str, str | None], float] = {
         ("train", None): 0.5 * wall_s,
-        ("wait", "batches"): 0.49 * wall_s,
+        ("rest", "batches"): 0.49 * wall_s,
     }
     return StatusSnapshot(
         name=name,

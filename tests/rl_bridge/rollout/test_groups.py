@@ -123,7 +123,7 @@ def test_figures_by_hand() -> None:
             ],
         ),
     ]
-    assert rollout_figures(groups, version=4) == {
+    assert rollout_figures(groups, version=4, max_staleness=2) == {
         "reward/mean": -0.125,
         "rollout/reward_mean": -0.125,
         "rollout/trajectories": 4.0,
@@ -141,6 +141,7 @@ def test_figures_by_hand() -> None:
         **{f"rollout/ending/{name}": 0.0 for name in UNSEEN},
         "rollout/staleness/0": 0.5,
         "rollout/staleness/1": 0.5,
+        "rollout/staleness/2": 0.0,
     }
 
 

@@ -81,7 +81,7 @@ class Attack:
         limits: Of the session.
         machine: The only architecture that it is written for; None: any.
         slow: Takes seconds even when it fails; not in the quick suite.
-        alone: Fills a disk that sessions share at the lower levels; others beside it would fail, and not at what they do.
+        alone: Fills a disk that sessions share at the lower levels; others beside it would fail of that.
     """
 
     name: str
