@@ -59,6 +59,7 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
 
     try:
         from rl_bridge.config import CONFIG_FILE, NAME_PATTERN, folder_exists, load_config, ready_to_train
+        from rl_bridge.loops.folder_lock import is_unused
     except ModuleNotFoundError as error:
         raise MissingStack(str(error.name)) from error
     overrides = list(arguments.overrides)
@@ -81,7 +82,7 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
         )
     name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.output_dir) / name
-    if folder.exists():
+    if not is_unused(folder):
         raise folder_exists(folder)
     return config, folder
 
@@ -102,6 +103,8 @@ def _same_run(before: "Config", now: "Config") -> None:
         ("seed", before.seed, now.seed),
         ("model.path", before.model.path, now.model.path),
         ("rollout.task", before.rollout.task, now.rollout.task),
+        # Another data.source may be the same file elsewhere: that its examples are others shows when they are read.
+        ("data.shuffle", before.data and before.data.shuffle, now.data and now.data.shuffle),
         # A critic is in the checkpoint, or is not.
         ("algorithm.advantage", before.algorithm.advantage, now.algorithm.advantage),
     ):

@@ -1,12 +1,10 @@
 """The dataset as a Monarch service."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from monarch.actor import concurrent_endpoint, endpoint
 
-from rl_bridge.data.cursor import CursorFile
 from rl_bridge.data.dataset import Dataset
 from rl_bridge.data.examples import Example, open_source
 from rl_bridge.data.settings import DatasetSettings
@@ -17,29 +15,25 @@ from rl_bridge.services.actor import ServiceActor
 class DatasetActor(ServiceActor):
     """A thin shell around `Dataset`, for a service of one replica.
 
-    An example is counted before it is handed out: one that was on its way when the process died is skipped in this
-    epoch, never seen twice.
+    It keeps nothing: one that is started again has the same example at each number, and samples from the first on.
     """
 
-    REPEATABLE = frozenset({"sample", "at", "state"})
+    REPEATABLE = frozenset({"sample", "at", "identity"})
 
     def __init__(self, settings: DatasetSettings) -> None:
         self._settings = settings
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Read the examples through, and find out what has been handed out."""
+        """Read the examples through."""
         settings = self._settings
         source = await asyncio.to_thread(open_source, settings.source)
         self._dataset = Dataset(source, seed=settings.seed, shuffle=settings.shuffle)
-        self._cursor = CursorFile(Path(settings.cursor))
-        self._dataset.taken = self._cursor.read()
         PROCESS_SPANS.rest("requests")
 
     @endpoint
     async def sample(self) -> Example:
-        """The next example."""
-        self._cursor.write(self._dataset.taken + 1)
+        """See `Dataset.sample`."""
         return self._dataset.sample()
 
     @endpoint
@@ -48,17 +42,6 @@ class DatasetActor(ServiceActor):
         return self._dataset.at(number)
 
     @endpoint
-    async def state(self) -> dict[str, Any]:
-        """See `Dataset.state`."""
-        return self._dataset.state()
-
-    @endpoint
-    async def restore(self, state: dict[str, Any]) -> None:
-        """See `Dataset.restore`."""
-        self._dataset.restore(state)
-        self._cursor.write(self._dataset.taken)
-
-    @concurrent_endpoint
-    async def close(self) -> None:
-        """Give the file up."""
-        self._cursor.close()
+    async def identity(self) -> dict[str, Any]:
+        """See `Dataset.identity`."""
+        return self._dataset.identity()

@@ -32,7 +32,8 @@ class Source(Protocol):
     """Examples by their place."""
 
     digest: str
-    """Of everything in it: two sources of one digest have the same examples at the same places."""
+    """Of everything in it, and the same in every process: sources of one digest have the same examples at the same
+    places."""
 
     def __len__(self) -> int: ...
 
@@ -97,7 +98,7 @@ class Listed:
         ]
         digest = hashlib.blake2b(digest_size=16)
         for example in self._examples:
-            digest.update(json.dumps(asdict(example), sort_keys=True, default=repr).encode())
+            digest.update(json.dumps(asdict(example), sort_keys=True, default=_kind).encode())
         self.digest = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -105,6 +106,11 @@ class Listed:
 
     def __getitem__(self, place: int) -> Example:
         return self._examples[place]
+
+
+def _kind(value: object) -> str:
+    """All that counts of a value that JSON does not know: its `repr` may be another text in each process."""
+    return type(value).__qualname__
 
 
 def open_source(name: str) -> Source:

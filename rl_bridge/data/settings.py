@@ -10,11 +10,9 @@ class DatasetSettings:
     Attributes:
         source: A file of JSON lines, or the dotted path of an iterable or of what returns one.
         seed: Decides the order.
-        cursor: A file of the run's. What a replica has handed out, its successor does not hand out again.
         shuffle: Whether every epoch has an order of its own.
     """
 
     source: str
     seed: int
-    cursor: str
     shuffle: bool = True

@@ -127,6 +127,7 @@ async def open_run(
             policy=roles.policy,
             trainer=roles.trainer,
             reference=roles.reference,
+            dataset=None if roles.dataloader is None else await roles.dataloader.identity.route(),
             buffer=buffer,
             dispatcher=dispatcher,
             sync=sync,

@@ -38,7 +38,7 @@ from rl_bridge.loops.settings import (
     environment_servers,
     session_deadlines,
 )
-from rl_bridge.metrics.intervals import mean_interval
+from rl_bridge.metrics.intervals import mean_interval, wilson_interval
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, load_task
@@ -168,8 +168,7 @@ async def _session(config: Config, env: EnvConfig, model_path: Path, folder: Pat
         report = summary(result) | {"probe": dict(await task.probe(policy))}
     console.print_json(data=report)
     if result.last_absence is not None:
-        missing = result.dropped + result.unscored
-        _say(console, f"{missing} episodes are missing, the last one because: {result.last_absence}")
+        _say(console, missing(result))
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _say(console, f"written to {folder / REPORT}")
 
@@ -248,10 +247,10 @@ def _nothing_to_train() -> ReplayBuffer:
 def summary(result: EvaluationResult) -> dict[str, Any]:
     """An evaluation in figures.
 
-    The interval is Student's; see `mean_interval` for where it is null.
+    The mean and its interval are of the episodes that have a reward, none of which was dropped or unscored.
     """
     count = len(result.rewards)
-    interval = mean_interval(result.rewards)
+    interval = _interval(result.rewards)
     return {
         "episodes": count,
         "mean_reward": statistics.fmean(result.rewards) if count else None,
@@ -261,3 +260,18 @@ def summary(result: EvaluationResult) -> dict[str, Any]:
         "unscored": result.unscored,
         "last_absence": result.last_absence,
     }
+
+
+def _interval(rewards: Sequence[float]) -> tuple[float, float] | None:
+    """Wilson's where all rewards are 0 or 1, Student's otherwise; see `mean_interval` for where it is None."""
+    if rewards and set(rewards) <= {0.0, 1.0}:
+        return wilson_interval(round(sum(rewards)), len(rewards))
+    return mean_interval(rewards)
+
+
+def missing(result: EvaluationResult) -> str:
+    """What is said of the episodes that have no reward."""
+    return (
+        f"{result.dropped + result.unscored} episodes are no part of the mean, {result.dropped} dropped and "
+        f"{result.unscored} unscored, the last one because: {result.last_absence}"
+    )

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from rl_bridge.config import CONFIG_FILE
 from rl_bridge.errors import RunInUse
 
 logger = logging.getLogger(__name__)
@@ -19,9 +20,22 @@ logger = logging.getLogger(__name__)
 LOCK_FILE: Final = "run.lock"
 """In a run's folder. It stays when the run ends: what counts is whether somebody has locked it."""
 
+_LEFT: Final = {LOCK_FILE, f"{CONFIG_FILE}.partial"}
+"""What a run leaves that was killed before it had written its configuration: nothing that could be gone on with."""
+
 _TAKEN: Final = (errno.EWOULDBLOCK, errno.EACCES)
 _WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What file systems answer that have no locks: NFS without its lock service, Lustre without `-o flock`."""
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a new run may have the folder: there is none, or no run has come as far as to write anything there."""
+    try:
+        return {entry.name for entry in folder.iterdir()} <= _LEFT
+    except FileNotFoundError:
+        return True
+    except OSError:  # it is no folder, or not ours to look into
+        return False
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from rl_bridge.types import PolicyVersion
 if TYPE_CHECKING:
     from rl_bridge.environments.servers import EnvironmentServers
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.service import Service
 
 CONTROLLER: Final = "controller"
 ANSWER_TIMEOUT_S: Final = 2.0
@@ -60,16 +59,8 @@ class SpanCollector:
 async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
     """What the replicas of every service answer that has an endpoint; those that do not answer are left out."""
     services = {name: service for name, service in fleet.services.items() if endpoint in service.endpoints}
-    found = await asyncio.gather(*(_ask(service, endpoint) for service in services.values()))
-    return dict(zip(services, found, strict=True))
-
-
-async def _ask(service: "Service", endpoint: str) -> dict[int, Any]:
-    try:
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return await service.look(endpoint)
-    except TimeoutError:
-        return {}
+    looks = (service.look(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
+    return dict(zip(services, await asyncio.gather(*looks), strict=True))
 
 
 def service_rows(

@@ -1,5 +1,6 @@
 """Back to the newest checkpoint: after a loss of the trainer, and at the beginning of a resumed run."""
 
+from rl_bridge.data.dataset import require_same
 from rl_bridge.loops.run import Run
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
@@ -15,11 +16,13 @@ async def rewind(run: Run) -> PolicyVersion:
         The version that the run goes on from.
 
     Raises:
+        ConfigError: The checkpoint knows another dataset than the run has.
         rl_bridge.errors.BridgeError: A part of the run cannot go back, or the trainer cannot be had again.
     """
     await run.sync.cancel()
     async with run.deadline("the checkpoint's weights"):
         state: ResumeState = await run.trainer.resumed.route()
+        _require_its_dataset(run, state)
         run.trainer_lost.clear()  # it is there again; of a further loss we want to know
         version = state.version
         await run.trainer.push_weights.route(version)
@@ -31,3 +34,9 @@ async def rewind(run: Run) -> PolicyVersion:
         fates=state.run_state.get("fates", ()),
     )
     return version
+
+
+def _require_its_dataset(run: Run, state: ResumeState) -> None:
+    known = state.run_state.get("dataset")  # older checkpoints say nothing of it
+    if known is not None and run.dataset is not None:
+        require_same(known, run.dataset)

@@ -78,7 +78,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         )
     else:
         starting["dataset"] = _of(config, DatasetActor, "dataset", RoleConfig(), ONE_THREAD).as_service(
-            dataset_settings(config, folder)
+            dataset_settings(config)
         )
     if config.algorithm.kl_coef:
         starting["reference"] = _of(

@@ -60,6 +60,7 @@ class Run:
         policy: The service of `PolicyActor`.
         trainer: The service of `TrainerActor`.
         reference: The service of `ReferenceActor`; None where the KL coefficient is 0.
+        dataset: The `Dataset.identity` of what is answered; None of a run on an environment.
         buffer: Groups between workers and trainer.
         dispatcher: Keeps groups in flight over the rollout workers.
         sync: Brings new weights to the generators.
@@ -83,6 +84,7 @@ class Run:
     policy: Any
     trainer: Any
     reference: Any | None
+    dataset: Mapping[str, Any] | None
     buffer: ReplayBuffer
     dispatcher: Dispatcher
     sync: WeightSync
@@ -153,6 +155,7 @@ class Run:
                     version=self.version - 1,
                     tally=self.dispatcher.take_tally(),
                     overlong=overlong(self.config),
+                    max_staleness=self.config.rollout.max_staleness,
                 ),
                 **self.task.figures([t for group in groups for t in group.trajectories]),
                 **figures,
@@ -220,7 +223,12 @@ class Run:
             return
         # All of one moment. Rollouts go on while it is written, and none of that is in it.
         state, attachments = self.dispatcher.state()
-        state = {**state, "fates": self.history.state(), "seconds": self.train_seconds}
+        state = {
+            **state,
+            "fates": self.history.state(),
+            "seconds": self.train_seconds,
+            "dataset": self.dataset,
+        }
         with span("checkpoint", waits_for="trainer"):
             written = await asyncio.to_thread(attachments)
             async with self.deadline("a checkpoint"):

@@ -6,7 +6,7 @@ import logging
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rl_bridge.config import Config, folder_exists, save_config
 from rl_bridge.errors import ConfigError
 from rl_bridge.loops.assembly import LOGS, open_run
 from rl_bridge.loops.evaluation import evaluate
-from rl_bridge.loops.folder_lock import folder_of_ones_own
+from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics import PROCESS_SPANS
@@ -67,30 +67,49 @@ def _train(config: Config, folder: Path, *, resume: bool) -> int:
 
 
 def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> None:
-    """Have the folder to oneself until the stack is closed, and leave the configuration there."""
-    try:
-        _make(folder, resume=resume)
-        stack.enter_context(folder_of_ones_own(folder))
-        if resume and (trained := newest_checkpoint(folder)) > config.trainer.iterations:
-            raise ConfigError(
-                f"expected trainer.iterations of at least {trained}, which the run has behind it, "
-                f"got {config.trainer.iterations}"
-            )
-        save_config(config, folder)
-    except OSError as error:
+    """Have the folder to oneself until the stack is closed; a new run's configuration is there from then on."""
+    with _writing_to(folder):
         if not resume:
-            shutil.rmtree(folder, ignore_errors=True)  # the next attempt may have the name
+            _require_unused(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(folder_of_ones_own(folder))
+        if resume:
+            _require_no_more_trained(folder, config)
+        else:
+            _require_unused(folder)  # somebody may have begun a run here before it was ours
+            _begin(config, folder)
+
+
+def _require_unused(folder: Path) -> None:
+    if not is_unused(folder):
+        raise folder_exists(folder)
+
+
+def _require_no_more_trained(folder: Path, config: Config) -> None:
+    if (trained := newest_checkpoint(folder)) > config.trainer.iterations:
+        raise ConfigError(
+            f"expected trainer.iterations of at least {trained}, which the run has behind it, "
+            f"got {config.trainer.iterations}"
+        )
+
+
+def _begin(config: Config, folder: Path) -> None:
+    try:
+        save_config(config, folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
+        raise
+
+
+@contextlib.contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
         raise ConfigError(
             f"cannot write to the run's folder {str(folder)!r}: {error.strerror}; "
             "see that there is room, and that it is yours to write to"
         ) from error
-
-
-def _make(folder: Path, *, resume: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=resume)
-    except FileExistsError:
-        raise folder_exists(folder) from None
 
 
 def _interrupted(config: Config, folder: Path) -> str:
@@ -115,6 +134,10 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
+        if resume:
+            # Not before: what cannot be started shall not be what the next `--resume` goes on with.
+            with _writing_to(folder):
+                save_config(config, folder)
         PROCESS_SPANS.started()
         if config.rollout.checkpoint_on_preemption:
             terminated.append(run.preempt)

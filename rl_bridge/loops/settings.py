@@ -183,10 +183,8 @@ def reward_model_settings(config: Config, model_path: str) -> RewardModelSetting
     return RewardModelSettings(model_path=model_path, max_length=config.rollout.max_length)
 
 
-def dataset_settings(config: Config, folder: Path) -> DatasetSettings:
+def dataset_settings(config: Config) -> DatasetSettings:
     """What the dataset is read with."""
     data = config.data
     assert data is not None
-    return DatasetSettings(
-        source=data.source, seed=config.seed, cursor=str(folder.absolute() / "cursor"), shuffle=data.shuffle
-    )
+    return DatasetSettings(source=data.source, seed=config.seed, shuffle=data.shuffle)

@@ -1,4 +1,4 @@
-"""How sure one can be of a mean."""
+"""How sure one can be of a mean, or of a share."""
 
 import math
 import statistics
@@ -12,6 +12,8 @@ TABLE: Final = (
 )  # fmt: skip
 """Student's t, two-sided at 95%, for 1 to 30 degrees of freedom."""
 NORMAL: Final = 1.959964
+Z95: Final = 1.96
+"""The same, as textbooks round it and as the reported intervals of shares were made."""
 
 
 def student_95(degrees: int) -> float:
@@ -36,3 +38,11 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     mean = statistics.fmean(values)
     half = student_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The 95% interval of a share, by Wilson's score (1927), which holds near 0 and 1 too."""
+    share = successes / trials
+    centre = (share + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
+    margin = Z95 / (1 + Z95**2 / trials) * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials**2))
+    return max(0.0, centre - margin), min(1.0, centre + margin)

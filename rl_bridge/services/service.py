@@ -112,18 +112,26 @@ class Service(Routed):
         """Calls that stay with one replica as long as it lives."""
         return Session(self._balancer, self._endpoints, self._actor.REPEATABLE)
 
-    async def look(self, name: str) -> dict[int, Any]:
+    async def look(self, name: str, *, timeout_s: float) -> dict[int, Any]:
         """Ask the replicas that serve for what an endpoint tells, beside their traffic.
 
         It is no sign of whether a replica does its work: loads and suspicions stay as they are.
 
+        Args:
+            name: The endpoint.
+            timeout_s: How long each replica has to answer.
+
         Returns:
-            What each replica answered, by its id; those that failed, or were lost meanwhile, are left out.
+            What each replica answered, by its id; those that failed, were lost meanwhile, or did not answer in time are
+            left out.
         """
+
+        async def ask(target: Target) -> Any:
+            async with asyncio.timeout(timeout_s):
+                return await target.call(name, (), {})
+
         targets = self._balancer.targets
-        answers = await asyncio.gather(
-            *(target.call(name, (), {}) for target in targets), return_exceptions=True
-        )
+        answers = await asyncio.gather(*map(ask, targets), return_exceptions=True)
         return {
             target.replica: answer
             for target, answer in zip(targets, answers, strict=True)

@@ -134,6 +134,17 @@ def test_a_name_never_leads_out_of_the_output_folder(config_file: Path, name: st
         _prepare(parse("--config", str(config_file), f"--name={name}"))
 
 
+def test_name_of_a_run_that_never_began_is_free(tmp_path: Path, config_file: Path) -> None:
+    words = ("--config", str(config_file), "--name", "one")
+    _, folder = _prepare(parse(*words))
+    folder.mkdir(parents=True)
+    (folder / "run.lock").touch()
+    assert _prepare(parse(*words))[1] == folder
+    (folder / CONFIG_FILE).touch()
+    with pytest.raises(ConfigError, match="expected a new folder"):
+        _prepare(parse(*words))
+
+
 def test_resumed_run_takes_what_may_change(tmp_path: Path, config_file: Path) -> None:
     folder = resumable(tmp_path, config_file)
     config, _ = _prepare(parse("--resume", folder, "trainer.iterations=7", "--seed", "3"))
@@ -155,6 +166,20 @@ def test_resumed_run_stays_the_run_that_it_was(
 ) -> None:
     with pytest.raises(ConfigError, match=f"expected {key}"):
         _prepare(parse("--resume", resumable(tmp_path, config_file), *words))
+
+
+def test_resumed_run_keeps_its_datasets_order_and_may_find_the_file_elsewhere(
+    tmp_path: Path, config_file: Path
+) -> None:
+    config_file.write_text(
+        "data: {source: a.jsonl}\nrollout: {}\nreward: {function: a.b}\nmodel: {path: /a}\n"
+    )
+    folder = resumable(tmp_path, config_file)
+    config, _ = _prepare(parse("--resume", folder, "data.source=/elsewhere/a.jsonl"))
+    assert config.data is not None
+    assert config.data.source == "/elsewhere/a.jsonl"
+    with pytest.raises(ConfigError, match=r"expected data\.shuffle as the run began with, True, got False"):
+        _prepare(parse("--resume", folder, "data.shuffle=false"))
 
 
 @pytest.mark.parametrize(

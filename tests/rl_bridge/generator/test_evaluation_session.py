@@ -27,7 +27,15 @@ from rl_bridge.errors import (
     RolloutError,
 )
 from rl_bridge.loops import evaluation_session
-from rl_bridge.loops.evaluation_session import REPORT, _OnlyPolicy, _while_served, evaluate_run, summary
+from rl_bridge.loops.evaluation_session import (
+    REPORT,
+    _OnlyPolicy,
+    _while_served,
+    evaluate_run,
+    missing,
+    summary,
+)
+from rl_bridge.metrics.intervals import wilson_interval
 from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Ending, SamplingSettings
 
@@ -179,11 +187,23 @@ def test_the_figures_by_hand() -> None:
     }
     none = summary(EvaluationResult(rewards=[], endings=[], dropped=0, train_seconds=0.0))
     assert (none["mean_reward"], none["ci95"]) == (None, None)
-    same = summary(replace(result, rewards=[1.0] * 4))
+    assert missing(result) == (
+        "3 episodes are no part of the mean, 2 dropped and 1 unscored, the last one because: it was lost"
+    )
+    same = summary(replace(result, rewards=[2.0] * 4))
     assert (same["mean_reward"], same["ci95"]) == (
-        1.0,
+        2.0,
         None,
-    )  # and not [1, 1]: four episodes prove no such thing
+    )  # and not [2, 2]: four episodes prove no such thing
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [1.0] * 4, [0.0], [0.0, 1.0] * 50])
+def test_successes_and_failures_have_wilsons_interval(rewards: list[float]) -> None:
+    figures = summary(EvaluationResult(rewards=rewards, endings=[], dropped=0, train_seconds=0.0))
+    low, high = figures["ci95"]
+    assert (low, high) == wilson_interval(sum(map(int, rewards)), len(rewards))
+    assert 0.0 <= low <= figures["mean_reward"] <= high <= 1.0
+    assert low < high
 
 
 @pytest.fixture

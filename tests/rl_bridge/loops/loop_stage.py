@@ -3,7 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,9 +154,11 @@ class Stage:
         lost: Callable[[int], bool] = lambda number: False,
         max_staleness: int = 0,
         sessions: int = 8,
+        dataset: Mapping[str, Any] | None = None,
         **trainer: Any,
     ) -> None:
         self.folder = folder
+        self.dataset = dataset
         self.parts = Parts()
         self.lost = lost
         self.config = Config.model_validate(
@@ -211,6 +213,7 @@ class Stage:
                     policy=LocalService(Policy(parts)),
                     trainer=LocalService(Trainer(parts)),
                     reference=LocalService(Reference(parts)) if reference else None,
+                    dataset=self.dataset,
                     buffer=buffer,
                     dispatcher=dispatcher,
                     sync=sync,

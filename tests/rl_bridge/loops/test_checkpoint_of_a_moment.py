@@ -60,6 +60,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         dispatcher=dispatcher,
         history=SimpleNamespace(state=lambda: list(fates)),
         train_seconds=1.5,
+        dataset=None,
         deadline=deadline,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
     )

@@ -12,12 +12,37 @@ import pytest
 
 from rl_bridge.errors import RunInUse
 from rl_bridge.loops import folder_lock
-from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
+from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own, is_unused
 
 
 def require_free(folder: Path) -> None:
     with folder_of_ones_own(folder):
         pass
+
+
+@pytest.mark.parametrize(
+    ("left", "unused"),
+    [
+        ([], True),
+        ([LOCK_FILE], True),
+        ([LOCK_FILE, "config.yaml.partial"], True),
+        ([LOCK_FILE, "config.yaml"], False),
+        ([LOCK_FILE, "checkpoint"], False),
+        (["somebody's thesis"], False),
+    ],
+)
+def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
+    tmp_path: Path, left: list[str], unused: bool
+) -> None:
+    assert is_unused(tmp_path / "absent")
+    for name in left:
+        (tmp_path / name).touch()
+    assert is_unused(tmp_path) == unused
+
+
+def test_file_is_no_folder_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert not is_unused(tmp_path / "file")
 
 
 def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:

@@ -78,9 +78,7 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
                     timeout_s=10.0,
                 )
             ),
-            DatasetActor.as_service(
-                DatasetSettings(source=str(examples), seed=0, cursor=str(tmp_path / "cursor"))
-            ),
+            DatasetActor.as_service(DatasetSettings(source=str(examples), seed=0)),
         )
         buffer = ReplayBuffer(
             Ledger(max_losses=1),

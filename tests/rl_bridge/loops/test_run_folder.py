@@ -1,7 +1,10 @@
 """What a run is told when it cannot have the folder that it asks for."""
 
 import errno
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,3 +61,80 @@ def test_folder_that_cannot_be_written_to_leaves_the_name_free(
     ):
         session.train_run(config, tmp_path / "new", resume=False)
     assert not (tmp_path / "new").exists()
+
+
+def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.config import CONFIG_FILE, Config, load_config
+    from rl_bridge.errors import ConfigError, RunInUse
+    from rl_bridge.loops import session
+    from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
+
+    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
+    begun: list[Config] = []
+
+    def begin(config: Config, folder: Path, *, resume: bool) -> int:
+        begun.append(load_config(folder / CONFIG_FILE))
+        return 0
+
+    monkeypatch.setattr(session, "_train", begin)
+    (tmp_path / LOCK_FILE).write_text("{}")
+    (tmp_path / f"{CONFIG_FILE}.partial").write_text("seed: ")
+    with folder_of_ones_own(tmp_path), pytest.raises(RunInUse):
+        session.train_run(config, tmp_path, resume=False)
+    assert session.train_run(config, tmp_path, resume=False) == 0
+    assert begun == [config]
+    with pytest.raises(ConfigError, match="expected a new folder"):
+        session.train_run(config, tmp_path, resume=False)
+
+
+def test_run_that_another_began_before_the_folder_was_locked_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.config import CONFIG_FILE, Config
+    from rl_bridge.errors import ConfigError
+    from rl_bridge.loops import session
+
+    @contextmanager
+    def locked_late(folder: Path) -> Iterator[None]:
+        (folder / CONFIG_FILE).write_text("the other's")
+        yield
+
+    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
+    monkeypatch.setattr(session, "folder_of_ones_own", locked_late)
+    with pytest.raises(ConfigError, match="expected a new folder"):
+        session.train_run(config, tmp_path / "new", resume=False)
+    assert (tmp_path / "new" / CONFIG_FILE).read_text() == "the other's"
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    from rl_bridge.config import CONFIG_FILE, Config, load_config, save_config
+    from rl_bridge.errors import RoleFailed
+    from rl_bridge.loops import session
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[tuple[object, object]]:
+        if not starts:
+            raise RoleFailed("the reward function does not exist")
+        yield SimpleNamespace(), SimpleNamespace(guard=guard)
+
+    async def guard(work: Awaitable[bool]) -> bool:
+        return await work
+
+    async def told_to_go(run: object) -> bool:
+        assert load_config(tmp_path / CONFIG_FILE).trainer.iterations == 7
+        return False
+
+    monkeypatch.setattr(session, "open_run", opened)
+    monkeypatch.setattr(session, "train_to_the_end", told_to_go)
+    before = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
+    save_config(before, tmp_path)
+    now = before.model_copy(update={"trainer": before.trainer.model_copy(update={"iterations": 7})})
+    if starts:
+        assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED
+    else:
+        with pytest.raises(RoleFailed):
+            session.train_run(now, tmp_path, resume=True)
+    assert load_config(tmp_path / CONFIG_FILE) == (now if starts else before)

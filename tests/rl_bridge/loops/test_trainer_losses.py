@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loop_stage import Stage
 
-from rl_bridge.errors import ReplicaLost, WeightsError
+from rl_bridge.errors import ConfigError, ReplicaLost, WeightsError
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.rewind import rewind
@@ -229,3 +230,27 @@ async def test_groups_given_up_before_a_checkpoint_out_of_turn_are_told_by_the_r
     rows = stage.rows("groups.jsonl")
     assert {group for row in rows for group in row["dropped"]} == {"5"}
     assert sorted([group for row in rows for group in row["trained"]] + [5]) == list(range(13))
+
+
+KNOWN = {"digest": "0f", "seed": 0, "shuffle": True}
+
+
+async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_back(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, dataset=KNOWN)
+    await stage.train()
+    stage.dataset = {**KNOWN, "digest": "f0"}
+    stage.parts.calls.clear()
+    with pytest.raises(ConfigError, match=r"with digest='0f', got 'f0'.*data\.source"):
+        await stage.train(work=rewind)
+    assert stage.parts.calls == ["resumed"]
+    stage.dataset = dict(KNOWN)
+    assert (await stage.train(work=rewind)).version == 2
+
+
+async def test_checkpoint_from_before_datasets_were_noted_is_gone_on_with(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    await stage.train()
+    older = {key: value for key, value in stage.parts.saved.run_state.items() if key != "dataset"}
+    stage.parts.saved = replace(stage.parts.saved, run_state=older)
+    stage.dataset = KNOWN
+    assert (await stage.train(work=rewind)).version == 2
