@@ -2,19 +2,24 @@
 
 import argparse
 import contextlib
+import hashlib
 import json
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.wire.figures import Figures
+from rl_bridge.errors import RunInUse
+from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 
 PLAN: Final = "plan.json"
+FILES: Final = "files"
+"""In the plan's file, beside the plan: the digests of the files that say what is measured. Older ones have none."""
 
 
 class Parts:
@@ -50,7 +55,7 @@ class Parts:
         Returns:
             Whether there are figures of it.
         """
-        kept = self.folder / f"{name}.json"
+        kept = kept_at(self.folder, name)
         if kept.is_file():
             self._progress(f"{name}: kept in {kept}")
         else:
@@ -62,7 +67,7 @@ class Parts:
                     traceback.print_exc(file=file)
                 self._figures.notes.append(f"{name}: {type(error).__name__}: {error} ({log})")
                 return False
-            whole = self.folder / f"{name}.json.partial"
+            whole = kept.with_name(f"{kept.name}.partial")
             whole.write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
             whole.replace(kept)
         self._figures.take(json.loads(kept.read_text(encoding="utf-8")))
@@ -71,7 +76,7 @@ class Parts:
     def _measured(self, name: str, measure: Callable[[Path, Figures], None]) -> Figures:
         names = list(self._seconds)
         place = names.index(name)
-        left = sum(self._seconds[one] for one in names[place:] if not (self.folder / f"{one}.json").is_file())
+        left = sum(self._seconds[one] for one in names[place:] if not kept_at(self.folder, one).is_file())
         log = self._log(name)
         self._progress(
             f"{name}: part {place + 1} of {len(names)}, {datetime.now(UTC):%H:%M:%S} UTC, about {_told(left)} left for "
@@ -85,6 +90,11 @@ class Parts:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+def kept_at(folder: Path, name: str) -> Path:
+    """Return where the figures of a part are, once it is done: what is there of others may be half of it."""
+    return folder / f"{name}.json"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -111,8 +121,11 @@ def begun(
     *,
     name: str,
     options: Sequence[str],
+    files: Iterable[str],
 ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Open the folder of a benchmark's parts. What cannot be opened ends the command as options do that make no sense.
+    """Open the folder of a benchmark's parts, for this process alone.
+
+    What cannot be opened ends the command as options do that make no sense.
 
     Args:
         parser: Of the command.
@@ -120,34 +133,91 @@ def begun(
         plan: What is measured, as JSON has it.
         name: The benchmark's.
         options: Those of the command that change the plan.
+        files: Those that say what is measured beside the plan. A folder is resumed only while they are as they were.
 
     Yields:
         The folder, and the plan: where it is resumed, the one that it was begun with.
     """
-    if arguments.resume is not None:
-        if given := [one for one in options if getattr(arguments, one) not in (None, False)]:
-            parser.error(f"expected --resume without --{given[0]}: the plan is that of {arguments.resume}")
-        try:
-            plan = json.loads((arguments.resume / PLAN).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            parser.error(
-                f"expected a folder that python -m benchmarks.{name} has begun, got another: {error}"
-            )
-        yield arguments.resume, plan
-        return
     with contextlib.ExitStack() as stack:
-        if arguments.quick and arguments.folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-")))
+        if arguments.resume is not None:
+            folder = arguments.resume
+            if given := [one for one in options if getattr(arguments, one) not in (None, False)]:
+                parser.error(f"expected --resume without --{given[0]}: the plan is that of {folder}")
+            plan, digests = _read(parser, folder, name)
+            stack.enter_context(_alone(parser, folder))
+            _require_the_same(parser, folder, digests)
         else:
-            folder = arguments.folder or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-            if folder.exists() and any(folder.iterdir()):
-                parser.error(
-                    f"expected a new folder, {str(folder)!r} has something in it; --resume goes on in it"
-                )
-            folder.mkdir(parents=True, exist_ok=True)
-            print(f"{folder}: {resuming(name, folder)}", file=sys.stderr)
-        (folder / PLAN).write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+            digests = {path: _digest(parser, path) for path in files}
+            folder = stack.enter_context(_new_folder(parser, arguments, name))
+            stack.enter_context(_alone(parser, folder))
+            told = json.dumps({**plan, FILES: digests}, indent=1)
+            (folder / PLAN).write_text(f"{told}\n", encoding="utf-8")
         yield folder, plan
+
+
+@contextlib.contextmanager
+def _new_folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace, name: str) -> Iterator[Path]:
+    if arguments.quick and arguments.folder is None:
+        with tempfile.TemporaryDirectory(prefix=f"{name}-") as made:
+            yield Path(made)
+        return
+    folder = arguments.folder or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    if folder.exists() and any(folder.iterdir()):
+        parser.error(f"expected a new folder, {str(folder)!r} has something in it; --resume goes on in it")
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{folder}: {resuming(name, folder)}", file=sys.stderr)
+    yield folder
+
+
+def _read(
+    parser: argparse.ArgumentParser, folder: Path, name: str
+) -> tuple[Mapping[str, Any], Mapping[str, str] | None]:
+    """The plan that a folder was begun with, and the digests of its files."""
+    try:
+        found = {**json.loads((folder / PLAN).read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
+        parser.error(f"expected a folder that python -m benchmarks.{name} has begun, got another: {error}")
+    return found, found.pop(FILES, None)
+
+
+@contextlib.contextmanager
+def _alone(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
+    """Nobody else measures there: a part that is under way would be taken for one that was interrupted, and removed."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(folder_of_ones_own(folder))
+        except RunInUse:
+            parser.error(
+                f"expected the folder {str(folder)!r} to be free, another process measures in it, which "
+                f"{str(folder / LOCK_FILE)!r} names; wait for its end, or end it, and resume then"
+            )
+        except OSError as error:
+            parser.error(f"expected a folder that can be written to, got {str(folder)!r}: {error}")
+        yield
+
+
+def _require_the_same(
+    parser: argparse.ArgumentParser, folder: Path, digests: Mapping[str, str] | None
+) -> None:
+    if digests is None:
+        print(
+            f"{folder / PLAN} has no digests of the files that say what is measured: they could not be compared with "
+            "those that it was begun with",
+            file=sys.stderr,
+        )
+        return
+    if other := [path for path, digest in digests.items() if _digest(parser, path) != digest]:
+        parser.error(
+            f"expected {', '.join(other)} as when {str(folder)!r} was begun, got something else: parts of both would "
+            "be told as one; put back what was there, or begin a new folder"
+        )
+
+
+def _digest(parser: argparse.ArgumentParser, path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        parser.error(f"expected {path!r}, which says what is measured, below the working directory: {error}")
 
 
 def resuming(name: str, folder: Path) -> str:

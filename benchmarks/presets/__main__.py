@@ -8,7 +8,7 @@ from benchmarks import commandline
 from benchmarks.commandline import FAILED, count, heading, measured, progress, some, write
 from benchmarks.parts import Parts, add_options, begun, resuming
 from benchmarks.presets.measures import measure
-from benchmarks.presets.plan import Plan
+from benchmarks.presets.plan import CONFIG, Plan
 from benchmarks.presets.report import bars, report
 from rl_bridge.config import PRESETS
 from rl_bridge.errors import BridgeError
@@ -38,7 +38,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.seeds is not None:
         plan = replace(plan, seeds=tuple(range(arguments.seeds)))
     options = ("quick", "presets", "seeds")
-    with begun(parser, arguments, plan.as_json(), name="presets", options=options) as (folder, found):
+    with begun(parser, arguments, plan.as_json(), name="presets", options=options, files=[CONFIG]) as (
+        folder,
+        found,
+    ):
         plan = Plan.of(found)
         figures, status = measured(
             lambda figures: measure(plan, Parts(folder, plan.parts(), figures, progress)),

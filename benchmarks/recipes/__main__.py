@@ -41,7 +41,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.minutes is not None:
         plan = replace(plan, seconds=60.0 * arguments.minutes)
     options = ("quick", "recipes", "seeds", "minutes")
-    with begun(parser, arguments, plan.as_json(), name="recipes", options=options) as (folder, found):
+    with begun(parser, arguments, plan.as_json(), name="recipes", options=options, files=plan.files()) as (
+        folder,
+        found,
+    ):
         plan = Plan.of(found)
         figures, status = measured(
             lambda figures: measure(plan, Parts(folder, plan.parts(), figures, progress)),

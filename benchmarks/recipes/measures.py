@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.parts import Parts
-from benchmarks.recipes.plan import Plan, imitated, reinforced, taught
+from benchmarks.recipes.plan import Plan, imitated, recipe_file, reinforced, taught
 from benchmarks.wire.figures import Figures
 from examples.sft.__main__ import POLICY, TRACES, VALIDATION, imitate, teach
 from examples.sft.recipe import RecipeConfig
@@ -23,6 +23,8 @@ STEPS: Final = "steps"
 SECONDS: Final = "seconds"
 """That went into it."""
 SEED: Final = "seed"
+SETTLED: Final = "settled"
+"""Whether teaching ended since the validation loss had stopped falling (1), or at a limit (0). Of the taught policy."""
 TAUGHT, REINFORCED = "taught", "reinforced"
 IMITATED, IMITATED_TO_THE_END = "taught for longer, best look", "taught for longer, last look"
 
@@ -33,7 +35,7 @@ _LAST: Final = "last"
 def measure(plan: Plan, parts: Parts) -> None:
     """Measure every recipe of a plan. What is solved is added for each seed."""
     for name in plan.recipes:
-        recipe = load_section(f"examples/sft/{name}.yaml", plan.teaching, RecipeConfig)
+        recipe = load_section(recipe_file(name), plan.teaching, RecipeConfig)
         folder = parts.folder / taught(name)
         if not parts.measure(taught(name), partial(_teach, plan, recipe, name)):
             continue  # there is nothing to go on from
@@ -46,6 +48,7 @@ def _teach(plan: Plan, recipe: RecipeConfig, name: str, folder: Path, figures: F
     result = teach(recipe, folder)
     played = _play(_config(recipe, plan, folder / POLICY), folder / "played")
     _add(figures, TAUGHT, name, played, steps=result.kept.update, seconds=result.looks[-1].seconds)
+    figures.add(SETTLED, TAUGHT, name, float(result.settled))
 
 
 def _reinforce(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.parts import kept_at
 from benchmarks.recipes.plan import Plan, reinforced
 
 
@@ -14,13 +15,17 @@ def draw(plan: Plan, folder: Path) -> Iterator[Path]:
         folder: Where its parts are.
 
     Yields:
-        Each picture that was drawn: none of a recipe that has not learned yet.
+        Each picture that was drawn: none of a recipe that has not learned yet. A run that was interrupted is in none.
     """
     from examples.sft.pictures import draw_success_curves
 
     for name in plan.recipes:
-        runs = {f"seed {seed}": folder / reinforced(name, seed) for seed in plan.seeds}
-        runs = {who: run for who, run in runs.items() if (run / "metrics.jsonl").is_file()}
+        parts = {f"seed {seed}": reinforced(name, seed) for seed in plan.seeds}
+        runs = {
+            who: folder / part
+            for who, part in parts.items()
+            if kept_at(folder, part).is_file() and (folder / part / "metrics.jsonl").is_file()
+        }
         if runs:
             picture = folder / f"{name}.png"
             draw_success_curves(runs, picture, title=f"grpo_{name}: tasks of training, as they are sampled")

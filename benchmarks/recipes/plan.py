@@ -63,6 +63,12 @@ class Plan:
         }
         return cls(**told)
 
+    def files(self) -> Iterator[str]:
+        """Yield the files that say what is measured beside the plan."""
+        for name in self.recipes:
+            yield recipe_file(name)
+            yield f"examples/grpo_{name}/config.yaml"
+
     def parts(self) -> dict[str, float]:
         """Return the parts by name, with about how long each takes, in seconds."""
         return dict(self._parts())
@@ -73,6 +79,11 @@ class Plan:
             for seed in self.seeds:
                 yield reinforced(name, seed), self.seconds + PLAYING_S
                 yield imitated(name, seed), self.seconds + 2 * PLAYING_S
+
+
+def recipe_file(name: str) -> str:
+    """Return the file of a recipe."""
+    return f"examples/sft/{name}.yaml"
 
 
 def taught(name: str) -> str:

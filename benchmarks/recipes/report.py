@@ -8,6 +8,7 @@ from benchmarks.recipes.measures import (
     REINFORCED,
     SECONDS,
     SEED,
+    SETTLED,
     SOLVED,
     STEPS,
     TASKS,
@@ -17,16 +18,19 @@ from benchmarks.recipes.plan import RECIPES
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
 from benchmarks.wire.report import table, verdicts
-from examples.sft.report import wilson_interval
+from rl_bridge.metrics.intervals import wilson_interval
 
 GAIN = 0.10
 """Share of tasks that reinforcement learning adds, at least, with each seed."""
 ENOUGH_TASKS = 500
+ENDS = "What is under way when the time is over, an iteration or an update, is finished: seconds may be a bit above it."
 
 
 def bars(figures: Figures) -> Iterator[Bar]:
     """Yield every bar that this run has the figures for."""
     for name in RECIPES:
+        for settled in figures.values.get((SETTLED, TAUGHT, name), []):
+            yield Bar(f"{name}: validation loss stopped falling", settled, 1.0, "at least")
         before, after = _runs(figures, TAUGHT, name), _runs(figures, REINFORCED, name)
         if not before or not after:
             continue
@@ -58,13 +62,14 @@ def report(figures: Figures) -> str:
                         f"{tasks:.0f}",
                         f"{steps:.0f}",
                         f"{seconds:.0f}",
+                        _ending(figures, name) if who == TAUGHT else "",
                     )
                 )
     heading = (
-        "recipe", "policy", "seed", SOLVED, "95% interval", TASKS, "iterations or updates", SECONDS,
+        "recipe", "policy", "seed", SOLVED, "95% interval", TASKS, "iterations or updates", SECONDS, "validation loss",
     )  # fmt: skip
     return "\n\n".join(
-        ["### Held-out tasks\n\n" + table(heading, rows), *verdicts(figures, bars(figures), ".3g")]
+        ["### Held-out tasks\n\n" + table(heading, rows), ENDS, *verdicts(figures, bars(figures), ".3g")]
     )
 
 
@@ -72,6 +77,12 @@ def _runs(figures: Figures, who: str, name: str) -> list[tuple[float, ...]]:
     """Seed, solved, played, steps and seconds of each run."""
     wanted = (SEED, SOLVED, TASKS, STEPS, SECONDS)
     return list(zip(*(figures.values.get((figure, who, name), []) for figure in wanted), strict=True))
+
+
+def _ending(figures: Figures, name: str) -> str:
+    """Whether the loss of validation had stopped falling: nothing of figures from before that was noted."""
+    settled = figures.values.get((SETTLED, TAUGHT, name))
+    return "" if settled is None else "stopped falling" if settled[-1] else "was falling still"
 
 
 def _share(solved: float, tasks: float) -> float:

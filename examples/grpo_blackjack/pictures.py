@@ -1,11 +1,13 @@
 """The learning curve against the baselines, and the learned policy beside the optimal one."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.blackjack_env.baselines import baselines
 from envs.blackjack_env.odds import DEALER_CARDS, HARD_TOTALS, SOFT_TOTALS
@@ -23,18 +25,36 @@ _SMOOTHING = 10
 """Iterations that the sampled curve is averaged over."""
 
 
+def logged(metrics: Path) -> list[dict[str, Any]]:
+    """Return what a run has logged of each iteration."""
+    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def hands_played(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """Return how many hands had been played by the end of each iteration.
+
+    Those of refused groups are among them: dynamic sampling plays more than a batch.
+    """
+    played = [
+        row["rollout/trajectories"] * (1 + row["rollout/refused_groups"] / row["rollout/groups"])
+        for row in rows
+    ]
+    return np.cumsum(np.array(played, dtype=np.float64))
+
+
 def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: Rules) -> None:
     """Return per hand against hands played: sampled while exploring, and exact for the greedy policy.
 
     Args:
-        metrics: The run's JSON lines.
+        metrics: The run's JSON lines. What is sampled is the mean of all that was played, the groups included that
+            dynamic sampling refused.
         picture: Where the PNG goes.
         config: The run's.
         rules: Of the baselines.
     """
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    hands = np.array([row["iteration"] for row in rows]) * config.rollout.batch_size
-    sampled = np.array([row["reward/mean"] for row in rows])
+    rows = logged(metrics)
+    hands = hands_played(rows)
+    sampled = np.array([row["rollout/reward_mean"] for row in rows])
     width = min(_SMOOTHING, len(rows))
     smooth = np.convolve(sampled, np.full(width, 1 / width), mode="valid")
     probes = [
@@ -44,7 +64,11 @@ def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: 
     ]
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     axes.plot(
-        hands[width - 1 :], smooth, color="#8888aa", label=f"sampled, exploring (mean of {width} iterations)"
+        hands[width - 1 :],
+        smooth,
+        color="#8888aa",
+        marker="o" if len(smooth) == 1 else None,  # no line has a single point
+        label=f"sampled, exploring (mean of {width} iterations)",
     )
     axes.plot(*zip(*probes, strict=True), color="#1d3557", marker="o", markersize=3, label="greedy, exact")
     shades = plt.get_cmap("autumn")(np.linspace(0.0, 0.75, len(baselines(rules))))

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from envs.blackjack_env.baselines import baselines
 from envs.blackjack_env.oracle import Answer, DecisionState, Rules, agreement, evaluate
-from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
+from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid, hands_played, logged
 from rl_bridge.config import Config
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.types import Ending
@@ -35,21 +35,28 @@ def write_report(
         config: The run's.
         rules: The payout of naturals.
     """
-    report = summarize(answers, result, config=config, rules=rules)
+    metrics = folder / "metrics.jsonl"
+    report = summarize(answers, result, config=config, rules=rules, rows=logged(metrics))
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    draw_learning_curve(folder / "metrics.jsonl", folder / "learning_curve.png", config=config, rules=rules)
+    draw_learning_curve(metrics, folder / "learning_curve.png", config=config, rules=rules)
     draw_policy_grid(answers, folder / "policy_grid.png")
     _print(report, folder)
 
 
 def summarize(
-    answers: Mapping[DecisionState, Answer], result: EvaluationResult, *, config: Config, rules: Rules
+    answers: Mapping[DecisionState, Answer],
+    result: EvaluationResult,
+    *,
+    config: Config,
+    rules: Rules,
+    rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The report as plain values.
 
     Rates and `mean_return` are of the held-out hands, `exact_return` and the agreements are of the answers
     to all observations. `ci95` is the interval of `mean_return` by the normal approximation. Without
-    held-out hands the former are null.
+    held-out hands the former are null. `training_hands` are those that were played, by `rows`, which is what the run
+    has logged of each iteration.
     """
     exact = evaluate(answers, rules=rules, illegal_return=config.reward.illegal_answer)
     agreed = agreement(answers)
@@ -77,7 +84,7 @@ def summarize(
         "optimal_agreement_weighted": agreed.weighted,
         "hands": hands,
         "hands_dropped": result.dropped,
-        "training_hands": config.trainer.iterations * config.rollout.batch_size,
+        "training_hands": round(sum(hands_played(rows)[-1:])),
         "train_seconds": result.train_seconds,
         "seed": config.seed,
         "answer_masking": False,

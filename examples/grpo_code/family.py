@@ -22,8 +22,8 @@ HIDDEN_CASES: Final = 6
 _HELD_OUT_SHARE: Final = 4
 """One program in so many is held out."""
 LIMITS: Final = MappingProxyType({"timeout_s": 15.0, "total_s": 25.0})
-"""No program of the family takes long: what does is a machine that is busy with training. The whole has to be within
-`env.message_timeout_s`."""
+"""No program of the family takes long: a case may take what it takes on a machine that is busy with training, and has
+failed after that. The whole has to be within `env.message_timeout_s`."""
 
 Numbers = list[int]
 

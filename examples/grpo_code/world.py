@@ -76,8 +76,10 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
         verdict = (await self._submit(Submit(type="submit", code=self._newest))).verdict
         assert verdict is not None
         told = {"passed": verdict.reason == "passed", "cases_passed": verdict.passed, "cases": verdict.total}
+        # A case that had all of its time is the submission's fault: to hang would be cheaper than to be wrong.
+        reward = 0.0 if verdict.timeout_scope == "case" else verdict.reward
         untold: dict[str, Any] = {}
-        if verdict.reward is None:  # nothing is known of the submission: it is not 0
+        if reward is None:  # nothing is known of the submission: it is not 0
             key = INFRASTRUCTURE_ERROR if verdict.reason == "sandbox_error" else UNSCORED
             untold[key] = verdict.detail or verdict.reason
         result = ToolResult.of(told)
@@ -85,7 +87,7 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
             content=result.content,
             value=result.value,
             structured=result.structured,
-            reward=verdict.reward,
+            reward=reward,
             done=self._state.done,
             metadata=untold,
         )

@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,10 +12,11 @@ from pathlib import Path
 
 from examples.sft.recipe import VALIDATION_SEEDS, VOCABULARY_SEEDS, RecipeConfig, record, solver_of, task_of
 from openenv_core.errors import OpenEnvError
-from rl_bridge.config import load_config, load_section
-from rl_bridge.data.traces import Trace, load_traces, samples_of, save_traces
+from rl_bridge.config import NAME_PATTERN, load_config, load_section
+from rl_bridge.data.traces import Solver, Trace, load_traces, samples_of, save_traces
 from rl_bridge.errors import BridgeError, ConfigError
 from rl_bridge.loops.sft import Look, SftResult, begin_checkpoint, fine_tune, trainer_settings
+from rl_bridge.rollout import ToolTask
 from rl_bridge.types import TrainSample
 
 POLICY = "policy"
@@ -30,6 +33,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
     arguments = parser.parse_args(words)
     try:
+        if arguments.name is not None and not re.fullmatch(NAME_PATTERN, arguments.name):
+            raise ConfigError(
+                f"expected --name as letters, digits, dots, dashes and underscores, got {arguments.name!r}; "
+                "output_dir=FOLDER puts runs elsewhere"
+            )
         recipe = load_section(arguments.config, arguments.overrides, RecipeConfig)
         folder = Path(recipe.output_dir) / (arguments.name or recipe.name)
         if folder.exists():
@@ -51,8 +59,14 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
         BridgeError: It cannot be done.
     """
     # 1. Traces: the scripted solver plays.
+    task, solver = task_of(load_config(recipe.world), folder), solver_of(recipe)
     folder.mkdir(parents=True)
-    words, training, validation = asyncio.run(_recorded(recipe, folder))
+    try:
+        words, training, validation = asyncio.run(_recorded(recipe, task, solver))
+    except BaseException:
+        with contextlib.suppress(OSError):  # what is in it nobody here has made
+            folder.rmdir()  # the name is to be had again
+        raise
     save_traces(folder / TRACES, training)
     save_traces(folder / VALIDATION, validation)
     print(f"{len(training)} traces to learn from, {len(validation)} to see when to stop: {folder}")
@@ -110,9 +124,9 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
 
         def told(look: Look) -> None:
             print(json.dumps(asdict(look)), file=file, flush=True)
+            loss = "     -" if look.loss is None else f"{look.loss:.4f}"
             print(
-                f"update {look.update:5d}  loss {look.loss:.4f}  validation {look.validation_loss:.4f}  "
-                f"{look.seconds:.0f} s"
+                f"update {look.update:5d}  loss {loss}  validation {look.validation_loss:.4f}  {look.seconds:.0f} s"
             )
 
         result = fine_tune(
@@ -128,8 +142,9 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     return result
 
 
-async def _recorded(recipe: RecipeConfig, folder: Path) -> tuple[list[Trace], list[Trace], list[Trace]]:
-    task, solver = task_of(load_config(recipe.world), folder), solver_of(recipe)
+async def _recorded(
+    recipe: RecipeConfig, task: ToolTask, solver: Solver
+) -> tuple[list[Trace], list[Trace], list[Trace]]:
     traces = await record(
         task,
         solver,

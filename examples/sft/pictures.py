@@ -60,10 +60,11 @@ def draw_losses(looks: Sequence[Look], picture: Path, *, kept: Look) -> None:
         kept: The look whose weights were kept.
     """
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    updates = [look.update for look in looks]
-    marker = "o" if len(looks) == 1 else None
-    axes.plot(updates, [look.loss for look in looks], marker=marker, label="of the newest batch")
-    axes.plot(updates, [look.validation_loss for look in looks], marker=marker, label="of validation")
+    learned = [(look.update, look.loss) for look in looks if look.loss is not None]
+    seen = [(look.update, look.validation_loss) for look in looks]
+    for curve, label in ((learned, "of the newest batch"), (seen, "of validation")):
+        marker = "o" if len(curve) == 1 else None
+        axes.plot([update for update, _ in curve], [loss for _, loss in curve], marker=marker, label=label)
     axes.axvline(kept.update, color="grey", linestyle=":", label=f"kept: {kept.validation_loss:.4f}")
     axes.set(xlabel="updates", ylabel="-mean log pi of the assistant's tokens", yscale="log")
     axes.grid(alpha=0.3, which="both")

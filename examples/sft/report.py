@@ -1,24 +1,14 @@
 """How many held-out tasks a policy solves, with an interval."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from examples.sft.pictures import draw_success_curves
+from rl_bridge.metrics.intervals import wilson_interval
 from rl_bridge.rollout import EvaluationResult
-
-Z95 = 1.96
-
-
-def wilson_interval(solved: int, tasks: int) -> tuple[float, float]:
-    """The 95% interval of a share, by Wilson's score (1927), which holds near 0 and 1 too."""
-    share = solved / tasks
-    centre = (share + Z95**2 / (2 * tasks)) / (1 + Z95**2 / tasks)
-    margin = Z95 / (1 + Z95**2 / tasks) * math.sqrt(share * (1 - share) / tasks + Z95**2 / (4 * tasks**2))
-    return max(0.0, centre - margin), min(1.0, centre + margin)
 
 
 def summarize(result: EvaluationResult) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Traces: whole chats with calls of tools, to be imitated. Recorded, kept as JSON lines, and made training rows.
 
-A line has `messages` and `tools`, as chat templates take them. What an assistant said is there as text; it becomes
-tokens where a policy's tokenizer is known, by the same `Conversation` that rollouts are made of.
+A line has `messages` and `tools`, as chat templates take them. What an assistant said is there as text, its calls too;
+it becomes tokens where a policy's tokenizer is known, by the same `Conversation` that rollouts are made of.
 """
 
 import json
@@ -22,6 +22,8 @@ from rl_bridge.tokens.tool_calls import CLOSE, OPEN, ToolCall
 from rl_bridge.types import NO_VERSION, Completion, Ending, TrainSample, Trajectory, Turn
 
 ASSISTANT = "assistant"
+_APART = ("tool_calls", "function_call")
+"""Where other data sets keep calls, beside the content."""
 
 Call: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """Calls a tool: its name and arguments, and what it gives."""
@@ -126,7 +128,8 @@ def load_traces(path: Path) -> list[Trace]:
     """Read traces; `tools` may be missing, and so may `reward`, which is 0 then.
 
     Raises:
-        ConfigError: The file cannot be read, a line is no trace, or there is none.
+        ConfigError: The file cannot be read, a line is no trace or has calls that are not written out in the content of
+            a message, or there is no line.
     """
     try:
         # Not splitlines: a text may have ends of lines of its own, such as U+2028.
@@ -142,7 +145,7 @@ def load_traces(path: Path) -> list[Trace]:
 def _trace(line: str, where: str) -> Trace:
     try:
         item = json.loads(line)
-        messages = tuple(_message(one) for one in item["messages"])
+        messages = tuple(_message(one, where) for one in item["messages"])
         trace = Trace(
             tools=tuple(item.get("tools", ())), messages=messages, reward=float(item.get("reward", 0.0))
         )
@@ -158,7 +161,16 @@ def _trace(line: str, where: str) -> Trace:
     return trace
 
 
-def _message(one: Mapping[str, Any]) -> Message:
+def _message(one: Mapping[str, Any], where: str) -> Message:
+    # How a policy writes a call only its template tells: a call that is not text here would not be learned at all.
+    if given := [key for key in _APART if one.get(key)]:
+        raise ConfigError(
+            f"expected messages with their calls in the content, got one with {given[0]} ({where}); write each call "
+            "out in the content, as the policy's chat template would have it"
+        )
+    for key in ("role", "content"):
+        if not isinstance(one[key], str):
+            raise ConfigError(f"expected messages whose {key} is text, got {one[key]!r:.100} ({where})")
     message = Message(role=one["role"], content=one["content"])
     if one.get("name") is not None:  # a tool's: templates may show it
         message["name"] = one["name"]

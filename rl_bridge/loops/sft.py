@@ -41,7 +41,7 @@ class SftConfig(Section):
     max_seconds: Positive | None = None
     """After how long no update is begun any more; None for no limit."""
     evaluate_every: Count = 25
-    """Updates between two looks at the validation loss."""
+    """Updates between two looks at the validation loss, the first of which is before any update."""
     patience: Count | None = 4
     """How many looks in a row may be no better than the best before it ends. None goes on whatever they say, until a
     limit comes. Either way the weights of the best look are kept."""
@@ -69,14 +69,14 @@ class Look:
     """What there was to see after some updates.
 
     Attributes:
-        update: How many.
-        loss: Of the newest update, on its own batch, before it.
+        update: How many; 0 before the first.
+        loss: Of the newest update, on its own batch, before it; None where there was none.
         validation_loss: -mean log pi over the tokens kept apart, after it.
         seconds: Since the beginning.
     """
 
     update: int
-    loss: float
+    loss: float | None
     validation_loss: float
     seconds: float
 
@@ -130,6 +130,8 @@ def fine_tune(
 ) -> SftResult:
     """Train until the validation loss stops falling, or a limit comes first.
 
+    The weights that it begins from are looked at too: where none are better, they are kept.
+
     Args:
         learner: A trainer with `trainer_settings`.
         training: The rows of each trace.
@@ -157,7 +159,16 @@ def fine_tune(
     began = time.monotonic()
     kept_apart = _batch(validation)
     looks: list[Look] = []
-    best: Look | None = None
+
+    def look(update: int, loss: float | None, seconds: float) -> Look:
+        validation_loss = -float(np.mean(learner.logprobs(kept_apart), dtype=np.float64))
+        seen = Look(update=update, loss=loss, validation_loss=validation_loss, seconds=seconds)
+        looks.append(seen)
+        told(seen)
+        return seen
+
+    best = look(0, None, 0.0)
+    learner.export(folder)
     for update, chosen in enumerate(_batches(len(training), config), 1):
         loss = learner.step(_batch([training[place] for place in chosen]))["loss/total"]
         seconds = time.monotonic() - began
@@ -166,16 +177,9 @@ def fine_tune(
         )
         if update % config.evaluate_every and not ended:
             continue
-        look = Look(
-            update=update,
-            loss=loss,
-            validation_loss=-float(np.mean(learner.logprobs(kept_apart), dtype=np.float64)),
-            seconds=seconds,
-        )
-        looks.append(look)
-        told(look)
-        if best is None or look.validation_loss < best.validation_loss:
-            best = look
+        newest = look(update, loss, seconds)
+        if newest.validation_loss < best.validation_loss:
+            best = newest
             learner.export(folder)
         settled = config.patience is not None and len(looks) - 1 - looks.index(best) >= config.patience
         if settled or ended:

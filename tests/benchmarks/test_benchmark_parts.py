@@ -1,15 +1,16 @@
 """Parts of long benchmarks: what is kept, what is measured again, what a failure leaves, where folders come from."""
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.commandline import parser
-from benchmarks.parts import PLAN, Parts, add_options, begun
+from benchmarks.parts import FILES, PLAN, Parts, add_options, begun
 from benchmarks.wire.figures import Figures
 
 PLANNED = {"first": 1800.0, "second": 900.0, "third": 900.0}
@@ -94,15 +95,21 @@ def test_it_says_how_long_the_rest_takes(tmp_path: Path) -> None:
     assert rest.said[1].startswith("second: kept in")
 
 
-def opened(words: list[str], plan: dict[str, int]) -> tuple[Path, object]:
+@contextlib.contextmanager
+def opening(words: list[str], plan: dict[str, int], *files: str) -> Iterator[tuple[Path, object]]:
     made = parser("thing", "", "")
     made.add_argument("--seeds", type=int)
     add_options(made)
-    with begun(made, made.parse_args(words), plan, name="thing", options=("quick", "seeds")) as (
-        folder,
-        found,
-    ):
-        assert json.loads((folder / PLAN).read_text()) == found
+    options = ("quick", "seeds")
+    with begun(made, made.parse_args(words), plan, name="thing", options=options, files=files) as opened:
+        yield opened
+
+
+def opened(words: list[str], plan: dict[str, int], *files: str) -> tuple[Path, object]:
+    with opening(words, plan, *files) as (folder, found):
+        told = json.loads((folder / PLAN).read_text())
+        assert set(told.pop(FILES)) == set(files)
+        assert told == found
     return folder, found
 
 
@@ -157,5 +164,54 @@ def test_the_body_s_own_errors_are_not_the_folder_s(tmp_path: Path) -> None:
     made = parser("thing", "", "")
     add_options(made)
     arguments: argparse.Namespace = made.parse_args(["--resume", str(tmp_path / "kept")])
-    with pytest.raises(OSError, match="of the body"), begun(made, arguments, {}, name="thing", options=()):
+    with (
+        pytest.raises(OSError, match="of the body"),
+        begun(made, arguments, {}, name="thing", options=(), files=()),
+    ):
         raise OSError("of the body")
+
+
+def refused(words: list[str], *files: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        opened(words, {}, *files)
+    assert ended.value.code == 2
+
+
+def test_nobody_goes_on_in_a_folder_where_another_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "kept"
+    with opening(["--folder", str(folder)], {"seeds": 3}):
+        refused(["--resume", str(folder)])
+        assert "expected the folder" in (said := capsys.readouterr().err)
+        assert f"{str(folder / 'run.lock')!r} names; wait for its end" in said
+    with opening(["--resume", str(folder)], {}):
+        refused(["--resume", str(folder)])
+    opened(["--resume", str(folder)], {})
+
+
+def test_a_folder_is_not_resumed_with_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, same, other = tmp_path / "kept", tmp_path / "same.yaml", tmp_path / "other.yaml"
+    same.write_text("traces: 3\n")
+    other.write_text("seeds: 3\n")
+    files = (str(same), str(other))
+    opened(["--folder", str(folder)], {"seeds": 3}, *files)
+    assert opened(["--resume", str(folder)], {}, *files) == (folder, {"seeds": 3})
+    other.write_text("seeds: 4\n")
+    capsys.readouterr()
+    refused(["--resume", str(folder)], *files)
+    assert f"expected {other} as when {str(folder)!r} was begun" in capsys.readouterr().err
+    other.unlink()
+    refused(["--resume", str(folder)], *files)
+    assert f"expected {str(other)!r}, which says what is measured" in capsys.readouterr().err
+    refused(["--folder", str(tmp_path / "new")], *files)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_from_before_there_were_digests_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / PLAN).write_text('{"seeds": 3}\n')
+    with opening(["--resume", str(tmp_path)], {}) as (_, found):
+        assert found == {"seeds": 3}
+    assert "could not be compared" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""BlackJack on a Kubernetes cluster; see README.md."""
+"""BlackJack on a Kubernetes cluster; see docs/clusters.md."""

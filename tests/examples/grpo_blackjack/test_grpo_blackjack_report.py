@@ -1,6 +1,7 @@
 """The report's figures by hand, its file and its pictures."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.image
@@ -17,15 +18,14 @@ from envs.blackjack_env.oracle import (
     optimal_return,
 )
 from examples.grpo_blackjack import chat
-from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
+from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid, hands_played
 from examples.grpo_blackjack.report import summarize, write_report
 from rl_bridge.config import Config, load_config
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.types import Ending
 
-CONFIG = load_config(
-    Path(chat.__file__).with_name("config.yaml"), ["trainer.iterations=3", "rollout.batch_size=32", "seed=5"]
-)
+CONFIG_FILE = Path(chat.__file__).with_name("config.yaml")
+CONFIG = load_config(CONFIG_FILE, ["trainer.iterations=3", "rollout.batch_size=32", "seed=5"])
 OPTIMUM: dict[DecisionState, Answer] = dict(optimal_policy())
 STAND: dict[DecisionState, Answer] = dict.fromkeys(DECISION_STATES, "stand")
 
@@ -49,10 +49,24 @@ TEN = result(
 )
 
 
+# A batch of 32 hands in groups of 8, then another; the second and third iteration refused groups beside them.
+ROWS = [
+    {
+        "iteration": number,
+        "reward/mean": mean + 0.2,
+        "rollout/reward_mean": mean,
+        "rollout/trajectories": hands,
+        "rollout/groups": hands / 8,
+        "rollout/refused_groups": refused,
+    }
+    for number, mean, hands, refused in ((1, -0.4, 32.0, 0.0), (2, -0.3, 32.0, 2.0), (3, -0.25, 64.0, 4.0))
+]
+
+
 def summary(
     answers: dict[DecisionState, Answer], outcome: EvaluationResult, config: Config = CONFIG
 ) -> dict[str, object]:
-    return summarize(answers, outcome, config=config, rules=Rules())
+    return summarize(answers, outcome, config=config, rules=Rules(), rows=ROWS)
 
 
 def test_by_hand() -> None:
@@ -65,7 +79,13 @@ def test_by_hand() -> None:
     rates = [report[f"{name}_rate"] for name in ("win", "push", "loss", "illegal")]
     assert rates == pytest.approx([0.3, 0.2, 0.4, 0.1])
     assert (report["hands"], report["hands_dropped"], report["seed"]) == (10, 2, 5)
-    assert (report["train_seconds"], report["training_hands"], report["answer_masking"]) == (12.5, 96, False)
+    assert (report["train_seconds"], report["training_hands"], report["answer_masking"]) == (12.5, 176, False)
+
+
+def test_hands_of_refused_groups_were_played_and_a_batch_may_change() -> None:
+    # 4 groups of 8; 4 and 2 that were refused; 8 and 4.
+    assert hands_played(ROWS).tolist() == [32.0, 80.0, 176.0]
+    assert summary(OPTIMUM, TEN, load_config(CONFIG_FILE, ["trainer.iterations=99"]))["training_hands"] == 176
 
 
 def test_an_illegal_answer_is_no_loss_by_play_whatever_it_costs() -> None:
@@ -117,11 +137,14 @@ def test_the_baselines_of_the_issue() -> None:
         assert row["win_rate"] + row["push_rate"] + row["loss_rate"] == pytest.approx(1.0)
 
 
-def metrics(folder: Path, *, probes: bool = True) -> Path:
+NOTHING: Mapping[str, float] = {}
+
+
+def metrics(folder: Path, figures: Mapping[str, float] = NOTHING, *, probes: bool = True) -> Path:
+    probed = (None, -0.2, -0.1) if probes else (None,) * 3
     rows = [
-        {"iteration": 1, "reward/mean": -0.4},
-        {"iteration": 2, "reward/mean": -0.3, **({"probe/exact_return": -0.2} if probes else {})},
-        {"iteration": 3, "reward/mean": -0.25, **({"probe/exact_return": -0.1} if probes else {})},
+        row | dict(figures) | ({} if exact is None else {"probe/exact_return": exact})
+        for row, exact in zip(ROWS, probed, strict=True)
     ]
     path = folder / "metrics.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -141,18 +164,35 @@ def share_of(image: np.ndarray[tuple[int, ...], np.dtype[np.float32]], colour: s
     return float((np.abs(image - wanted).max(axis=-1) < 0.02).mean())
 
 
+def curve(
+    folder: Path, figures: Mapping[str, float] = NOTHING, *, probes: bool = True
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    picture = folder / "curve.png"
+    draw_learning_curve(metrics(folder, figures, probes=probes), picture, config=CONFIG, rules=Rules())
+    return pixels(picture)
+
+
+EXACT, SAMPLED = "#1d3557", "#8888aa"
+
+
 def test_the_learning_curve_shows_the_run(tmp_path: Path) -> None:
-    picture = tmp_path / "curve.png"
-    draw_learning_curve(metrics(tmp_path), picture, config=CONFIG, rules=Rules())
-    image = pixels(picture)
-    assert share_of(image, "#1d3557") > 0.0005  # the exact returns
-    assert share_of(image, "#ffffff") < 0.99
+    image = curve(tmp_path)
+    assert share_of(image, EXACT) > 0.0005
+    beyond = curve(tmp_path, {"rollout/reward_mean": -9.0})  # what is drawn of it is in the legend
+    assert share_of(image, SAMPLED) > share_of(beyond, SAMPLED) > 0
+
+
+def test_what_is_sampled_is_all_that_was_played(tmp_path: Path) -> None:
+    image = curve(tmp_path)
+    assert np.array_equal(image, curve(tmp_path, {"reward/mean": 0.0}))
+    assert not np.array_equal(image, curve(tmp_path, {"rollout/reward_mean": -0.2}))
 
 
 def test_the_learning_curve_of_a_run_without_probes(tmp_path: Path) -> None:
-    picture = tmp_path / "curve.png"
-    draw_learning_curve(metrics(tmp_path, probes=False), picture, config=CONFIG, rules=Rules())
-    assert share_of(pixels(picture), "#ffffff") < 0.99
+    image = curve(tmp_path, probes=False)
+    beyond = curve(tmp_path, {"rollout/reward_mean": -9.0}, probes=False)
+    assert share_of(image, SAMPLED) > share_of(beyond, SAMPLED) > 0
+    assert share_of(image, EXACT) < share_of(curve(tmp_path), EXACT)
 
 
 @pytest.mark.slow

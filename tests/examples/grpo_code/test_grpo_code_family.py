@@ -2,12 +2,15 @@
 
 import asyncio
 import random
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envs.code_interpreter_env.grading import public_view
+from examples.grpo_code import family
 from examples.grpo_code.family import (
     CHANGES,
     ENDS,
@@ -131,6 +134,26 @@ def test_lists_that_tell_nothing_apart_are_drawn_anew() -> None:
     assert not told_apart(program, [[2, 3, 4], [2, 5, 4]])  # always the same
 
 
+def test_the_episode_that_is_shown_is_one() -> None:
+    shown = Path(family.__file__).with_name("README.md").read_text(encoding="utf-8")
+    number = re.search(r"that of seed (\d+),", shown)
+    assert number is not None
+    prompt = make_task(int(number[1]), held_out=False).prompt
+    source = solution(prompt)
+    code = f"{source}\nprint({example(prompt)})"
+    numbers = [int(one) for one in re.findall(r"-?\d+", example(prompt))]
+    words = " ".join(shown.split())
+    assert f"user {prompt} assistant" in words
+    assert f'"code": "{" ".join(code.split())}"' in words
+    assert f"tool {run(source, numbers)} assistant" in words
+
+
+def test_there_are_as_many_programs_as_is_said() -> None:
+    steps = sum(8 if "#" in step.code else 1 for step in CHANGES)
+    # Before those are left out that nothing tells from lesser ones.
+    assert 1_300_000 < steps ** len(family.NAMES) * len(ENDS) < 1_400_000
+
+
 @pytest.mark.parametrize(
     "prompt", ["Write a poem.", "Write f(xs) for a list of integers. Dance. Example: f([]) is 0."]
 )
@@ -177,14 +200,38 @@ async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
         await world.close()
 
 
+async def test_to_hang_is_not_cheaper_than_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "LIMITS", {"timeout_s": 1.0, "total_s": 25.0})
+    world = CodeFamilyEnvironment()
+    try:
+        await world.reset(seed=5)
+        await called(world, "run_python", "def f(xs):\n    while True: pass")
+        hung = await called(world, "submit")
+        assert (hung.reward, hung.done, hung.metadata) == (0.0, True, {})
+        assert hung.result == {"passed": False, "cases_passed": 0, "cases": 7}
+    finally:
+        await world.close()
+
+
 @pytest.mark.parametrize(
-    ("reason", "key"), [("timeout", UNSCORED), ("sandbox_error", INFRASTRUCTURE_ERROR), ("failed", None)]
+    ("reason", "scope", "reward", "key"),
+    [
+        ("timeout", "case", 0.0, None),
+        ("timeout", "total", None, UNSCORED),
+        ("sandbox_error", None, None, INFRASTRUCTURE_ERROR),
+        ("failed", None, 0.0, None),
+    ],
 )
 async def test_what_nobody_could_judge_is_not_0(
-    monkeypatch: pytest.MonkeyPatch, reason: str, key: str | None
+    monkeypatch: pytest.MonkeyPatch, reason: str, scope: str | None, reward: float | None, key: str | None
 ) -> None:
     verdict = SimpleNamespace(
-        reason=reason, detail="in words", passed=0, total=7, reward=0.0 if key is None else None
+        reason=reason,
+        detail="in words",
+        timeout_scope=scope,
+        passed=0,
+        total=7,
+        reward=0.0 if reason == "failed" else None,
     )
     world = CodeFamilyEnvironment()
 
@@ -194,7 +241,7 @@ async def test_what_nobody_could_judge_is_not_0(
     monkeypatch.setattr(world, "_submit", judged)
     try:
         seen = await called(world, "submit")
-        assert seen.reward == verdict.reward
+        assert seen.reward == reward
         assert seen.metadata == ({} if key is None else {key: "in words"})
     finally:
         await world.close()

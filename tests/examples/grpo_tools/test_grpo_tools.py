@@ -80,7 +80,8 @@ def test_whoever_answers_without_looking_is_rarely_right() -> None:
         known[family][answer] += 1
     held_out = [asked(seed) for seed in held_out_seeds(0, 400)]
     guessed = sum(answer == known[family].most_common(1)[0][0] for family, answer in held_out)
-    assert guessed < 0.2 * len(held_out)
+    # The README's one in ten. Of 1,500 tasks it is 11.5%, of these 8.8%; the deviation of a share of 400 is 1.6%.
+    assert guessed < 0.13 * len(held_out)
 
 
 def test_a_seed_beyond_all_is_refused() -> None:

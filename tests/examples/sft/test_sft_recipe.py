@@ -81,6 +81,54 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.Captu
     assert "choose another --name" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("world=missing.yaml", "missing.yaml"),
+        ("world=examples/grpo_blackjack/config.yaml", "BlackjackTask"),
+        ("solver=examples.grpo_tools.solver:nobody", "nobody"),
+    ],
+)
+def test_nothing_is_made_for_a_recipe_that_cannot_be_begun(
+    word: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", str(FOLDER / "tools.yaml"), f"output_dir={tmp_path / 'runs'}", word]
+    assert sft.main(words) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("error", [ConfigError("expected the solver to earn 1"), KeyboardInterrupt()])
+def test_no_folder_is_left_where_nothing_was_recorded(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    async def fails(task: ToolTask, *_: object) -> None:
+        made.append(task.folder.is_dir())
+        raise error
+
+    monkeypatch.setattr(sft, "record", fails)
+    words = ["--config", str(FOLDER / "tools.yaml"), "--name", "new", f"output_dir={tmp_path}"]
+    if isinstance(error, ConfigError):
+        assert sft.main(words) == 2
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            sft.main(words)
+    assert made == [True]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "../sft", "a/b", "-x"])
+def test_a_name_is_no_path(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", str(FOLDER / "tools.yaml"), f"--name={name}", f"output_dir={tmp_path / 'runs'}"]
+    assert sft.main(words) == 2
+    assert f"expected --name as letters, digits, dots, dashes and underscores, got {name!r}" in (
+        capsys.readouterr().err
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_world_without_tools_is_refused(tmp_path: Path) -> None:
     world = load_config("examples/grpo_blackjack/config.yaml")
     with pytest.raises(ConfigError, match="BlackjackTask"):
@@ -157,10 +205,13 @@ def pixels(picture: Path) -> NDArray[np.float32]:
 
 
 def test_losses_are_drawn_up_to_a_single_look(tmp_path: Path) -> None:
+    began = Look(update=0, loss=None, validation_loss=4.0, seconds=0.0)
     looks = [Look(update=5 * n, loss=2.0 / n, validation_loss=3.0 / n, seconds=float(n)) for n in (1, 2, 3)]
     drawn = {}
     for name, (seen, kept) in {
-        "first kept": (looks, looks[0]), "last kept": (looks, looks[-1]), "one": (looks[:1], looks[0])
+        "first kept": (looks, looks[0]), "last kept": (looks, looks[-1]), "one": (looks[:1], looks[0]),
+        "from the beginning": ([began, *looks], looks[-1]), "the beginning": ([began], began),
+        "one update": ([began, looks[0]], looks[0]),
     }.items():  # fmt: skip
         draw_losses(seen, tmp_path / "losses.png", kept=kept)
         drawn[name] = pixels(tmp_path / "losses.png")
@@ -196,8 +247,15 @@ def test_the_whole_recipe_at_toy_size(name: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert sft.main(["--config", str(FOLDER / f"{name}.yaml"), "--name", "toy", *toy]) == 0
     looks = [json.loads(line) for line in (tmp_path / "toy" / "sft.jsonl").read_text().splitlines()]
-    assert looks[-1]["loss"] < 0.7 * looks[0]["loss"]
-    assert (pixels(tmp_path / "toy" / "losses.png") < 1).any(), "an empty picture"
+    assert (looks[0]["update"], looks[0]["loss"]) == (0, None)
+    assert looks[-1]["loss"] < 0.7 * looks[1]["loss"]
+    drawn = pixels(tmp_path / "toy" / "losses.png")
+    seen = [Look(**look) for look in looks]
+    kept = min(seen, key=lambda look: look.validation_loss)
+    draw_losses(seen, tmp_path / "again.png", kept=kept)
+    assert np.array_equal(drawn, pixels(tmp_path / "again.png"))
+    draw_losses(seen[:1], tmp_path / "less.png", kept=seen[0])
+    assert not np.array_equal(drawn, pixels(tmp_path / "less.png"))
     policy = tmp_path / "toy" / "policy"
     ChatTokenizer(policy)
     began, ended = (Checkpoint(folder).tensors() for folder in (tmp_path / "toy" / "initial_policy", policy))

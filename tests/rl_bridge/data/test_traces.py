@@ -146,6 +146,12 @@ def test_tools_and_reward_may_be_missing(tmp_path: Path) -> None:
     assert load_traces(tmp_path / "chats.jsonl") == [Trace(tools=(), messages=tuple(chat), reward=0.0)]
 
 
+def test_no_calls_are_none(tmp_path: Path) -> None:
+    chat = [USER, {**ASSISTANT, "tool_calls": [], "function_call": None}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    assert [trace.messages for trace in load_traces(tmp_path / "chats.jsonl")] == [(USER, ASSISTANT)]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_text_may_have_ends_of_lines_of_its_own(tmp_path: Path, end: str) -> None:
     chat = [{"role": "user", "content": "one\u2028two\x85"}, {"role": "assistant", "content": "2"}]
@@ -155,6 +161,7 @@ def test_a_text_may_have_ends_of_lines_of_its_own(tmp_path: Path, end: str) -> N
 
 
 USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +175,21 @@ USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "conte
         (json.dumps({"messages": [USER]}), "one of the assistant's"),
         (json.dumps({"messages": [ASSISTANT, USER]}), "begin with another's"),
         (json.dumps({"messages": [ASSISTANT, ASSISTANT]}), "begin with another's"),
+        *(
+            (json.dumps({"messages": [USER, {**ASSISTANT, "content": content, **apart}]}), complaint)
+            for content, apart, complaint in (
+                (
+                    "",
+                    {"tool_calls": [CALL]},
+                    r"got one with tool_calls \(.*bad\.jsonl, line 1\); write each call",
+                ),
+                (None, {"tool_calls": [CALL]}, "got one with tool_calls"),
+                (None, {"function_call": CALL["function"]}, "got one with function_call"),
+                (None, {}, r"whose content is text, got None \(.*bad\.jsonl, line 1\)"),
+                ([{"type": "text", "text": "b"}], {}, "whose content is text, got"),
+                ("b", {"role": None}, "whose role is text, got None"),
+            )
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused(line: str, complaint: str, tmp_path: Path) -> None:

@@ -77,47 +77,57 @@ def run(
 
 
 def test_it_ends_when_the_validation_loss_has_stopped_falling_and_keeps_the_best() -> None:
-    learner = ScriptedLearner([3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1, 0.1])
+    learner = ScriptedLearner([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1, 0.1])
     result, told = run(learner, patience=3)
     assert result.settled
-    assert [look.validation_loss for look in told] == pytest.approx([3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1])
-    assert result.kept == told[3]
+    assert [look.validation_loss for look in told] == pytest.approx([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1])
+    assert result.kept == told[4]
     assert (result.kept.update, result.kept.loss) == (8, 8.0)
-    # Each time that it was the best so far: after looks 1, 2 and 4. As good as the best is no better.
-    assert learner.exported_after == [2, 4, 8]
+    # Each time that it was the best so far: before any update, and after 2, 4 and 8. As good as the best is no better.
+    assert learner.exported_after == [0, 2, 4, 8]
+
+
+def test_what_it_begins_from_is_kept_where_nothing_is_better() -> None:
+    learner = ScriptedLearner([1.0, 2.0, 1.5, 0.1])
+    result, told = run(learner, patience=2)
+    assert result.settled
+    assert result.kept == told[0]
+    assert (told[0].update, told[0].loss, told[0].seconds) == (0, None, 0.0)
+    assert [look.update for look in told] == [0, 2, 4]
+    assert learner.exported_after == [0]
 
 
 def test_a_limit_of_updates_comes_first() -> None:
-    learner = ScriptedLearner([3.0, 2.0, 1.0])
+    learner = ScriptedLearner([4.0, 3.0, 2.0, 1.0])
     result, _ = run(learner, patience=3, max_updates=5)
     assert not result.settled
-    # Looked at after 2, 4 and the last.
-    assert [look.update for look in result.looks] == [2, 4, 5]
-    assert learner.exported_after == [2, 4, 5]
+    # Looked at before any, after 2, 4 and the last.
+    assert [look.update for look in result.looks] == [0, 2, 4, 5]
+    assert learner.exported_after == [0, 2, 4, 5]
 
 
 def test_a_limit_of_time_comes_first() -> None:
-    learner = ScriptedLearner()
+    learner = ScriptedLearner([2.0, 1.0])
     result, _ = run(learner, max_seconds=1e-9)
     assert (len(learner.learned), result.settled) == (1, False)
-    assert learner.exported_after == [1]
+    assert learner.exported_after == [0, 1]
 
 
 def test_without_patience_it_goes_on_and_keeps_the_best() -> None:
-    learner = ScriptedLearner([1.0, 2.0, 3.0, 4.0, 5.0])
+    learner = ScriptedLearner([1.5, 1.0, 2.0, 3.0, 4.0, 5.0])
     result, _ = run(learner, patience=None, max_updates=10)
     assert not result.settled
     assert result.kept.validation_loss == pytest.approx(1.0)
-    assert learner.exported_after == [2]
+    assert learner.exported_after == [0, 2]
     assert len(learner.learned) == 10
 
 
 def test_the_last_weights_are_written_where_somebody_wants_them() -> None:
-    learner = ScriptedLearner([2.0, 1.0, 3.0])
+    learner = ScriptedLearner([3.0, 2.0, 1.0, 3.0])
     result, _ = run(learner, patience=None, max_updates=6, last=Path("elsewhere"))
     assert result.kept.update == 4
-    assert learner.exported_after == [2, 4, 6]
-    assert [str(folder) for folder in learner.exported_to] == ["nowhere", "nowhere", "elsewhere"]
+    assert learner.exported_after == [0, 2, 4, 6]
+    assert [str(folder) for folder in learner.exported_to] == ["nowhere"] * 3 + ["elsewhere"]
 
 
 def test_every_trace_comes_once_an_epoch_and_each_epoch_in_another_order() -> None:

@@ -44,6 +44,10 @@ def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path,
     before = -float(np.mean(learner.logprobs(one)))
     assert learner.step(one)["loss/total"] == pytest.approx(before, abs=1e-5)
     assert -float(np.mean(learner.logprobs(one))) < before
+    # A look changes nothing: without any, the next update finds what it finds after two.
+    unseen = Trainer(trainer_settings(config, tmp_path, tiny_policy, dtype="float32"))
+    unseen.step(one)
+    assert unseen.step(one)["loss/total"] == learner.step(one)["loss/total"]
 
     learner = Trainer(trainer_settings(config, tmp_path, tiny_policy, dtype="float32"))
     begin_checkpoint(tmp_path / "policy", tiny_policy)
