@@ -17,15 +17,12 @@ from rl_bridge.config import PRESETS, AlgorithmConfig, Config, load_config
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ["dr_grpo", "gspo", "cispo", "ppo"])  # the others train in other tests
 def test_a_quick_run_measures_a_preset(tmp_path: Path, name: str) -> None:
     found = quick_benchmark("presets", tmp_path, "--presets", name)
     rounds = {row["figure"]: row["rounds"] for row in found["figures"] if row["of"] == name}
     assert [len(rounds[figure]) for figure in (RATIO, EXACT)] == [2, 2]
-    if AlgorithmConfig.model_validate({"name": name}).dynamic_sampling:
-        assert 32.0 <= rounds[HANDS][0] < rounds[HANDS][1]
-    else:
-        assert rounds[HANDS] == [32.0, 64.0]
+    assert rounds[HANDS] == [32.0, 64.0]
 
 
 @pytest.mark.parametrize("name", PRESETS)
