@@ -1,16 +1,16 @@
 """Train with each preset, and read what the runs have logged."""
 
 import asyncio
-import json
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
 from benchmarks.parts import Parts
 from benchmarks.presets.plan import CONFIG, Plan, part
 from benchmarks.wire.figures import Figures
+from examples.grpo_blackjack.hands import hands_played, logged
 from rl_bridge.config import AlgorithmConfig, Config, load_config
 
 ITERATION: Final = "iteration"
@@ -55,11 +55,8 @@ def _trained(plan: Plan, name: str, seed: int, folder: Path, figures: Figures) -
 
 def read(run: Path, figures: Figures, name: str, load: str) -> None:
     """Add what a run has logged of each iteration, and the curve of its exact returns."""
-    hands = 0.0
-    for line in (run / _METRICS).read_text(encoding="utf-8").splitlines():
-        row: dict[str, Any] = json.loads(line)
-        played = row["rollout/groups"] + row["rollout/refused_groups"]
-        hands += row["rollout/trajectories"] * played / row["rollout/groups"]
+    rows = logged(run / _METRICS)
+    for row, hands in zip(rows, hands_played(rows).tolist(), strict=True):
         for figure in (RATIO, SECONDS):
             figures.add(figure, name, load, row[figure])
         figures.add(CLIPPED, name, load, row[LOW] + row[HIGH])

@@ -1,17 +1,15 @@
 """The learning curve against the baselines, and the learned policy beside the optimal one."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from numpy.typing import NDArray
 
 from envs.blackjack_env.baselines import baselines
 from envs.blackjack_env.odds import DEALER_CARDS, HARD_TOTALS, SOFT_TOTALS
 from envs.blackjack_env.oracle import Answer, DecisionState, Rules, optimal_policy
+from examples.grpo_blackjack.hands import hands_played, logged
 from rl_bridge.config import Config
 
 mpl.use("agg")
@@ -23,23 +21,6 @@ _CODES: Mapping[Answer, int] = {"stand": 0, "hit": 1, None: 2}
 _COLOURS = ListedColormap(["#c8553d", "#2a9d8f", "#222222"])
 _SMOOTHING = 10
 """Iterations that the sampled curve is averaged over."""
-
-
-def logged(metrics: Path) -> list[dict[str, Any]]:
-    """Return what a run has logged of each iteration."""
-    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-
-
-def hands_played(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-    """Return how many hands had been played by the end of each iteration.
-
-    Those of refused groups are among them: dynamic sampling plays more than a batch.
-    """
-    played = [
-        row["rollout/trajectories"] * (1 + row["rollout/refused_groups"] / row["rollout/groups"])
-        for row in rows
-    ]
-    return np.cumsum(np.array(played, dtype=np.float64))
 
 
 def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: Rules) -> None:

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from envs.blackjack_env.baselines import baselines
 from envs.blackjack_env.oracle import Answer, DecisionState, Rules, agreement, evaluate
-from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid, hands_played, logged
+from examples.grpo_blackjack.hands import hands_played, logged
+from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
 from rl_bridge.config import Config
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.types import Ending

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from examples.sft.recipe import VALIDATION_SEEDS, VOCABULARY_SEEDS, RecipeConfig, record, solver_of, task_of
 from openenv_core.errors import OpenEnvError
-from rl_bridge.config import NAME_PATTERN, load_config, load_section
+from rl_bridge.config import load_config, load_section, require_name
 from rl_bridge.data.traces import Solver, Trace, load_traces, samples_of, save_traces
 from rl_bridge.errors import BridgeError, ConfigError
 from rl_bridge.loops.sft import Look, SftResult, begin_checkpoint, fine_tune, trainer_settings
@@ -33,11 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
     arguments = parser.parse_args(words)
     try:
-        if arguments.name is not None and not re.fullmatch(NAME_PATTERN, arguments.name):
-            raise ConfigError(
-                f"expected --name as letters, digits, dots, dashes and underscores, got {arguments.name!r}; "
-                "output_dir=FOLDER puts runs elsewhere"
-            )
+        require_name(arguments.name, what="runs")
         recipe = load_section(arguments.config, arguments.overrides, RecipeConfig)
         folder = Path(recipe.output_dir) / (arguments.name or recipe.name)
         if folder.exists():

@@ -1,7 +1,6 @@
 """`ropewalk evaluate`: a policy plays held-out episodes, and is not trained."""
 
 import argparse
-import re
 import sys
 import time
 from pathlib import Path
@@ -44,15 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from rl_bridge.config import NAME_PATTERN, load_config
-    from rl_bridge.errors import ConfigError
+    from rl_bridge.config import load_config, require_name
 
     config = load_config(arguments.config, arguments.overrides)
-    if arguments.name is not None and not re.fullmatch(NAME_PATTERN, arguments.name):
-        raise ConfigError(
-            f"expected --name as letters, digits, dots, dashes and underscores, got {arguments.name!r}; "
-            "output_dir=FOLDER puts evaluations elsewhere"
-        )
+    require_name(arguments.name, what="evaluations")
     from rl_bridge.loops.evaluation_session import evaluate_run
 
     name = arguments.name or f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"

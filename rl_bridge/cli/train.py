@@ -1,7 +1,6 @@
 """`ropewalk train`: one run, from a configuration to a report."""
 
 import argparse
-import re
 import sys
 import time
 from pathlib import Path
@@ -58,7 +57,7 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
     from rl_bridge.errors import ConfigError, MissingStack
 
     try:
-        from rl_bridge.config import CONFIG_FILE, NAME_PATTERN, folder_exists, load_config, ready_to_train
+        from rl_bridge.config import CONFIG_FILE, folder_exists, load_config, ready_to_train, require_name
         from rl_bridge.loops.folder_lock import is_unused
     except ModuleNotFoundError as error:
         raise MissingStack(str(error.name)) from error
@@ -75,11 +74,7 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
         return config, folder
     config = load_config(arguments.config, overrides)
     ready_to_train(config)
-    if arguments.name is not None and not re.fullmatch(NAME_PATTERN, arguments.name):
-        raise ConfigError(
-            f"expected --name as letters, digits, dots, dashes and underscores, got {arguments.name!r}; "
-            "output_dir=FOLDER puts runs elsewhere"
-        )
+    require_name(arguments.name, what="runs")
     name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.output_dir) / name
     if not is_unused(folder):

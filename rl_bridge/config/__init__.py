@@ -4,9 +4,11 @@ from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
 from rl_bridge.config.loading import (
     CONFIG_FILE,
+    PARTIAL_CONFIG_FILE,
     folder_exists,
     load_config,
     load_section,
+    require_name,
     resolve,
     save_config,
 )
@@ -28,6 +30,7 @@ from rl_bridge.config.trainer import TrainerConfig
 __all__ = [
     "CONFIG_FILE",
     "NAME_PATTERN",
+    "PARTIAL_CONFIG_FILE",
     "PRESETS",
     "AlgorithmConfig",
     "CoderConfig",
@@ -47,6 +50,7 @@ __all__ = [
     "load_config",
     "load_section",
     "ready_to_train",
+    "require_name",
     "resolve",
     "save_config",
 ]

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import importlib
+import re
 import types
 import typing
 from collections.abc import Hashable, Iterable, Mapping
@@ -13,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.schema import Config
+from rl_bridge.config.schema import NAME_PATTERN, Config
 from rl_bridge.config.section import Section
 from rl_bridge.errors import ConfigError
 
@@ -23,6 +24,8 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 CONFIG_FILE = "config.yaml"
 """In a run's folder: the configuration with every key and override, from which the run can be resumed."""
+PARTIAL_CONFIG_FILE = f"{CONFIG_FILE}.partial"
+"""Beside it while it is written."""
 
 
 def save_config(config: Config, folder: Path) -> None:
@@ -32,7 +35,7 @@ def save_config(config: Config, folder: Path) -> None:
         OSError: It cannot be written.
     """
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    partial = folder / f"{CONFIG_FILE}.partial"
+    partial = folder / PARTIAL_CONFIG_FILE
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(folder / CONFIG_FILE)
@@ -40,6 +43,23 @@ def save_config(config: Config, folder: Path) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def require_name(name: str | None, *, what: str) -> None:
+    """Refuse a `--name` that is no name of a folder.
+
+    Args:
+        name: None where none was given.
+        what: What is kept in such folders, in the plural.
+
+    Raises:
+        ConfigError: It has other characters than names have.
+    """
+    if name is not None and not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigError(
+            f"expected --name as letters, digits, dots, dashes and underscores, got {name!r}; "
+            f"output_dir=FOLDER puts {what} elsewhere"
+        )
 
 
 def folder_exists(folder: Path) -> ConfigError:

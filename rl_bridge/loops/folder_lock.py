@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from rl_bridge.config import CONFIG_FILE
+from rl_bridge.config import PARTIAL_CONFIG_FILE
 from rl_bridge.errors import RunInUse
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 LOCK_FILE: Final = "run.lock"
 """In a run's folder. It stays when the run ends: what counts is whether somebody has locked it."""
 
-_LEFT: Final = {LOCK_FILE, f"{CONFIG_FILE}.partial"}
+_LEFT: Final = {LOCK_FILE, PARTIAL_CONFIG_FILE}
 """What a run leaves that was killed before it had written its configuration: nothing that could be gone on with."""
 
 _TAKEN: Final = (errno.EWOULDBLOCK, errno.EACCES)

@@ -10,14 +10,12 @@ from typing import Any
 from rl_bridge.data.examples import Example
 from rl_bridge.errors import GeneratorError, PromptRefused
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.attempts import back_off
 from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.stopping import until_stopped
 from rl_bridge.types import Ending, Trajectory, Turn
-
-BACKOFF_S = 0.1
-"""Before the second attempt at an answer; doubles with each further one."""
 
 
 class SingleTurn:
@@ -100,7 +98,7 @@ class SingleTurn:
         key = assignment.sampling_key
         for number in range(self._max_attempts):
             if number:
-                await asyncio.sleep(BACKOFF_S * 2 ** (number - 1))
+                await back_off(number)
             try:
                 return await self._policy.answer(
                     prompt,

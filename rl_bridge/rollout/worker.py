@@ -21,15 +21,13 @@ from rl_bridge.errors import (
 )
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.attempts import back_off
 from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
 from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.stopping import until_stopped
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending
-
-BACKOFF_S = 0.1
-"""Before the second attempt at an episode; doubles with each further one."""
 
 
 class RolloutWorker:
@@ -115,7 +113,7 @@ class RolloutWorker:
         for number in range(self._max_attempts):
             if number:
                 with span("back off", waits_for="environment"):
-                    await asyncio.sleep(BACKOFF_S * 2 ** (number - 1))
+                    await back_off(number)
             try:
                 return await self._play(seed, assignment.settings, key)
             except PromptRefused:

@@ -18,7 +18,8 @@ from envs.blackjack_env.oracle import (
     optimal_return,
 )
 from examples.grpo_blackjack import chat
-from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid, hands_played
+from examples.grpo_blackjack.hands import hands_played
+from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
 from examples.grpo_blackjack.report import summarize, write_report
 from rl_bridge.config import Config, load_config
 from rl_bridge.rollout import EvaluationResult

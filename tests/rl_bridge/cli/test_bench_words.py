@@ -2,19 +2,15 @@
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from module_run import run_module
 
 from rl_bridge.cli.bench import COMMAND
 from rl_bridge.metrics import JsonlSink, SpanTotals
 from rl_bridge.metrics.status import StatusSnapshot
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
-
-ROOT = Path(__file__).parents[3]
 
 
 def bench(*words: str) -> int:
@@ -72,11 +68,8 @@ def test_run_that_is_over_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_run_as_a_module(tmp_path: Path) -> None:
     log(tmp_path)
-    words = [sys.executable, "-m", "rl_bridge.bench", "throughput", "--run", str(tmp_path), "--json"]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
-    )
+    words = ["throughput", "--run", str(tmp_path), "--json"]
+    done = run_module("rl_bridge.bench", *words, cwd=tmp_path, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["utilisation"] == {"trainer": pytest.approx(0.5)}
 

@@ -1,16 +1,14 @@
 """A run on a dataset, from its file to its report: trained, refused with other examples, gone on with."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from module_run import run_module
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[3]
 # Siblings must not all earn the same.
 REWARD = "def short(prompt, response, target):\n    return float(len(response) % 3) + (target == 'b')\n"
 CONFIG = """
@@ -24,16 +22,7 @@ TIMEOUT_S = 300.0
 
 
 def train(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "rl_bridge.train", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return run_module("rl_bridge.train", *words, cwd=folder, timeout_s=TIMEOUT_S)
 
 
 def prompts(count: int) -> str:

@@ -1,19 +1,16 @@
 """The guide's file, with overrides for model, environment, reward, nodes and GPUs, trains on this machine."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from module_run import ROOT, run_module
 
 from rl_bridge.config import load_config
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "tests" / "rl_bridge" / "config" / "guide.yaml"
 HERE = ["--monarch.num_nodes", "1", "--monarch.gpus_per_node", "0", "--trainer.num_gpus", "0"]
 SMALL = [
@@ -27,18 +24,8 @@ TIMEOUT_S = 500.0
 def train(folder: Path, *words: str) -> Path:
     """Train as the guide says it is begun, from a folder with the user's own reward function."""
     (folder / "guide_reward.py").write_text(REWARD)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "rl_bridge.train", "--config", str(GUIDE), "--name", "guide"),
-            *("reward.function=guide_reward.compute_reward", *HERE, *SMALL, *words),
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    begin = ["--config", str(GUIDE), "--name", "guide", "reward.function=guide_reward.compute_reward"]
+    done = run_module("rl_bridge.train", *begin, *HERE, *SMALL, *words, cwd=folder, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return folder / "runs" / "guide"
 

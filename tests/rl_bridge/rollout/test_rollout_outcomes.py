@@ -7,7 +7,7 @@ from troubled_fixtures import EARNED, LENGTH, SAYINGS, TroubledTask
 from worker_fixtures import HERE, absences, playing, trajectories, until_no_session_is_left
 
 from openenv_core import LocalProcessProvider
-from rl_bridge.rollout import worker
+from rl_bridge.rollout import attempts
 from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
 from rl_bridge.rollout.outcomes import REASON_CHARS
@@ -24,7 +24,7 @@ def troubled() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.001)
 
 
 def word(prompt: str) -> str:

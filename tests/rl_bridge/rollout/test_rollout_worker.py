@@ -21,7 +21,7 @@ from openenv_core import LocalProcessProvider
 from openenv_core.errors import FactoryFailed, ServerError, SessionFailed
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.errors import GeneratorError, NoReplica, PromptRefused, ReplicaLost, RolloutError
-from rl_bridge.rollout import worker
+from rl_bridge.rollout import attempts
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.types import Ending, Trajectory
@@ -44,7 +44,7 @@ def notebook() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.001)
 
 
 def word(prompt: str) -> str:

@@ -24,7 +24,7 @@ from worker_fixtures import HERE, Play, playing, trajectories
 from openenv_core import LocalProcessProvider
 from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.errors import ConfigError, ModelError
-from rl_bridge.rollout import ToolTask, worker
+from rl_bridge.rollout import ToolTask, attempts
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.types import Ending, Trajectory
@@ -42,7 +42,7 @@ def desk() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.001)
 
 
 @pytest.fixture

@@ -1,0 +1,28 @@
+"""What a run has logged, and how many hands those were."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def logged(metrics: Path) -> list[dict[str, Any]]:
+    """Return what a run has logged of each iteration."""
+    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def hands_played(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """Return how many hands had been played by the end of each iteration.
+
+    Those of refused groups are among them: dynamic sampling plays more than a batch.
+    """
+    played = [
+        row["rollout/trajectories"]
+        * (row["rollout/groups"] + row["rollout/refused_groups"])
+        / row["rollout/groups"]
+        for row in rows
+    ]
+    return np.cumsum(np.array(played, dtype=np.float64))
