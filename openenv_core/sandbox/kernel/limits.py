@@ -51,6 +51,10 @@ def count_tasks(uid: int) -> int:
     """How many processes and threads of a uid this process's /proc shows: what RLIMIT_NPROC counts.
 
     Takes a few microseconds for each process of the machine: ask now and then, not for each session.
+
+    Raises:
+        OSError: /proc could not be read, for want of a descriptor for example. A count without what
+            could not be looked at would be too low.
     """
     tasks = 0
     with os.scandir("/proc") as entries:
@@ -62,8 +66,10 @@ def count_tasks(uid: int) -> int:
                     # After the name, which may hold anything but ends with the last bracket.
                     fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
                     tasks += int(fields[17])
-            except (OSError, IndexError, ValueError):
+            except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended meanwhile
+            except PermissionError:
+                tasks += 1  # /proc may hide how many threads it has (hidepid=1)
     return tasks
 
 

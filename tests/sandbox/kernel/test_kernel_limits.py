@@ -4,6 +4,7 @@ import mmap
 import os
 import resource
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_processes_and_threads() -> None:
 
     def inside() -> list[object]:
         identity.drop_to(uid, uid)
-        apply(processes=4)
+        apply(processes=4, open_files=4096)  # this process may have many open already
         running = threading.Event()
         started = 1
         try:
@@ -99,6 +100,20 @@ def test_processes_and_threads() -> None:
         return [started, counted, limits.count_tasks(uid + 1)]
 
     assert in_fork(inside) == [4, 4, 0]
+
+
+def test_tasks_that_cannot_be_looked_at_are_not_left_out() -> None:
+    def inside() -> list[str]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        taken: list[int] = []
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        none_left = outcome(lambda: limits.count_tasks(os.getuid()))
+        os.close(taken.pop())  # one descriptor lists /proc, and none is left to look at what it lists
+        return [none_left, outcome(lambda: limits.count_tasks(os.getuid()))]
+
+    assert in_fork(inside) == ["OSError", "OSError"]
 
 
 def test_a_footprint_by_a_descriptor_of_proc() -> None:
