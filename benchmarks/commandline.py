@@ -14,6 +14,7 @@ from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
 
 INTERRUPTED = 130
+"""As a shell has it of a program that Ctrl-C ended."""
 FAILED = 2
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.commandline import count, interrupt, progress
+from benchmarks.commandline import INTERRUPTED, count, interrupt, progress
 from benchmarks.faults.job import SMALL, Job
 from benchmarks.faults.kills import KINDS, Killer
 from benchmarks.faults.report import bars, report
@@ -63,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             progress("")
             print("interrupted; every process that was started is stopped")
-            return 130
+            return INTERRUPTED
         finally:
             job.close()
 

@@ -73,13 +73,13 @@ def killed(root: Path, folder: Path, iterations: int, seed: int, *words: str) ->
     second = max(second, first + 1) + (max(second, first + 1) % EVERY == 0)
     job = Job(root, folder, f"trainer.iterations={iterations}", *words)
     try:
-        status = _reached(job, first)
+        status = reached(job, first)
         victims = [pid for one in _trainers(status) for pid in one.pids]
         os.kill(drawn.choice(victims), signal.SIGKILL)
         _until(
             job, lambda now: any(one.restarts for one in _trainers(now)), "the trainer to be started again"
         )
-        _reached(job, second)
+        reached(job, second)
         os.kill(job.process.pid, signal.SIGKILL)
         job.process.wait()
         _require(not job.left_behind(), "expected nothing to outlive the run", job)
@@ -98,7 +98,13 @@ def _trainers(status: StatusSnapshot) -> Sequence[Any]:
     return next((service.replicas for service in status.services if service.name == "trainer"), ())
 
 
-def _reached(job: Job, version: int) -> StatusSnapshot:
+def reached(job: Job, version: int) -> StatusSnapshot:
+    """Wait until so many iterations are trained, and the trainer serves.
+
+    Raises:
+        RuntimeError: The run ended before, or it took too long.
+    """
+
     def there(status: StatusSnapshot) -> bool:
         return status.version >= version and all(one.state == SERVING for one in _trainers(status))
 

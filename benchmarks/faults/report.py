@@ -14,7 +14,9 @@ ALONE = ("reward", "environment")
 """Of these there is one in the run: work waits for its restart."""
 
 
-def bars(killer: Killer, *, wanted: int, trained: Sequence[int], groups: int, left: int) -> Iterator[Bar]:
+def bars(
+    killer: Killer, *, wanted: int, trained: Sequence[int], groups: int, left: int, status: int = 0
+) -> Iterator[Bar]:
     """Yield every bar.
 
     Args:
@@ -23,9 +25,10 @@ def bars(killer: Killer, *, wanted: int, trained: Sequence[int], groups: int, le
         trained: The groups of the history that led to the final weights.
         groups: How many the run was to train.
         left: Processes that were there after the end.
+        status: The exit status with which the run was to end.
     """
     job, kills = killer.job, killer.kills
-    yield Bar("exit status of the run", job.process.returncode, 0, "at most")
+    yield Bar("exit status of the run", job.process.returncode, status, "at most")
     yield Bar("processes killed", len(kills), wanted, "at least")
     yield Bar("groups trained", len(trained), groups, "at least")
     yield Bar("groups trained twice", len(trained) - len(set(trained)), 0, "at most")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.commandline import count, interrupt, progress, some, write
+from benchmarks.commandline import INTERRUPTED, count, interrupt, progress, some, write
 from benchmarks.sandbox import measures, peers
 from benchmarks.sandbox.plan import PRELOADS, SECTIONS, Plan
 from benchmarks.sandbox.report import bars, report
@@ -17,7 +17,6 @@ from benchmarks.wire.figures import Figures
 from benchmarks.wire.processes import StartError
 from openenv_core.sandbox.levels import LADDER
 
-INTERRUPTED = 130
 FAILED = 2
 MISSED = 1
 

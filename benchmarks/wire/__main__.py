@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.commandline import count, interrupt, progress, some, write
+from benchmarks.commandline import INTERRUPTED, count, interrupt, progress, some, write
 from benchmarks.wire import measures
 from benchmarks.wire.bars import bars
 from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON
@@ -19,8 +19,6 @@ from benchmarks.wire.figures import Figures
 from benchmarks.wire.plan import SECTIONS, Plan
 from benchmarks.wire.processes import StartError
 from benchmarks.wire.report import report
-
-INTERRUPTED = 130
 
 _DESCRIPTION = """\
 What a step over the wire costs: the released server, the floor of the stack, and ours, each in a process of

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 FAILED = 1
 MISUSED = 2
-INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,46 +1,55 @@
-"""Runs whose processes are killed: they end by themselves, with every group trained once, and nothing left over."""
+"""Runs whose processes are killed: they go on, with every group trained once, and leave nothing over."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from benchmarks.commandline import INTERRUPTED
 from benchmarks.faults.__main__ import GROUPS_AN_ITERATION
-from benchmarks.faults.comeback import EVERY, killed, undisturbed
+from benchmarks.faults.comeback import EVERY, killed, reached, undisturbed
 from benchmarks.faults.job import Job
 from benchmarks.faults.kills import KINDS, Killer
 from benchmarks.faults.report import bars
+from rl_bridge.loops.history import HISTORY_FILE
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
+ITERATIONS_AFTERWARDS = 10
 SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16", "rollout.num_workers=1")
 
 
 @pytest.mark.parametrize("max_staleness", [1])
 def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
-    iterations = 200  # the run may not end before the last one is back
     job = Job(
         ROOT,
         tmp_path / "run",
-        f"trainer.iterations={iterations}",
+        "trainer.iterations=5000",  # it may not end before the last one is back, and is interrupted then
         f"rollout.max_staleness={max_staleness}",
         "reward.function=benchmarks.faults.rewards.compute_reward",
     )
     try:
         killer = Killer(job, seed=3, pause_s=(0.2, 1.0))
         killer.all(KINDS)
-        assert job.wait(600) == 0, job.output()[-3000:]
+        reached(job, killer.kills[-1].version + ITERATIONS_AFTERWARDS)
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait(60) == INTERRUPTED, job.output()[-3000:]
+        iterations = [row["iteration"] for row in job.rows(HISTORY_FILE)]
         held = list(
             bars(
                 killer,
                 wanted=len(KINDS),
                 trained=job.trained(),
-                groups=iterations * GROUPS_AN_ITERATION,
+                groups=iterations[-1] * GROUPS_AN_ITERATION,
                 left=len(job.left_behind()),
+                status=INTERRUPTED,
             )
         )
     finally:
         job.close()
+    assert iterations == [*range(1, iterations[-1] + 1)]
+    assert iterations[-1] > killer.kills[-1].version
     # How long a loss took is for the benchmark to say; here everything else has to hold.
     missed = [bar for bar in held if not bar.met and not (" s" in bar.what or "cold start" in bar.what)]
     assert missed == [], job.output()[-3000:]

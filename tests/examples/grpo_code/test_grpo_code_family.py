@@ -200,12 +200,15 @@ async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
         await world.close()
 
 
-async def test_to_hang_is_not_cheaper_than_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("submission", ["    while True: pass", "    __import__('time').sleep(1.5)"])
+async def test_to_hang_is_not_cheaper_than_to_be_wrong(
+    monkeypatch: pytest.MonkeyPatch, submission: str
+) -> None:
     monkeypatch.setattr(family, "LIMITS", {"timeout_s": 1.0, "total_s": 25.0})
     world = CodeFamilyEnvironment()
     try:
         await world.reset(seed=5)
-        await called(world, "run_python", "def f(xs):\n    while True: pass")
+        await called(world, "run_python", f"def f(xs):\n{submission}")
         hung = await called(world, "submit")
         assert (hung.reward, hung.done, hung.metadata) == (0.0, True, {})
         assert hung.result == {"passed": False, "cases_passed": 0, "cases": 7}

@@ -35,7 +35,12 @@ def test_the_configuration_that_ships() -> None:
     assert config.env.app == f"{world.__name__}:app"
     assert config.evaluation.episodes >= 500
     # Whoever waits for a verdict waits longer than it may take.
-    assert make_task(0, held_out=False).limits.total_s < config.env.message_timeout_s
+    made = make_task(0, held_out=False)
+    assert made.limits.total_s < config.env.message_timeout_s
+    # A submission that takes its time cannot use up the whole, and so be left out, before it has failed.
+    assert made.limits.timeout_s is not None
+    calls = 1 + len(made.public) + len(made.hidden)
+    assert calls * made.limits.timeout_s < made.limits.total_s
 
 
 def test_it_reads_the_prompt(task: CodeTask) -> None:
