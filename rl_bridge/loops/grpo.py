@@ -45,6 +45,7 @@ async def train(run: Run) -> None:
             async with run.deadline("a step of the optimizer"):
                 if reference is not None:
                     batch = batch.with_reference(await reference_logprobs(reference, batch))
+                run.require_the_trainer()  # one that has been started again since may be at this version too
                 figures = await trainer.train_step.route(batch, run.version)
             run.version += 1
 

@@ -47,7 +47,7 @@ async def _train(run: Run) -> None:
                 run.console.print(f"going on after iteration {reached}", highlight=False, soft_wrap=True)
             await train(run)
             async with run.deadline("the export of the trained policy"):
-                await run.trainer.export.route(str(_policy_folder(run)))
+                await run.trainer.export.route(str(_policy_folder(run)), run.version)
             await run.sync.finish()
             return
         except (ReplicaLost, TrainerWentBack, WeightsError) as lost:

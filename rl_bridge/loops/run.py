@@ -29,6 +29,8 @@ from rl_bridge.rollout.task import EvaluationResult, Policy
 from rl_bridge.services import LocalService
 from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
 
+_TRAINER_GONE = "the trainer is gone"
+
 
 class Report(Protocol):
     """What a task says of a run."""
@@ -242,7 +244,16 @@ class Run:
     def lost_the_trainer(self) -> None:
         """Tell whoever waits for rollouts: those may wait for weights that are gone with it."""
         self.trainer_lost.set()
-        self.buffer.fail(ReplicaLost("the trainer is gone"))
+        self.buffer.fail(ReplicaLost(_TRAINER_GONE))
+
+    def require_the_trainer(self) -> None:
+        """Let nobody go on with a trainer that was lost since the run last went back, be it there again.
+
+        Raises:
+            ReplicaLost: It was.
+        """
+        if self.trainer_lost.is_set():
+            raise ReplicaLost(_TRAINER_GONE)
 
     def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
         """Take the run for one that has trained as many iterations, for as long.

@@ -118,9 +118,9 @@ class TrainerActor(ServiceActor):
         await self._work("save", self._trainer.save, version, run_state, attachments)
 
     @concurrent_endpoint
-    async def export(self, folder: str) -> None:
-        """Write the weights as safetensors into a folder."""
-        await self._work("export", self._trainer.export, folder)
+    async def export(self, folder: str, version: PolicyVersion) -> None:
+        """Write the weights of a version, which the trainer has to be at, as safetensors into a folder."""
+        await self._work("export", self._trainer.export, folder, version)
 
     @concurrent_endpoint
     async def close(self) -> None:

@@ -28,6 +28,8 @@ FOLDER = "checkpoint"
 _RUN, _ATTACHMENTS = "run.json", "attachments"
 _WHOLE = re.compile(r"step-(\d+)")
 _PARTIAL = ".partial"
+_REPLACED = ".replaced" + _PARTIAL
+"""Of a checkpoint that is whole, until there is another of its version."""
 
 
 class Checkpoints:
@@ -51,8 +53,11 @@ class Checkpoints:
         return found[0]
 
     def sweep(self) -> None:
-        """Remove what killed trainers left half-written."""
+        """Remove what killed trainers left half-written, and give one that was being replaced its name again."""
         if self._first:
+            for replaced in self._folder.glob(f"*{_REPLACED}"):
+                if not (final := replaced.with_name(replaced.name.removesuffix(_REPLACED))).exists():
+                    replaced.rename(final)
             for left in self._folder.glob(f"*{_PARTIAL}"):
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -122,7 +127,7 @@ class Checkpoints:
 
     def _finish(self, partial: Path, final: Path) -> None:
         _sync(partial)
-        before = _aside(final) if final.exists() else None
+        before = _aside(final, _REPLACED) if final.exists() else None
         partial.rename(final)
         _sync(self._folder)
         if before is not None:  # not sooner: removing takes its time, and there has to be one that is whole
@@ -204,11 +209,11 @@ def _sync(folder: Path) -> None:
 
 def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint so that it is never taken for a whole one, wherever this is interrupted."""
-    shutil.rmtree(_aside(checkpoint))
+    shutil.rmtree(_aside(checkpoint, ".old" + _PARTIAL))
 
 
-def _aside(checkpoint: Path) -> Path:
-    doomed = checkpoint.with_name(checkpoint.name + ".old" + _PARTIAL)
+def _aside(checkpoint: Path, suffix: str) -> Path:
+    doomed = checkpoint.with_name(checkpoint.name + suffix)
     checkpoint.rename(doomed)
     return doomed
 

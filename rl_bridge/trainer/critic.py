@@ -15,6 +15,7 @@ from rl_bridge.titan.model import Parallelism, own_device
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.types import PolicyVersion
 
 _PREFIX = "critic_"
 _MODEL = f"{_PREFIX}model"
@@ -113,7 +114,7 @@ class Critic:
         """What a checkpoint holds of it, at its top; read in place when one is loaded."""
         return {_MODEL: self._model.module.state_dict(), **self._optimization.state(_PREFIX)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what a checkpoint was read into."""
+    def restore(self, state: Mapping[str, Any], version: PolicyVersion) -> None:
+        """Take what a checkpoint of a version was read into."""
         self._model.module.load_state_dict(state[_MODEL])
-        self._optimization.restored()
+        self._optimization.restored(version)

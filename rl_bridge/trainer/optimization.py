@@ -6,6 +6,7 @@ from typing import Any
 from rl_bridge.errors import NonFiniteLoss
 from rl_bridge.titan.model import TitanDecoder
 from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.types import PolicyVersion
 
 # After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # isort: skip
@@ -25,6 +26,7 @@ class Optimization:
         config = settings.trainer
         self._model = model
         self._max_norm = config.max_grad_norm
+        self._updates_per_iteration = config.updates_per_iteration
         self._chosen = {"betas": tuple(config.betas), "weight_decay": config.weight_decay}
         optimizer = default_adamw(lr=learning_rate, **self._chosen)
         optimizer.implementation = "fused" if model.device.type == "cuda" else "for-loop"
@@ -80,8 +82,13 @@ class Optimization:
         """Forget the gradient."""
         self._optimizer.zero_grad()
 
-    def restored(self) -> None:
-        """Go on by this run's configuration once a checkpoint has been read, which holds that of who wrote it."""
+    def restored(self, version: PolicyVersion) -> None:
+        """Go on by this run's configuration once a checkpoint has been read, which holds that of who wrote it.
+
+        Args:
+            version: The checkpoint's: how many iterations of the schedule are behind.
+        """
+        self._scheduler.load_state_dict({"last_epoch": version * self._updates_per_iteration})
         for optimizer, scheduler in zip(self._optimizer, self._scheduler, strict=True):
             for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group.update(lr=rate, **self._chosen)
@@ -89,7 +96,9 @@ class Optimization:
     def state(self, prefix: str = "") -> dict[str, Any]:
         """What a checkpoint holds of it, at its top, where stateful objects have to be; read in place when loaded.
 
+        Where the schedule stands is no part of it: that follows from the version, by whatever configuration.
+
         Args:
             prefix: Of the names.
         """
-        return {f"{prefix}optimizer": self._optimizer, f"{prefix}scheduler": self._scheduler}
+        return {f"{prefix}optimizer": self._optimizer}

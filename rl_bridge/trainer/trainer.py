@@ -95,9 +95,9 @@ class Trainer:
                 del state[self._random_key]  # there was no such rank: its generator stays as it was seeded
             self._checkpoints.load(version, state)
         self._model.module.load_state_dict(state["model"])
-        self._optimizer.restored()
+        self._optimizer.restored(version)
         if self._critic is not None:
-            self._critic.restore(state)
+            self._critic.restore(state, version)
         self._take_random(state.get(self._random_key))
         self._shuffle.bit_generator.state = state["shuffle"]
         self.version = version
@@ -227,12 +227,19 @@ class Trainer:
         """The weights under their Hugging Face names, whole, on every rank."""
         return self._model.hf_state_dict()
 
-    def export(self, folder: str | Path) -> None:
+    def export(self, folder: str | Path, version: PolicyVersion | None = None) -> None:
         """Write the weights as safetensors, apart from checkpoints, which keep the optimizer too.
+
+        Args:
+            folder: Where to.
+            version: Which the trainer has to be at; None for whichever it is.
 
         Raises:
             CheckpointError: They could not be written.
+            TrainerWentBack: The trainer is at another version.
         """
+        if version is not None:
+            self._expect(version)
         with siblings_needed("for the export"):
             state = self.hf_state_dict()
             failure = export_weights(state, Path(folder)) if self._rank.index == 0 else None

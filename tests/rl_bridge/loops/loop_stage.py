@@ -80,8 +80,10 @@ class Trainer(Parts):
         self._parts.trained = self._parts.saved.version
         return self._parts.saved
 
-    async def export(self, folder: str) -> None:
+    async def export(self, folder: str, version: int) -> None:
         await self._parts.called("export")
+        if version != self._parts.trained:
+            raise TrainerWentBack(f"expected {self._parts.trained}, got {version}")
 
 
 class Policy:

@@ -134,6 +134,37 @@ async def test_trainer_lost_in_any_phase_takes_the_run_back(
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
 
 
+async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_trained_ones(
+    tmp_path: Path,
+) -> None:
+    def began_anew() -> None:  # nobody waited for it when it was lost, and there is no checkpoint
+        stage.parts.trained = 0
+
+    stage = Stage(tmp_path, iterations=3, checkpoint_interval=0)
+    stage.parts.failing["export"] = nth(1, began_anew)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    assert stage.parts.calls.count("resumed") == 1
+    assert run.version == stage.parts.trained == stage.parts.served == 3
+
+
+async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_run_back(
+    tmp_path: Path,
+) -> None:
+    def back_at_once() -> None:
+        stage.parts.trained = stage.parts.saved.version
+        stage.run.lost_the_trainer()
+
+    stage = Stage(tmp_path, iterations=4, checkpoint_interval=1)
+    stage.parts.failing["logprobs"] = nth(2, back_at_once)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end, reference=True), 20)
+    assert run.version == stage.parts.trained == stage.parts.served == 4
+    assert stage.parts.calls.count("resumed") == 1
+    # It is at the very version that the loop has come to. A step from there would take it where it cannot be had back
+    # from: what it says it resumed at is what it began with.
+    asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "resumed")]
+    assert asked[:4] == ["logprobs", "train_step", "logprobs", "resumed"]
+
+
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
     async def killed() -> None:
         is_killed()

@@ -304,6 +304,33 @@ def test_a_resumed_run_goes_by_its_own_configuration(make_trainer: MakeTrainer, 
     assert resumed.step(batch(1))["train/learning_rate"] == 1e-4
 
 
+@pytest.mark.parametrize(("before", "now"), [(4, 1), (1, 4)])
+def test_the_schedule_of_a_resumed_run_goes_by_iterations(
+    make_trainer: MakeTrainer, tmp_path: Path, before: int, now: int
+) -> None:
+    schedule = {
+        "iterations": 6,
+        "warmup_updates": 0,
+        "decay_fraction": 0.5,
+        "final_lr_factor": 0.1,
+        "learning_rate": 1e-3,
+    }
+    first = make_trainer(folder=tmp_path, updates_per_iteration=before, **schedule)
+    for number in range(5):
+        first.step(batch(number))
+    first.save(5)
+    first.close()
+    resumed = make_trainer(folder=tmp_path, updates_per_iteration=now, **schedule)
+    assert resumed.resume().version == 5
+    rate = resumed.step(batch(5))["train/learning_rate"]
+    # Where a run would be that had trained all of them with as many updates.
+    straight = make_trainer(updates_per_iteration=now, **schedule)
+    for number in range(5):
+        straight.step(batch(number))
+    assert rate == straight.step(batch(5))["train/learning_rate"]
+    assert 1e-4 < rate < 1e-3
+
+
 def test_resuming_without_a_checkpoint_begins_at_the_beginning(make_trainer: MakeTrainer) -> None:
     assert make_trainer(checkpoint_interval=5).resume() == ResumeState()
 

@@ -109,6 +109,29 @@ def test_what_is_replaced_is_removed_when_its_successor_is_there(
     assert alone(policy, tmp_path).resume().run_state == {"number": 2}
 
 
+def test_what_was_being_replaced_is_there_until_its_successor_is(
+    trainer: Any, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def rename(path: Path, target: Path) -> Path:
+        if target.name == "step-1":
+            raise Killed
+        return original(path, target)
+
+    trainer.step(batch(0))
+    trainer.save(1, {"number": 1})
+    original = Path.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises(Killed):
+            trainer.save(1, {"number": 2})
+    assert "step-1" not in whole(tmp_path)
+    assert alone(policy, tmp_path).resume().run_state == {"number": 1}
+    assert whole(tmp_path) == ["step-1"]
+
+
 def test_a_checkpoint_of_another_version_than_the_weights_is_refused(trainer: Any) -> None:
     trainer.step(batch(0))
     with pytest.raises(TrainingError, match="expected version 1, which the trainer is at, got 2"):

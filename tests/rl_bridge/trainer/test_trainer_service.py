@@ -110,7 +110,7 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
         first = alone(policy, tmp_path / "alone", 0)[1]
         assert all(torch.equal(old[name], first[name]) for name in first)
         assert not torch.equal(new["lm_head.weight"], first["lm_head.weight"])
-        await trainer.export.route(str(tmp_path))
+        await trainer.export.route(str(tmp_path), 1)
         assert (tmp_path / "model.safetensors").exists()
         assert trainer.replicas[0].restarts == 0
         await store.close()
