@@ -10,12 +10,26 @@ import socket
 import sys
 
 
+def token() -> str:
+    """Return the first token that the server was given; empty where there is none."""
+    tokens = os.environ.get("ROPEWALK_TOKENS", "").replace(",", " ").split()
+    if path := os.environ.get("ROPEWALK_TOKEN_FILE", "").strip():
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+        tokens += [line for line in lines if line and not line.startswith("#")]
+    return tokens[0] if tokens else ""
+
+
 def main() -> int:
     """Return 0 where `GET /health` says healthy."""
     port = int(os.environ.get("PORT") or 8000)
     try:
+        lines = ["GET /health HTTP/1.1", "Host: localhost", "Connection: close"]
+        if key := token():
+            lines.append(f"Authorization: Bearer {key}")
+        asked = "\r\n".join([*lines, "", ""])
         with socket.create_connection(("127.0.0.1", port), timeout=4) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            connection.sendall(asked.encode())
             reply = b""
             while len(reply) < 65536 and (part := connection.recv(65536)):
                 reply += part
