@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         found = _plan(arguments)
         if arguments.json:
-            print(json.dumps(found.as_json()))
+            print(json.dumps(found.as_json(gpu_gb=arguments.gpu_gb)))
         else:
             from rich.console import Console
 
@@ -111,7 +111,7 @@ def _plan(arguments: argparse.Namespace) -> "Plan":
         if size is not None and sent is None:
             sent = SENT_BYTES * size.parameters
     if sent is not None and "broadcast" in asked:
-        found = found.with_broadcasts(sent, _bandwidths(arguments.gbps), arguments.rollout_s)
+        found = found.with_broadcasts(sent, _bandwidths(arguments.gbps), arguments.rollout_s, config)
     fleet = _fleet(arguments, config, needed="cost" in named) if "cost" in asked else None
     if fleet is not None:
         found = found.with_fleet(fleet)

@@ -75,11 +75,15 @@ def _broadcast(found: Plan) -> Table:
     table = Table()
     table.add_column("Gbps", justify="right")
     table.add_column("seconds", justify="right")
+    if found.generators is not None:
+        table.add_column(f"to all {found.generators}, seconds", justify="right")
     idle = any(broadcast.idle is not None for broadcast in found.broadcasts)
     if idle:
         table.add_column("idle in a synchronous loop", justify="right")
     for broadcast in found.broadcasts:
         cells = [f"{broadcast.gbps:g}", f"{broadcast.seconds:.3g}"]
+        if broadcast.all_seconds is not None:
+            cells.append(f"{broadcast.all_seconds:.3g}")
         if broadcast.idle is not None:
             cells.append(f"{broadcast.idle:.1%}")
         table.add_row(*cells)

@@ -14,6 +14,20 @@ def broadcast_seconds(size_bytes: float, gbps: float) -> float:
     return size_bytes * 8 / (gbps * 1e9)
 
 
+def fan_out_seconds(broadcast_s: float, receivers: int, senders: int) -> float:
+    """How long all generators take, each of which fetches a whole version from the trainer's hosts.
+
+    Args:
+        broadcast_s: What one of them takes, at the bandwidth of a host.
+        receivers: The generators.
+        senders: The trainer's hosts; each has its share of the weights.
+
+    Returns:
+        broadcast x receivers / senders, or broadcast where that is more, in seconds.
+    """
+    return broadcast_s * max(1.0, receivers / senders)
+
+
 def idle_share(broadcast_s: float, rollout_s: float) -> float:
     """The share of its time that a generator waits for weights in a synchronous loop.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError
-from rl_bridge.planning.broadcast import broadcast_seconds, idle_share
+from rl_bridge.planning.broadcast import broadcast_seconds, fan_out_seconds, idle_share
 from rl_bridge.planning.cost import RentedFleet
 from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
 from rl_bridge.planning.model_size import ModelSize
@@ -19,12 +19,14 @@ class BroadcastPlan:
 
     Attributes:
         gbps: The bandwidth.
-        seconds: Until they are there.
+        seconds: Until one generator has them, if it is the only one.
+        all_seconds: Until all have them; None without a configuration.
         idle: The generators' idle share in a synchronous loop; None where nobody said how long they work.
     """
 
     gbps: float
     seconds: float
+    all_seconds: float | None
     idle: float | None
 
 
@@ -36,7 +38,8 @@ class Plan:
         parameters: Of the policy.
         trainer_bytes: What the trainer keeps for them, over all ranks.
         roles: Memory of each role; empty without a configuration.
-        sent_bytes: What a version of the weights takes on the network.
+        sent_bytes: What a version of the weights takes on the network, for each generator.
+        generators: How many there are; None without a configuration.
         broadcasts: One a bandwidth.
         fleet: What is rented; None without prices.
     """
@@ -45,6 +48,7 @@ class Plan:
     trainer_bytes: int | None = None
     roles: tuple[RoleMemory, ...] = ()
     sent_bytes: float | None = None
+    generators: int | None = None
     broadcasts: tuple[BroadcastPlan, ...] = ()
     fleet: RentedFleet | None = None
 
@@ -55,26 +59,42 @@ class Plan:
             self, parameters=size.parameters, trainer_bytes=trainer_bytes(size.parameters), roles=roles
         )
 
-    def with_broadcasts(self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None) -> "Plan":
+    def with_broadcasts(
+        self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None
+    ) -> "Plan":
         """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout."""
-        seconds = [broadcast_seconds(size_bytes, each) for each in gbps]
+        roles = None if config is None else config.monarch.roles
+
+        def at(bandwidth: float) -> BroadcastPlan:
+            one = broadcast_seconds(size_bytes, bandwidth)
+            every = (
+                None if roles is None else fan_out_seconds(one, roles.policy.replicas, roles.trainer.hosts)
+            )
+            taken = one if every is None else every
+            return BroadcastPlan(
+                gbps=bandwidth,
+                seconds=one,
+                all_seconds=every,
+                idle=None if rollout_s is None else idle_share(taken, rollout_s),
+            )
+
         return replace(
             self,
             sent_bytes=size_bytes,
-            broadcasts=tuple(
-                BroadcastPlan(
-                    gbps=each, seconds=took, idle=None if rollout_s is None else idle_share(took, rollout_s)
-                )
-                for each, took in zip(gbps, seconds, strict=True)
-            ),
+            generators=None if roles is None else roles.policy.replicas,
+            broadcasts=tuple(at(each) for each in gbps),
         )
 
     def with_fleet(self, fleet: RentedFleet) -> "Plan":
         """Add what is rented."""
         return replace(self, fleet=fleet)
 
-    def as_json(self) -> dict[str, Any]:
-        """This as what JSON can hold."""
+    def as_json(self, *, gpu_gb: float | None = None) -> dict[str, Any]:
+        """This as what JSON can hold.
+
+        Args:
+            gpu_gb: Memory of one GPU, in GB, to say what does not fit; None says nothing of it.
+        """
         told = asdict(replace(self, roles=(), fleet=None))
         told["roles"] = [
             {
@@ -84,6 +104,8 @@ class Plan:
                 "bytes": {**role.parts, **role.per_process},
                 "process_bytes": role.process_bytes,
                 "at_best": dict(role.at_best),
+                "gpu_share": role.gpu_share,
+                **({} if gpu_gb is None else {"fits": role.fits(gpu_gb * 1e9)}),
             }
             for role in self.roles
         ]

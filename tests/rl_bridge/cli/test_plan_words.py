@@ -56,7 +56,7 @@ def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["trainer"][-1] == "does not fit"
     assert rows["policy"][:2] == ["14 x 1", "16.0 GB"]
     assert rows["policy"][-1] == "fits in the 40% that it may have"
-    assert rows["100"] == ["2.56"]  # 32 GB of float32
+    assert rows["100"] == ["2.56", "35.8"]  # 32 GB of float32, to each of 14 from one host
     assert "saved" not in rows
 
 
@@ -85,6 +85,16 @@ def test_guides_file_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     # 14 on spot and 2 on demand, 10 hours: 140 + 40 instead of 320.
     assert (told["fleet"]["cost"], told["fleet"]["all_on_demand"]) == (180, 320)
     assert [broadcast["seconds"] for broadcast in told["broadcasts"]] == pytest.approx([2.56, 1.28, 0.64])
+    assert all("fits" not in role for role in told["roles"])
+
+
+def test_what_does_not_fit_is_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["memory", "--config", GUIDE, "--parameters", "8B", "--json"]
+    for gpu_gb, fits in (("60", [False, True]), ("80", [True, True]), ("24", [False, False])):
+        assert plan(*words, "--gpu_gb", gpu_gb) == 0
+        roles = json.loads(capsys.readouterr().out)["roles"]
+        assert [role["fits"] for role in roles] == fits
+        assert [role["gpu_share"] for role in roles] == [1.0, 0.4]
 
 
 def test_cost_of_a_file_needs_no_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:

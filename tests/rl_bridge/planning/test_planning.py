@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.broadcast import broadcast_seconds, idle_share
+from rl_bridge.planning.broadcast import broadcast_seconds, fan_out_seconds, idle_share
 from rl_bridge.planning.cost import RentedFleet
 from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
 from rl_bridge.planning.model_size import ModelSize
@@ -28,6 +28,13 @@ def loaded(tmp_path: Path, *overrides: str) -> Config:
 @pytest.mark.parametrize(("gbps", "seconds"), [(100, 11.2), (200, 5.6), (400, 2.8)])
 def test_broadcast_of_the_guides_70b(gbps: float, seconds: float) -> None:
     assert broadcast_seconds(140e9, gbps) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_all_generators_share_the_links_of_the_trainers_hosts() -> None:
+    assert fan_out_seconds(2.56, receivers=14, senders=1) == pytest.approx(35.84)
+    assert fan_out_seconds(2.56, receivers=14, senders=7) == pytest.approx(5.12)
+    # Each generator's own link is what is left where there are more hosts than generators.
+    assert fan_out_seconds(2.56, receivers=2, senders=4) == 2.56
 
 
 @pytest.mark.parametrize(("broadcast_s", "percent"), [(11.2, 52.8), (2.8, 21.9)])
