@@ -164,10 +164,9 @@ class Fleet:
         self._starts[name] += 1
 
         def environment(rank: int) -> dict[str, str]:
-            gpu = slot.gpu_of(rank)
             return {
                 **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
-                "CUDA_VISIBLE_DEVICES": "" if gpu is None else self._hosts.gpus[gpu],
+                **self._hosts.variables_of(slot.gpu_of(rank)),
                 starts.VARIABLE: starts.start_of(replica, rank, before),
                 **options.environment,
             }

@@ -89,7 +89,11 @@ class Hosts(ABC):
     @property
     @abstractmethod
     def gpus(self) -> tuple[str, ...]:
-        """What CUDA_VISIBLE_DEVICES calls the GPUs of each."""
+        """What the GPUs of each are called."""
+
+    def variables_of(self, gpu: int | None) -> dict[str, str]:
+        """The variables by which a process sees one GPU of its host, counted from 0, or none."""
+        return {"CUDA_VISIBLE_DEVICES": "" if gpu is None else self.gpus[gpu]}
 
     @abstractmethod
     async def open(self) -> None:
@@ -151,6 +155,10 @@ class _Remote(Hosts):
     @property
     def gpus(self) -> tuple[str, ...]:
         return self._gpus
+
+    def variables_of(self, gpu: int | None) -> dict[str, str]:
+        # What that GPU is called, only its host knows.
+        return super().variables_of(None) if gpu is None else {"ROPEWALK_GPU": str(gpu)}
 
     async def open(self) -> None:
         if self._address is not None:

@@ -29,9 +29,16 @@ _LOG_VARIABLE = "ROPEWALK_ROLE_LOG"
 
 # A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
 # that replicas are stopped in order; and what a replica prints belongs in its log, not between progress lines.
-# Another host may have no such folder and no right to make it: there it logs nowhere.
+# Another host may have no such folder and no right to make it: there it logs nowhere. And which of its GPUs are ours its
+# worker was told, not the controller: a scheduler may have given the job the sixth and the seventh.
 _SHELL = """mkdir -p "${ROPEWALK_ROLE_LOG%/*}" 2>/dev/null
 ( : >>"$ROPEWALK_ROLE_LOG" ) 2>/dev/null || ROPEWALK_ROLE_LOG=/dev/null
+if [ -n "${ROPEWALK_GPU-}" ]; then
+  if [ -n "${CUDA_VISIBLE_DEVICES-}" ]; then
+    ROPEWALK_GPU=$(echo "$CUDA_VISIBLE_DEVICES," | cut -d, -f"$((ROPEWALK_GPU + 1))")
+  fi
+  export CUDA_VISIBLE_DEVICES="$ROPEWALK_GPU"
+fi
 trap "" INT
 exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1
 """

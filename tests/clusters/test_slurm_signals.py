@@ -101,6 +101,8 @@ def test_the_installation_is_the_one_for_the_devices(tmp_path: Path, gpus: str, 
     (trained,) = (line for line in (tmp_path / "calls").read_text().splitlines() if " train " in line)
     assert trained.split()[0] == made
     assert ("monarch.roles.trainer.gpus=1" in trained) == (made == ".venvs/rl")
+    # Said either way: a run that is gone on with may have been told otherwise when it began.
+    assert ("monarch.roles.trainer.gpus=0" in trained) == (made == ".venvs/rl-cpu")
 
 
 def test_an_installation_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Which GPU of a host a process sees: its position is ours to say, what it is called is the host's."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.mark.parametrize(
+    ("given", "position", "seen"),
+    [
+        (None, "1", "1"),
+        ("", "1", "1"),
+        ("5,7", "0", "5"),
+        ("5,7", "1", "7"),
+        ("5", "0", "5"),
+        ("GPU-8a,GPU-9b", "1", "GPU-9b"),
+        ("5", "1", ""),  # it has no second one: better none than somebody else's
+    ],
+)
+def test_the_scheduler_s_names_are_kept(tmp_path: Path, given: str | None, position: str, seen: str) -> None:
+    assert shown(tmp_path, {"ROPEWALK_GPU": position}, given) == seen
+
+
+def test_a_process_without_one_is_left_as_it_was_told(tmp_path: Path) -> None:
+    assert shown(tmp_path, {}, "") == ""
+    assert shown(tmp_path, {}, "3") == "3"
+
+
+def test_remote_hosts_are_told_positions() -> None:
+    from rl_bridge.services.hosts import Hosts
+
+    far = Hosts.workers(["tcp://10.0.0.2:1"], address="tcp://10.0.0.1:1", gpus_per_host=2)
+    assert far.variables_of(1) == {"ROPEWALK_GPU": "1"}
+    assert far.variables_of(None) == {"CUDA_VISIBLE_DEVICES": ""}
+    here = Hosts.this_machine(gpus=2)
+    assert here.variables_of(1) == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+def shown(folder: Path, told: dict[str, str], given: str | None) -> str:
+    from rl_bridge.services.incarnation import _SHELL
+
+    log = folder / "log"
+    inherited = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    subprocess.run(
+        ["/bin/sh", "-c", _SHELL, "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-}"'],
+        env={"PATH": "/usr/bin:/bin", "ROPEWALK_ROLE_LOG": str(log), **inherited, **told},
+        check=True,
+        timeout=20,
+    )
+    return log.read_text().strip()
