@@ -50,9 +50,12 @@ def checked_session_id(session_id: str) -> str:
 
 
 def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
-    parts = urlsplit(base_url)
-    scheme = schemes.get(parts.scheme)
-    if scheme is None or not parts.netloc:
+    try:
+        parts = urlsplit(base_url)
+        scheme = schemes.get(parts.scheme) if parts.hostname else None
+    except ValueError:  # brackets without an end
+        scheme = None
+    if scheme is None:
         raise ConfigurationError(
             f"expected a URL that starts with http://, https://, ws:// or wss://, got {base_url!r}"
         )

@@ -1,16 +1,17 @@
 """What a configuration still lacks before a run can begin with it: it may be whole, and wait for its environment."""
 
+from openenv_core.errors import ConfigurationError
 from rl_bridge.config.schema import Config
 from rl_bridge.errors import ConfigError
 
 
 def ready_to_train(config: Config) -> None:
-    """Refuse one with nothing to learn from, with hosts it says no way to, or with a policy that cannot learn.
+    """Refuse one with nothing to learn from, with servers or hosts it says no way to, or with what cannot learn.
 
     Raises:
         ConfigError: It lacks something; the message lists every fault.
     """
-    whys = (_learns_from(config), _reaches(config), config.generator.why_untrainable())
+    whys = (_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable())
     faults = [fault for fault in whys if fault is not None]
     if faults:
         raise ConfigError("this configuration is not ready to train:\n  " + "\n  ".join(faults))
@@ -23,6 +24,18 @@ def _learns_from(config: Config) -> str | None:
         "expected env.* (an environment to play: env.app, env.image or env.url) or data.* (a dataset of prompts to "
         "answer: data.source), got neither"
     )
+
+
+def _asks(config: Config) -> str | None:
+    from openenv_core.client.urls import websocket_url  # with the client, which a configuration does without
+
+    urls = None if config.env is None else config.env.url
+    for url in (urls,) if isinstance(urls, str) else urls or ():
+        try:
+            websocket_url(url)
+        except ConfigurationError as error:
+            return f"env.url: {error}"
+    return None
 
 
 def _reaches(config: Config) -> str | None:

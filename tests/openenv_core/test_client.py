@@ -355,7 +355,7 @@ def test_urls() -> None:
     assert websocket_url("http://h:1") == "ws://h:1/ws"
     assert websocket_url("https://h/base/") == "wss://h/base/ws"
     assert websocket_url("ws://h:1/ws") == "ws://h:1/ws"
-    for bad in ("h:1", "ftp://h", "http://"):
+    for bad in ("h:1", "ftp://h", "http://", "http://:1", "http://[::1"):
         with pytest.raises(ConfigurationError, match="expected a URL"):
             websocket_url(bad)
     with pytest.raises(ConfigurationError, match="got neither"):
