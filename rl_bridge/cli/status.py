@@ -26,7 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--num-nodes",
         type=int,
         metavar="N",
-        help="hosts that there should be; with fewer alive the exit status is 1",
+        help="hosts that there should be, the controller's and those without GPUs among them; with fewer alive the "
+        "exit status is 1",
     )
     parser.add_argument(
         "--watch",

@@ -1,5 +1,6 @@
 """How a run stands, for whoever asks."""
 
+import math
 import os
 import socket
 import time
@@ -15,7 +16,7 @@ BEGAN = time.time()
 
 
 def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> StatusSnapshot:
-    """Take a snapshot; nothing is waited for."""
+    """Take a snapshot; nothing is waited for. Figures that are not finite are left out."""
     return StatusSnapshot(
         name=run.folder.name,
         folder=str(run.folder.absolute()),
@@ -35,5 +36,6 @@ def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> Stat
         leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),
         events=event_rows(fleet),
         spans=run.observer.spans.known,
-        figures=run.newest,
+        # What is no number JSON has no word for, and whoever asks would not understand the rest either.
+        figures={name: value for name, value in run.newest.items() if math.isfinite(value)},
     )

@@ -105,7 +105,7 @@ class StatusSnapshot(Row):
         leases: Groups that are being played.
         events: The last ones, oldest first.
         spans: How each process has spent its time since it began.
-        figures: Of the newest iteration.
+        figures: Of the newest iteration, as far as they are finite.
     """
 
     name: str
