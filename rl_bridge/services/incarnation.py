@@ -29,8 +29,8 @@ _LOG_VARIABLE = "ROPEWALK_ROLE_LOG"
 
 # A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
 # that replicas are stopped in order; and what a replica prints belongs in its log, not between progress lines.
-# Another host may have no such folder and no right to make it: there it logs nowhere. And which of its GPUs are ours its
-# worker was told, not the controller: a scheduler may have given the job the sixth and the seventh.
+# Another host may have no such folder and no right to make it: there it logs nowhere. Which of its GPUs are ours its
+# worker was told, and the controller was not: a scheduler may have given the job the sixth and the seventh.
 _SHELL = """mkdir -p "${ROPEWALK_ROLE_LOG%/*}" 2>/dev/null
 ( : >>"$ROPEWALK_ROLE_LOG" ) 2>/dev/null || ROPEWALK_ROLE_LOG=/dev/null
 if [ -n "${ROPEWALK_GPU-}" ]; then

@@ -69,9 +69,13 @@ def test_everything_that_is_missing_is_told_at_once() -> None:
     assert "monarch.workers" in told
 
 
-@pytest.mark.parametrize("url", ["tools.internal:8000", "[http://one:8000, two:8000]", "http://[::1", "http://"])
+@pytest.mark.parametrize(
+    "url", ["tools.internal:8000", "[http://one:8000, two:8000]", "http://[::1", "http://"]
+)
 def test_an_address_that_no_client_would_take_is_refused(url: str) -> None:
-    told = refusal(load_config(GUIDE, ["env.app=null", f"env.url={url!r}" if "::" in url else f"env.url={url}"]))
+    told = refusal(
+        load_config(GUIDE, ["env.app=null", f"env.url={url!r}" if "::" in url else f"env.url={url}"])
+    )
     assert "env.url: expected a URL that starts with http://" in told
 
 
