@@ -92,10 +92,7 @@ class Listed:
     """
 
     def __init__(self, items: Iterable[Any], *, name: str) -> None:
-        self._examples = [
-            item if isinstance(item, Example) else _checked(item, f"{name}, item {place}", place)
-            for place, item in enumerate(items)
-        ]
+        self._examples = [_checked(item, f"{name}, item {place}", place) for place, item in enumerate(items)]
         digest = hashlib.blake2b(digest_size=16)
         for example in self._examples:
             digest.update(json.dumps(asdict(example), sort_keys=True, default=_kind).encode())
@@ -157,6 +154,31 @@ def _example(line: bytes, where: str, place: int) -> Example:
 
 
 def _checked(item: object, where: str, place: int) -> Example:
+    example = item if isinstance(item, Example) else _read(item, where, place)
+    require_encodable(example.prompt, where)
+    return example
+
+
+def require_encodable(value: object, where: str) -> None:
+    """Refuse what has half a character in it: JSON may have one, and no tokenizer takes it.
+
+    Args:
+        value: As JSON knows it.
+        where: What it is called in the message.
+
+    Raises:
+        ConfigError: It has one.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, default=_kind).encode()
+    except UnicodeEncodeError as error:
+        text, at = error.object, error.start
+        raise ConfigError(
+            f"expected text that UTF-8 can encode, got {text[at]!r} behind {text[max(0, at - 40) : at]!r} ({where})"
+        ) from error
+
+
+def _read(item: object, where: str, place: int) -> Example:
     if not isinstance(item, Mapping) or "prompt" not in item:
         got = list(item) if isinstance(item, Mapping) else type(item).__name__
         raise ConfigError(f"expected an object with a prompt, got {got} ({where})")

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from openenv_core.errors import ToolCallFailed
+from openenv_core.tools import CallToolObservation
+from rl_bridge.data.examples import require_encodable
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout.outcomes import require_play
 from rl_bridge.rollout.task import Session
@@ -77,23 +79,26 @@ class Recorder:
         return result.observation
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool, and return what it gave.
+        """Call a tool, and return what it gave: its result, or the observation where that is none of tools.
 
         Raises:
-            openenv_core.errors.ToolCallFailed: The call failed.
+            openenv_core.errors.ToolCallFailed: The call failed. That is recorded as any call is: the solver may go on.
         """
         call = ToolCall(name, arguments)
         self._messages.append({"role": ASSISTANT, "content": written(call)})
         result = await self._session.step(self._task.action(call))
         require_play(result)
-        if (error := result.observation.error) is not None:
-            raise ToolCallFailed(name, error.error_type, error.message, result)
+        observation = result.observation
         self._reward += float(result.reward or 0.0)
         self._done = result.done
         if not self._done:
-            said = self._task.result(result.observation)
+            said = self._task.result(observation)
             self._messages.append({"role": "tool", "name": name, "content": said})
-        return result.observation.result
+        if not isinstance(observation, CallToolObservation):  # what ends an episode may be another
+            return observation
+        if (error := observation.error) is not None:
+            raise ToolCallFailed(name, error.error_type, error.message, result)
+        return observation.result
 
     def trace(self) -> Trace:
         """What has been recorded since `begin`.
@@ -153,6 +158,7 @@ def _trace(line: str, where: str) -> Trace:
         raise ConfigError(
             f"expected an object with messages of role and content, got {line!r:.100} ({where}): {error!r}"
         ) from error
+    require_encodable((messages, trace.tools), where)
     if not _begins_with_a_prompt(messages):
         raise ConfigError(
             f"expected messages that begin with another's and have one of the {ASSISTANT}'s, got "

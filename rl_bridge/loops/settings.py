@@ -14,6 +14,7 @@ from rl_bridge.rollout.dispatching import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.filters import GroupFilter, Overlong
 from rl_bridge.rollout.settings import WorkerSettings
+from rl_bridge.rollout.task import task_type
 from rl_bridge.services import RestartPolicy
 from rl_bridge.trainer.settings import TrainerSettings
 
@@ -124,10 +125,19 @@ def dispatch_settings(config: Config) -> DispatchSettings:
 
 
 def greatest_length(config: Config) -> int:
-    """The most tokens of its own that the policy can put into a trajectory; a dataset's prompt has one answer."""
+    """The most tokens of its own that the policy can put into a trajectory; a dataset's prompt has one answer.
+
+    A chat that grows has one context for all of its answers. Where a task shows another chat in every turn, each answer
+    has one of its own, which any answer fits.
+    """
     rollout = config.rollout
     turns = rollout.num_turns if config.data is None else 1
-    return min(turns * rollout.max_new_tokens, rollout.max_length)
+    longest = turns * rollout.max_new_tokens
+    return rollout.max_length if longest > rollout.max_length and _chat_grows(rollout.task) else longest
+
+
+def _chat_grows(task: str | None) -> bool:
+    return task is None or task_type(task).chat_grows  # without one it is a world of tools
 
 
 def overlong(config: Config) -> Overlong:

@@ -75,8 +75,10 @@ class Ensemble:
             return sum(vote * weight for vote, weight in cast) / weight_cast
         if self.rule is Rule.MIN:
             return min(vote for vote, _ in cast)
-        balance = sum(weight if vote > YES else -weight for vote, weight in cast)
-        return None if balance == 0 else float(balance > 0)
+        # Apart, and not compared to the last bit: 0.1 and 0.2 weigh a little more than 0.3, which is no majority.
+        pro = sum(weight for vote, weight in cast if vote > YES)
+        contra = sum(weight for vote, weight in cast if vote <= YES)
+        return None if math.isclose(pro, contra) else float(pro > contra)
 
     async def evaluate(self, vote: Callable[[int], Awaitable[float | None]]) -> float | None:
         """Have every function vote, all at once, and count.

@@ -11,8 +11,9 @@ REASON_CHARS: Final = 1000
 
 
 def shortened(reason: str) -> str:
-    """Return as much of a reason as is told."""
-    return reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
+    """Return as much of a reason as is told, without halves of characters: no checkpoint could be written with them."""
+    told = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
+    return told.encode(errors="replace").decode()
 
 
 def require_play(result: StepResult[Any]) -> None:

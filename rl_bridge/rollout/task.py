@@ -88,12 +88,24 @@ def load_task(reference: str, config: Config, folder: Path) -> "Task":
     Raises:
         ConfigError: It cannot be imported, or is no task.
     """
-    task_type = resolve(reference, key="rollout.task")
-    if not (isinstance(task_type, type) and issubclass(task_type, Task)):
+    return task_type(reference)(config, folder)
+
+
+def task_type(reference: str) -> type["Task"]:
+    """Find the task that `rollout.task` names.
+
+    Args:
+        reference: `package.module:Class`.
+
+    Raises:
+        ConfigError: It cannot be imported, or is no task.
+    """
+    found = resolve(reference, key="rollout.task")
+    if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(
-            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task_type!r}"
+            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {found!r}"
         )
-    return task_type(config, folder)
+    return found
 
 
 class Task(ABC):
@@ -106,6 +118,10 @@ class Task(ABC):
 
     client_type: ClassVar[type[EnvClient[Any, Any, Any]]]
     """The typed client of the environment."""
+
+    chat_grows: ClassVar[bool] = False
+    """Whether each prompt of an episode has in it what the policy has said before. Then `rollout.max_length` bounds all
+    of its answers together, otherwise each alone; the greatest length goes by that."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config = config

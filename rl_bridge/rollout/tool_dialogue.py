@@ -69,8 +69,12 @@ class ToolDialogue:
         if not completion.stopped:
             return Ending.TRUNCATED_LENGTH
         self._answer = completion
+        tokenizer = self._policy.tokenizer
         calls = parse_tool_calls(
-            self._policy.tokenizer.written(completion.tokens), style=self._style, repair=self._repair
+            tokenizer.written(completion.tokens),
+            style=self._style,
+            repair=self._repair,
+            in_thought=tokenizer.opens_thought(self._conversation.prompt),
         )
         if isinstance(calls, UnparsableCall):
             return Ending.UNPARSABLE_CALL

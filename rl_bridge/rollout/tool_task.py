@@ -32,6 +32,8 @@ class ToolTask(Task):
     what `parse` makes of it.
     """
 
+    chat_grows = True
+
     def messages(self, observation: Any) -> list[Message]:
         """The chat that an episode begins with: what the first observation has as its `task`.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
 from rl_bridge.errors import MissingStack, ModelError
-from rl_bridge.tokens.tool_calls import CallStyle, style_of_template
+from rl_bridge.tokens.tool_calls import THOUGHT, CallStyle, style_of_template
 
 REMEMBERED_CHATS = 4096
 """With prompts of thousands of tokens these take some 200 MB; more would not be worth its memory."""
@@ -16,6 +16,8 @@ ANSWER: Final = "@the answer@"
 """Stands where an answer would, to find what the template writes behind one."""
 MORE_ENDS: Final = ("<|eom_id|>",)
 """Tokens beside the end of the sequence that end an answer: Llama's, after a call."""
+TAIL: Final = 16
+"""Of a prompt so many tokens hold the beginning of a thought, also where a tokenizer has no token for its mark."""
 _FROM_OUTSIDE: Final = ("user", "tool")
 
 
@@ -125,7 +127,9 @@ class ChatTokenizer:
             )
         return self._tokens(text)
 
-    def continuation(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def continuation(
+        self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
         """The token ids between the token that ended an answer and the beginning of the next one.
 
         What environments say is text, also where it spells a token that steers the chat, be it a special one or one
@@ -133,6 +137,8 @@ class ChatTokenizer:
 
         Args:
             messages: What was said to the answer.
+            functions: The tools that the chat was opened with. Some tokenizers have another template for chats with
+                tools, and some templates write all of such a chat otherwise.
 
         Raises:
             ModelError: The template writes something else behind an answer than the token that ends it.
@@ -141,8 +147,8 @@ class ChatTokenizer:
         said: list[Message] = [
             {**message, "content": _broken(self._steering, message["content"])} for message in messages
         ]
-        text = self._render([asked, {"role": "assistant", "content": ANSWER}, *said])
-        behind = text.partition(ANSWER)[2]
+        text = self._render([asked, {"role": "assistant", "content": ANSWER}, *said], functions)
+        behind = text.partition(ANSWER)[2]  # the tools are told before it
         end = next((end for end in self._ends if behind.lstrip().startswith(end)), None)
         if end is None:
             raise ModelError(
@@ -154,6 +160,14 @@ class ChatTokenizer:
         if first != self._ends[end]:
             raise ModelError(f"expected {end!r} to be one token, {self._ends[end]}, got {first}")
         return tuple(rest)
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends with the mark that begins a thought, so that the answer is to go on with that.
+
+        Some templates open every answer so. What a message says of such marks is no opening: it is not at the end.
+        """
+        end = self._tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
+        return str(end).rstrip().endswith(THOUGHT)
 
     def answer(self, text: str) -> tuple[int, ...]:
         """The token ids of an answer that is to be learned: its text, and the token that ends it."""

@@ -30,6 +30,7 @@ class Conversation:
         functions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._functions = functions
         self._tokens = list(tokenizer.opening(messages, functions))
 
     @property
@@ -44,4 +45,4 @@ class Conversation:
             answer: Its tokens, up to and with the one that ended it.
             messages: At least one.
         """
-        self._tokens += [*answer, *self._tokenizer.continuation(messages)]
+        self._tokens += [*answer, *self._tokenizer.continuation(messages, self._functions)]

@@ -64,7 +64,9 @@ def style_of_template(template: str) -> CallStyle | None:
     return CallStyle.LLAMA if of_llama else None
 
 
-def parse_tool_calls(text: str, *, style: CallStyle, repair: bool = False) -> list[ToolCall] | UnparsableCall:
+def parse_tool_calls(
+    text: str, *, style: CallStyle, repair: bool = False, in_thought: bool = False
+) -> list[ToolCall] | UnparsableCall:
     """Read the calls in an answer.
 
     What a policy thinks first (before `</think>`) is no part of its answer. Nor are arguments taken that no environment
@@ -75,13 +77,14 @@ def parse_tool_calls(text: str, *, style: CallStyle, repair: bool = False) -> li
         text: The answer, special tokens included, without the token that ended it.
         style: How calls are written.
         repair: Mend JSON that is almost right; see `json_repair.repaired`. Otherwise JSON is what RFC 8259 says.
+        in_thought: Whether the prompt has begun a thought, as some templates do, which the text goes on with.
 
     Returns:
         The calls, in order; none where the answer has none. One that cannot be read spoils the others: what was meant
         by them nobody knows.
     """
     thought, closing, behind = text.partition(THOUGHT_END)
-    if not closing and thought.lstrip().startswith(THOUGHT):
+    if not closing and (in_thought or thought.lstrip().startswith(THOUGHT)):
         return []  # it never came to an answer
     answer = behind if closing else text
     try:

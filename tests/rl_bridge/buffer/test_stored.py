@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
+from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.tokens.prefix import Prefix
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
@@ -61,6 +63,12 @@ def test_what_an_older_checkpoint_has_is_read() -> None:
     played = {"seed": 5, "turns": turns, "ending": "completed", "reward": 1.0, "tool_calls": 0}
     (group,) = restored(json.dumps([{"id": 1, "seed": 5, "trajectories": [played]}]).encode())
     assert [list(turn.prompt) for turn in group.trajectories[0].turns] == [[1, 2], [1, 2, 7, 3]]
+
+
+def test_a_refusal_with_half_a_character_does_not_keep_a_checkpoint_from_being_written() -> None:
+    refused = replace(episode(chat(1)), refusal=shortened("ValueError: no \ud83d"))
+    (group,) = restored(stored([Group(id=4, seed=5, trajectories=[refused])]))
+    assert group.trajectories[0].refusal == "ValueError: no ?"
 
 
 def test_what_is_damaged_is_not_guessed() -> None:

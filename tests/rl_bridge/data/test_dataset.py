@@ -55,6 +55,12 @@ def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
             r"expected the prompt to be a text or messages with role and content",
         ),
         ('{"prompt": []}', r"expected the prompt to be a text or messages"),
+        # JSON may have half a character, of which no tokenizer makes anything.
+        (
+            r'{"prompt": "What is \ud83d?"}',
+            r"text that UTF-8 can encode, got '\\ud83d' behind .*What is .*line 2\)",
+        ),
+        (r'{"prompt": [{"role": "user", "content": "\udc00"}]}', r"got '\\udc00' behind .*line 2\)"),
     ],
 )
 def test_a_line_that_is_no_example_is_told_before_the_run_begins(
@@ -62,6 +68,14 @@ def test_a_line_that_is_no_example_is_told_before_the_run_begins(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         JsonLines(written(tmp_path / "wrong.jsonl", {"prompt": "fine"}, line))
+
+
+@pytest.mark.parametrize(
+    "item", [{"prompt": "\ud83d"}, Example(id="0", prompt=({"role": "user", "content": "\ud83d"},))]
+)
+def test_half_a_character_is_refused_in_a_list_too(item: Any) -> None:
+    with pytest.raises(ConfigError, match=r"text that UTF-8 can encode, .*\(halves, item 1\)"):
+        Listed([{"prompt": "\U0001f600"}, item], name="halves")
 
 
 def test_an_iterable_is_found_by_its_dotted_path() -> None:

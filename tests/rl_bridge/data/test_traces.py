@@ -35,7 +35,7 @@ class RiddleTask(ToolTask):
 
 
 class RiddleSession:
-    """`look` tells a number, `say` ends the episode; it earns 1 with the right one."""
+    """`look` tells a number, `say` ends the episode; it earns 1 with the right one. `leave` and `fall` end it too."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.resets: list[dict[str, Any]] = []
@@ -61,8 +61,11 @@ class RiddleSession:
         if action.tool_name == "say":
             right = action.arguments == {"number": 7}
             return StepResult(CallToolObservation(tool_name="say", result="heard"), float(right), True)
+        if action.tool_name == "leave":
+            return StepResult(Riddle(task="nobody is there"), 0.5, True)
         error = ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message="there is no such tool")
-        return StepResult(CallToolObservation(tool_name=action.tool_name, error=error), 0.0, False)
+        gave = CallToolObservation(tool_name=action.tool_name, error=error)
+        return StepResult(gave, -0.5, action.tool_name == "fall")
 
 
 @pytest.fixture
@@ -117,6 +120,35 @@ async def test_a_solver_whose_call_fails_is_told(task: RiddleTask) -> None:
     await recorder.begin(0)
     with pytest.raises(ToolCallFailed, match="no such tool"):
         await recorder.call("guess", {})
+
+
+async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: RiddleTask) -> None:
+    recorder = Recorder(task, RiddleSession())
+    await recorder.begin(0)
+    with pytest.raises(ToolCallFailed):
+        await recorder.call("guess", {})
+    await recorder.call("say", {"number": 7})
+    trace = recorder.trace()
+    assert trace.reward == 0.5
+    assert [message["role"] for message in trace.messages] == ["user", "assistant", "tool", "assistant"]
+    assert trace.messages[2] == {"role": "tool", "name": "guess", "content": "error: there is no such tool"}
+
+
+async def test_a_call_that_failed_may_end_the_episode(task: RiddleTask) -> None:
+    recorder = Recorder(task, RiddleSession())
+    await recorder.begin(0)
+    with pytest.raises(ToolCallFailed):
+        await recorder.call("fall", {})
+    trace = recorder.trace()
+    assert (trace.reward, len(trace.messages)) == (-0.5, 2)
+
+
+async def test_what_ends_an_episode_need_be_no_observation_of_tools(task: RiddleTask) -> None:
+    recorder = Recorder(task, RiddleSession())
+    await recorder.begin(0)
+    assert await recorder.call("leave", {}) == Riddle(task="nobody is there")
+    trace = recorder.trace()
+    assert (trace.reward, len(trace.messages)) == (0.5, 2)
 
 
 async def test_what_the_infrastructure_failed_is_no_trace(task: RiddleTask) -> None:
@@ -175,6 +207,11 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
         (json.dumps({"messages": [USER]}), "one of the assistant's"),
         (json.dumps({"messages": [ASSISTANT, USER]}), "begin with another's"),
         (json.dumps({"messages": [ASSISTANT, ASSISTANT]}), "begin with another's"),
+        (
+            json.dumps({"messages": [USER, {**ASSISTANT, "content": "half \ud83d"}]}),
+            r"text that UTF-8 can encode, got '\\ud83d' behind .*half ' \(.*bad\.jsonl, line 1\)",
+        ),
+        (json.dumps({"messages": [USER, ASSISTANT], "tools": [{"name": "\udc00"}]}), r"got '\\udc00' behind"),
         *(
             (json.dumps({"messages": [USER, {**ASSISTANT, "content": content, **apart}]}), complaint)
             for content, apart, complaint in (

@@ -7,14 +7,22 @@ import pytest
 
 from rl_bridge.config import Config
 from rl_bridge.loops.settings import dispatch_settings, overlong, trainer_settings
+from rl_bridge.rollout import Task
 from rl_bridge.rollout.filters import GroupFilter, Overlong
+
+GROWING = "rl_bridge.rollout.world:World"
+STATES = f"{__name__}:StateTask"
+
+
+class StateTask(Task):
+    """Shows a chat of its own making in every turn, as tasks do that say nothing else."""
 
 
 def config(rollout: dict[str, Any], algorithm: dict[str, Any] | str) -> Config:
     return Config.model_validate(
         {
             "env": {"app": "package.app:app"},
-            "rollout": {"task": "package.task:Task", "batch_size": 64, "group_size": 8, **rollout},
+            "rollout": {"task": GROWING, "batch_size": 64, "group_size": 8, **rollout},
             "algorithm": algorithm,
         }
     )
@@ -25,13 +33,15 @@ def config(rollout: dict[str, Any], algorithm: dict[str, Any] | str) -> Config:
     [
         # Four answers of 25 tokens, a fifth of which is 20.
         ({"num_turns": 4, "max_new_tokens": 25, "max_length": 1000}, 100, 20),
-        # The context is shorter than that.
+        # The context is shorter than that, and there is one for all of them.
         ({"num_turns": 4, "max_new_tokens": 25, "max_length": 60}, 60, 12),
+        # Here each has one, and fits it.
+        ({"task": STATES, "num_turns": 4, "max_new_tokens": 25, "max_length": 60}, 100, 20),
         ({"num_turns": 1, "max_new_tokens": 1, "max_length": 60}, 1, 1),
     ],
 )
 def test_the_greatest_length_and_the_share_before_it(
-    rollout: dict[str, int], longest: int, buffer: int
+    rollout: dict[str, Any], longest: int, buffer: int
 ) -> None:
     assert overlong(config(rollout, "dapo")) == Overlong(
         handling="penalty", max_length=longest, buffer=buffer
@@ -52,9 +62,10 @@ def test_the_answer_to_a_datasets_prompt_is_all_that_there_is() -> None:
     assert trainer_settings(answers, Path("run"), Path("model")).max_loss_tokens == 50
 
 
-def test_a_fixed_length_is_the_same_greatest_length() -> None:
-    short = config({"num_turns": 4, "max_new_tokens": 25, "max_length": 60}, "dr_grpo")
-    assert trainer_settings(short, Path("run"), Path("model")).max_loss_tokens == 60
+@pytest.mark.parametrize(("task", "longest"), [(GROWING, 60), (STATES, 100)])
+def test_a_fixed_length_is_the_same_greatest_length(task: str, longest: int) -> None:
+    short = config({"task": task, "num_turns": 4, "max_new_tokens": 25, "max_length": 60}, "dr_grpo")
+    assert trainer_settings(short, Path("run"), Path("model")).max_loss_tokens == longest
 
 
 def test_refills_are_so_many_for_each_group_of_a_step() -> None:

@@ -23,6 +23,9 @@ def ensemble(rule: Rule, *weights: float, count: int = 3, quorum: float = 0.5) -
         (Rule.MAJORITY, (), [1.0, None, 0.1], None),
         (Rule.MAJORITY, (3.0, 1.0, 1.0), [0.9, 0.0, 0.0], 1.0),
         (Rule.MAJORITY, (2.0, 1.0, 1.0), [0.9, 0.0, 0.0], None),
+        # 0.1 + 0.2 is a little more than 0.3.
+        (Rule.MAJORITY, (0.1, 0.2, 0.3), [1.0, 1.0, 0.0], None),
+        (Rule.MAJORITY, (0.1, 0.2, 0.3), [0.0, 0.0, 1.0], None),
         (Rule.MIN, (), [1.0, 0.25, 0.5], 0.25),
         (Rule.MIN, (), [1.0, None, 0.5], 0.5),
         (Rule.MEAN, (), [None, None, None], None),

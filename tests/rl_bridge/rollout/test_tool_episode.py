@@ -299,6 +299,20 @@ async def test_a_policy_that_does_not_think_is_opened_so_in_every_turn(at_the_de
     assert all(prompt.endswith(f"{START}assistant\n<think>\n\n</think>\n\n") for prompt in asked)
 
 
+async def test_a_call_in_a_thought_that_the_template_began_is_not_made(at_the_desk: Playing) -> None:
+    thoughtful = TEMPLATE.replace(
+        "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}", "<think>\n"
+    )
+    drafted = f"I might say {ADD}"
+    async with at_the_desk([drafted], template=thoughtful) as play:
+        assert told(await only(play)) == (Ending.ILLEGAL, 1, 0, -1.5)
+        assert play.engine.asked[0].endswith(f"{START}assistant\n<think>\n")
+    async with at_the_desk([f"{drafted}</think>{ADD}", drafted], template=thoughtful) as play:
+        assert told(await only(play)) == (Ending.ILLEGAL, 2, 1, 0.25 - 1.5)
+    async with at_the_desk([f"{drafted}</think>{ADD}", f"</think>{FINISH}"], template=thoughtful) as play:
+        assert told(await only(play)) == (Ending.COMPLETED, 2, 2, 1.25)
+
+
 async def test_a_template_may_write_which_tool_it_was(at_the_desk: Playing) -> None:
     naming = TEMPLATE.replace(
         "{{ message.content }}\n</tool", "{{ message.name }}: {{ message.content }}\n</tool"

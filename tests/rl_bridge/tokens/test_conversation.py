@@ -113,6 +113,21 @@ def test_what_grows_is_what_the_template_writes(name: str, request: pytest.Fixtu
         assert list(conversation.prompt) == whole(tokenizer, chat)
 
 
+def test_a_chat_with_tools_goes_on_by_the_template_that_it_began_with(qwen: ChatTokenizer) -> None:
+    """Where a tokenizer has one for chats with tools and one for all others."""
+    made: Any = qwen._tokenizer
+    made.chat_template = {
+        "default": QWEN.replace("<|im_start|>assistant", "<|im_start|>model"),
+        "tool_use": QWEN,
+    }
+    qwen._thinking = True
+    told: list[Message] = [{"role": "tool", "content": "hello"}]
+    conversation = Conversation(qwen, ASKED, LOOK)
+    conversation.go_on(qwen.answer("call the tool"), told)
+    chat: list[Message] = [*ASKED, {"role": "assistant", "content": "call the tool"}, *told]
+    assert list(conversation.prompt) == whole(qwen, chat)
+
+
 def test_what_was_sampled_stays_as_it_was_spelled(qwen: ChatTokenizer) -> None:
     conversation = Conversation(qwen, ASKED, LOOK)
     before = conversation.prompt

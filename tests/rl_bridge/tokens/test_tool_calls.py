@@ -165,6 +165,20 @@ def test_what_is_almost_right_is_mended_where_that_is_asked_for(text: str) -> No
     assert parse_tool_calls(text, style=HERMES, repair=True) == [LOOK]
 
 
+@pytest.mark.parametrize(
+    ("style", "call"),
+    [
+        (HERMES, hermes('{"name": "look", "arguments": {"at": "x"}}')),
+        (LLAMA, '{"name": "look", "parameters": {"at": "x"}}'),
+    ],
+)
+def test_a_thought_that_the_prompt_began_is_no_answer_until_it_ends(style: CallStyle, call: str) -> None:
+    assert parse_tool_calls(call, style=style) == [LOOK]
+    assert parse_tool_calls(call, style=style, in_thought=True) == []
+    assert parse_tool_calls("", style=style, in_thought=True) == []
+    assert parse_tool_calls(f"{call}</think>{call}", style=style, in_thought=True) == [LOOK]
+
+
 def test_mending_llamas() -> None:
     text = "{'name': 'look', 'parameters': {'at': 'x'"
     assert isinstance(parse_tool_calls(text, style=LLAMA), UnparsableCall)
