@@ -64,7 +64,7 @@ class Checkpoint:
                 )
 
     def _tied(self) -> bool:
-        """Whether the output layer is the embedding. Some files have it a second time, which nobody reads."""
+        """Whether the output layer is the embedding. Some files have it a second time; no trainer sends it so."""
         try:
             config = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

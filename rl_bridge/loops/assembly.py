@@ -83,7 +83,7 @@ async def open_run(
         fleet = await stack.enter_async_context(
             Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
         )
-        store = _store(config.monarch)
+        store = _store(config)
         stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
             roles = await fleet.guard(start_roles(config, folder, model_path, store))
@@ -213,10 +213,13 @@ def _hosts(monarch: MonarchConfig) -> Hosts:
     return Hosts.this_machine()
 
 
-def _store(monarch: MonarchConfig) -> WeightStore:
+def _store(config: Config) -> WeightStore:
+    monarch, timeout_s = config.monarch, config.trainer.timeout_s
     if monarch.transport != "auto":
-        return WeightStore.create(transport=monarch.transport)
-    return WeightStore.create(transport="shared_memory" if monarch.alone else "rdma")
+        return WeightStore.create(transport=monarch.transport, transfer_timeout_s=timeout_s)
+    return WeightStore.create(
+        transport="shared_memory" if monarch.alone else "rdma", transfer_timeout_s=timeout_s
+    )
 
 
 def _buffer(config: Config) -> ReplayBuffer:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from rl_bridge.reference.actor import ReferenceActor
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
 from rl_bridge.rollout.actor import RolloutActor
 from rl_bridge.services import BoundOptions, Service, ServiceActor
+from rl_bridge.services.placement import by_need
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.weights import WeightStore
 
@@ -65,36 +65,47 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     _warn_of_idle_gpus(config.monarch)
     coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
     table, trainer = config.monarch.roles, trainer_settings(config, folder, model_path)
-    starting: dict[str, Coroutine[Any, Any, Service]] = {
-        "policy": _of(
-            config, PolicyActor, "policy", table.policy, engine_environment(on_gpu=table.policy.gpus > 0)
-        ).as_service(engine_settings(config, model_path), store),
-        "trainer": _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD).as_service(trainer, store),
+    engine = engine_environment(on_gpu=table.policy.gpus > 0)
+    starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {
+        "policy": (
+            _of(config, PolicyActor, "policy", table.policy, engine),
+            (engine_settings(config, model_path), store),
+        ),
+        "trainer": (_of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD), (trainer, store)),
     }
     if config.env is not None:
         workers = RoleConfig(replicas=config.rollout.num_workers)
-        starting["rollout"] = _of(config, RolloutActor, "rollout", workers, ONE_THREAD | coders).as_service(
-            worker_settings(config, folder, model_path)
+        starting["rollout"] = (
+            _of(config, RolloutActor, "rollout", workers, ONE_THREAD | coders),
+            (worker_settings(config, folder, model_path),),
         )
     else:
-        starting["dataset"] = _of(config, DatasetActor, "dataset", RoleConfig(), ONE_THREAD).as_service(
-            dataset_settings(config)
+        starting["dataset"] = (
+            _of(config, DatasetActor, "dataset", RoleConfig(), ONE_THREAD),
+            (dataset_settings(config),),
         )
     if config.algorithm.kl_coef:
-        starting["reference"] = _of(
-            config, ReferenceActor, "reference", table.reference, ONE_THREAD
-        ).as_service(trainer)
+        starting["reference"] = (
+            _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
+            (trainer,),
+        )
     if config.reward.function:
-        starting["reward"] = _of(config, RewardActor, "reward", table.reward, coders).as_service(
-            reward_settings(config)
+        starting["reward"] = (
+            _of(config, RewardActor, "reward", table.reward, coders),
+            (reward_settings(config),),
         )
     elif config.reward.model is not None:
-        starting["reward"] = _of(config, RewardModelActor, "reward", table.reward, ONE_THREAD).as_service(
-            reward_model_settings(config, config.reward.model)
+        starting["reward"] = (
+            _of(config, RewardModelActor, "reward", table.reward, ONE_THREAD),
+            (reward_model_settings(config, config.reward.model),),
         )
+    tasks: dict[str, asyncio.Task[Service]] = {}
     try:
         async with asyncio.timeout(START_TIMEOUT_S), asyncio.TaskGroup() as group:
-            tasks = {name: group.create_task(start) for name, start in starting.items()}
+            # They are given room in the order in which their tasks begin.
+            for name in by_need({name: bound.options for name, (bound, _) in starting.items()}):
+                bound, args = starting[name]
+                tasks[name] = group.create_task(bound.as_service(*args))
     except TimeoutError:
         raise RoleFailed(
             f"expected {', '.join(starting)} to be ready within {START_TIMEOUT_S:g} s, they are not; "

@@ -90,7 +90,7 @@ class ReplicaKeeper:
     def lose(self, number: int, reason: str) -> None:
         """Take a start of the replica for lost; a later one is not meant."""
         if self._incarnation is not None and number == self._number:
-            self.state = ReplicaState.LOST
+            self._mark_lost()
             self._incarnation.lose(reason)
 
     def leave(self) -> None:
@@ -153,10 +153,19 @@ class ReplicaKeeper:
         finally:
             if target is not None:
                 self._owner.left(target, incarnation.lost.result() if incarnation.lost.done() else None)
+            if incarnation.lost.done():
+                self._mark_lost()
             if vigil is not None:
                 vigil.cancel()
             await incarnation.stop()
+            self.places = ()
             self._tail = incarnation.tail()
+
+    def _mark_lost(self) -> None:
+        """Show no process that is gone as one that is there: to end what is left of a start takes its time."""
+        self.places = ()
+        if self.state is not ReplicaState.FAILED:
+            self.state = ReplicaState.LOST
 
     async def _begin(self, incarnation: Incarnation, target: MeshTarget) -> str | None:
         """Bring a new start to serve; the reason where it does not come to that."""

@@ -1,5 +1,6 @@
 """Which hosts and GPUs a replica gets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rl_bridge.errors import RoleFailed
@@ -28,6 +29,23 @@ class Slot:
     def gpu_of(self, rank: int) -> int | None:
         """The GPU of a rank on its host; ranks count through one host after the other."""
         return self.gpus[rank // self.procs][rank % self.procs] if self.gpus else None
+
+
+def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
+    """The order in which services that start together are to be given room.
+
+    Replicas that need several GPUs on one host come before those that fit anywhere: these spread over all hosts, and
+    would leave none with as many free.
+
+    Args:
+        services: By their names.
+    """
+
+    def need(name: str) -> tuple[int, int]:
+        options = services[name]
+        return options.procs if options.with_gpus else 0, options.hosts
+
+    return sorted(services, key=need, reverse=True)
 
 
 class Placement:

@@ -1,12 +1,16 @@
 """Fan-outs that define the replicas' state: the last of each is given to whoever starts."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rl_bridge.errors import StateUnavailable
 from rl_bridge.services.balancer import Target
+
+RETRY_S = 5.0
+"""How long a state that cannot be had is waited for before it is asked for again."""
 
 
 @dataclass(slots=True)
@@ -67,8 +71,8 @@ class Replays:
     async def catch_up(self, target: Target) -> None:
         """Call what was fanned out on a target that starts, in that order, until nothing is new.
 
-        What cannot be had any more, because whoever provided it is gone, is waited for: who provides it next says so by
-        a fan-out. The caller bounds the wait.
+        What cannot be had is waited for: where whoever provided it is gone, who provides it next says so by a fan-out;
+        and every `RETRY_S` it is asked for again, since it may only have been out of reach. The caller bounds the wait.
 
         Raises:
             TargetGone: A process of it is gone.
@@ -83,6 +87,8 @@ class Replays:
             try:
                 replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
             except StateUnavailable:
-                await changed.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await changed.wait()
             else:
                 taken[replay.name] = replay

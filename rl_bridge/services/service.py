@@ -296,11 +296,6 @@ class Service(Routed):
                     refusals.append((target, answer))
             else:
                 raise answer
-        if replay is not None:
-            for target, refusal in refusals:
-                # Where nobody took it, those who could not be given it are alike, and as before.
-                if values or not isinstance(refusal, StateUnavailable):
-                    self._lose(target, f"{name} failed on it: {refusal}")
         refused = refusals[0][1] if refusals else None
         if replay is not None and not values:
             if refused is None:
@@ -309,6 +304,11 @@ class Service(Routed):
             values.update(replay.values)
             if not values:
                 self._replays.withdraw(replay)
+        if replay is not None:
+            for target, refusal in refusals:
+                # Where nobody took it, not even who starts, those who could not be given it are as before.
+                if values or not isinstance(refusal, StateUnavailable):
+                    self._lose(target, f"{name} failed on it: {refusal}")
         if not values:
             nobody = NoReplica(
                 f"{name} was superseded by a later fan-out before a replica of {self.name} took it"

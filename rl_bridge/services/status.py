@@ -13,7 +13,7 @@ class ReplicaStatus:
     Attributes:
         id: Its number in the service.
         state: Where it is in its life.
-        places: Host and process of each rank, of the latest start.
+        places: Host and process of each rank, as soon as they have told; none of a start that is over.
         in_flight: Calls it has begun and not ended.
         restarts: How often it was started again.
     """

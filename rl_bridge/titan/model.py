@@ -22,6 +22,7 @@ from rl_bridge.titan.attention import document_mask
 from rl_bridge.titan.definitions import DEFINITIONS, VALUE_HEAD, CheckpointNames, keep_whole, model_config
 from rl_bridge.titan.devices import own_device
 from rl_bridge.titan.ranks import is_of_siblings, join_process_group
+from rl_bridge.titan.tying import EMBEDDING, OUTPUT, has_another_output_layer
 
 # After rl_bridge.titan.devices, which tells TorchTitan about machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
@@ -126,9 +127,9 @@ class TitanDecoder:
             )
         self.module = _filled(module, device).train(trainable).requires_grad_(trainable)
         self.adapter = CheckpointNames(config, Path(path), value_head=outputs is not None)
-        self._load(Path(path))
+        self._load(Path(path), tied=config.enable_weight_tying)
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path, *, tied: bool) -> None:
         state = self.adapter.to_hf(self.module.state_dict())
         try:
             reader = HuggingFaceStorageReader(path=str(path))
@@ -136,10 +137,17 @@ class TitanDecoder:
             # A policy's checkpoint has no value head: that stays as it was initialised.
             stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in there}
             load_checkpoint(stored, storage_reader=reader)
+            misdescribed = tied and has_another_output_layer(path)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             if is_of_siblings(error):
                 raise
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
+        if misdescribed:
+            raise ModelError(
+                f"expected {OUTPUT} to be {EMBEDDING}, since config.json at {str(path)!r} has tie_word_embeddings, "
+                "got another one: generators would use it, the trainer would not. If it was trained by itself, set "
+                "tie_word_embeddings to false; otherwise take it out of the safetensors"
+            )
         self.module.load_state_dict(self.adapter.from_hf({**state, **stored}))
 
     def spmd(self) -> AbstractContextManager[Any]:

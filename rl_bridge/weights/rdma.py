@@ -1,7 +1,7 @@
 """The transport between machines: Monarch's RDMA buffers, over TCP where there is no such hardware.
 
 Readers fetch into memory of their own, so what a publisher has is read for the length of a transfer alone.
-For that long readers hold a lease, which ends by itself: the death of a process elsewhere is told by nobody.
+For that long readers keep a lease, which ends by itself: the death of a process elsewhere is told by nobody.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rl_bridge.errors import MissingStack, WeightsError
 from rl_bridge.weights.directory import Directory
+from rl_bridge.weights.leased import under_lease
 from rl_bridge.weights.segments import EXTRA_SEGMENTS
 from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, told
 from rl_bridge.weights.transport import Needed
@@ -29,8 +30,6 @@ except ModuleNotFoundError as missing:
 
 POLL_S = 0.05
 """How often a publisher asks whether a reader has let go."""
-GRACE_S = 5.0
-"""A lease lasts so much longer than the transfer may, so that it never ends under one."""
 DROP_S = 30.0
 """To give up one buffer."""
 
@@ -116,7 +115,8 @@ class BufferPublisher:
     Args:
         directory: Knows who reads what.
         depth: Versions that stay readable at once.
-        timeout_s: How long to wait for readers of what is to be overwritten.
+        timeout_s: How long to wait for readers of what is to be overwritten: as long as these may take, since one
+            that is gone is in the way no longer than its lease lasts.
     """
 
     header = 0
@@ -225,20 +225,20 @@ class BufferReader:
             self._kept = fetched
 
     async def _fetch(self, snapshot: Snapshot, fetch: RDMAAction) -> None:
-        holder = f"{self._holder} ({secrets.token_hex(4)})"
-        name = snapshot.key, snapshot.publication
-        await self._directory.lease(*name, holder, self._timeout_s + GRACE_S)
-        try:
+        async def transfer() -> None:
             async with asyncio.timeout(self._timeout_s):
                 await fetch.submit(timeout=max(1, int(self._timeout_s)))
+
+        try:
+            await under_lease(self._directory, snapshot, f"{self._holder} ({secrets.token_hex(4)})", transfer)
+        except WeightsError:
+            raise  # of the lease: what has been overwritten is looked up anew
         except Exception as error:  # Monarch raises nothing narrower
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(
                 f"cannot fetch {told(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {error}; "
                 "does it live, and does the network between?"
             ) from error
-        finally:
-            await asyncio.shield(self._directory.end_lease(*name, holder))
 
     async def close(self) -> None:
         """See `Reader`."""

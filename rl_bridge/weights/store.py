@@ -50,8 +50,10 @@ class WeightStore:
         directory: Who has published what.
         transport: How bytes travel.
         depth: Versions that stay readable at once.
-        timeout_s: The longest wait: of `put` for readers that hold what is to be overwritten, of readers for
-            a key that is being published.
+        timeout_s: The longest wait: of `put` for readers on this machine that hold what is to be overwritten, of
+            readers for a key that is being published. Of a publisher elsewhere nobody can tell that it died.
+        transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; also how long
+            `put` waits for readers elsewhere, which are at a transfer. `timeout_s` by default.
         volumes: A running TorchStore, for that transport.
     """
 
@@ -62,6 +64,7 @@ class WeightStore:
         transport: Transport,
         depth: int = 2,
         timeout_s: float = 60.0,
+        transfer_timeout_s: float | None = None,
         volumes: "Volumes | None" = None,
     ) -> None:
         if depth < 2:
@@ -70,13 +73,19 @@ class WeightStore:
         self._transport = transport
         self._depth = depth
         self._timeout_s = timeout_s
+        self._transfer_timeout_s = timeout_s if transfer_timeout_s is None else transfer_timeout_s
         self._volumes = volumes
         self._owner = True
         self._reset()
 
     @classmethod
     def create(
-        cls, *, transport: Transport = "shared_memory", depth: int = 2, timeout_s: float = 60.0
+        cls,
+        *,
+        transport: Transport = "shared_memory",
+        depth: int = 2,
+        timeout_s: float = 60.0,
+        transfer_timeout_s: float | None = None,
     ) -> "WeightStore":
         """Make a store in the process that owns the run; when that ends, so does the store.
 
@@ -90,7 +99,14 @@ class WeightStore:
             from rl_bridge.weights.torch_store import Volumes
 
             volumes = Volumes()
-        return cls(spawn_directory(), transport=transport, depth=depth, timeout_s=timeout_s, volumes=volumes)
+        return cls(
+            spawn_directory(),
+            transport=transport,
+            depth=depth,
+            timeout_s=timeout_s,
+            transfer_timeout_s=transfer_timeout_s,
+            volumes=volumes,
+        )
 
     def _reset(self) -> None:
         self._closed = False
@@ -99,9 +115,9 @@ class WeightStore:
         self._staging: list[dict[str, Tensor]] = []
 
     def _sides(self) -> tuple[Publisher, Reader]:
-        depth, timeout_s = self._depth, self._timeout_s
+        depth, timeout_s = self._depth, self._transfer_timeout_s
         if self._transport == "shared_memory":
-            return SegmentPublisher(depth=depth, timeout_s=timeout_s), SegmentReader()
+            return SegmentPublisher(depth=depth, timeout_s=self._timeout_s), SegmentReader()
         if self._volumes is not None:
             from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
 
@@ -118,6 +134,7 @@ class WeightStore:
             "_transport": self._transport,
             "_depth": self._depth,
             "_timeout_s": self._timeout_s,
+            "_transfer_timeout_s": self._transfer_timeout_s,
             "_volumes": self._volumes,
         }
 

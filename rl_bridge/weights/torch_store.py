@@ -67,12 +67,28 @@ class _Controller(Controller):  # type: ignore[misc]
             self.is_initialized = True
 
 
+class _Volume(StorageVolume):  # type: ignore[misc]
+    """TorchStore's volume, which tells what is in it: the controller does not know of what was put half way."""
+
+    store: Any
+
+    @endpoint  # type: ignore[untyped-decorator]
+    async def names(self) -> list[str]:
+        """What is in it."""
+        return list(self.store.kv)
+
+    @endpoint  # type: ignore[untyped-decorator]
+    async def discard(self, name: str) -> None:
+        """Let go of what has this name, if anything has."""
+        self.store.kv.pop(name, None)
+
+
 class Volumes:
     """A running TorchStore: a volume in a process of its own, and a controller in this one. Travels to clients."""
 
     def __init__(self) -> None:
         self._procs = this_host().spawn_procs(per_host={"volumes": 1})
-        self._volumes = self._procs.spawn("weights_volume", StorageVolume, SingletonStrategy.get_volume_id)
+        self._volumes = self._procs.spawn("weights_volume", _Volume, SingletonStrategy.get_volume_id)
         self._controller = this_proc().spawn("weights_torchstore", _Controller)
         self._client: LocalClient | None = None
 
@@ -87,6 +103,22 @@ class Volumes:
             self._client = LocalClient(controller=self._controller, strategy=strategy)
         return self._client
 
+    async def names(self) -> list[str]:
+        """What is in the volume, also of what was put there half way."""
+        names: list[str] = await self._volumes.names.call_one()
+        return names
+
+    async def delete(self, name: str) -> None:
+        """Have nothing of this name in the volume any more, whoever put it there, and however far that came."""
+        client = await self.client()
+        try:
+            await client.delete(name)
+        except Exception:  # TorchStore raises nothing narrower
+            if await client.exists(name):
+                raise
+            # Somebody else was faster, or the controller was never told of it.
+            await self._volumes.discard.call_one(name)
+
     async def close(self) -> None:
         """End the volume's process; for the process that started it. Bounded; raises nothing."""
         procs, self._procs = self._procs, None
@@ -99,18 +131,19 @@ class Volumes:
 class VolumeSlot:
     """Memory that is sent to a volume when it is complete, as a `Slot`."""
 
-    def __init__(self, publisher: "VolumePublisher", key: Key, name: str, target: Tensor) -> None:
+    def __init__(
+        self, publisher: "VolumePublisher", key: Key, publication: Publication, target: Tensor
+    ) -> None:
         self._publisher = publisher
         self._key = key
-        self._name = name
+        self._publication = publication
         self.target = target
         self._old = publisher.next_to_go(key)
         self.replaces = None if self._old is None else self._old[0]
 
     async def publish(self, parts: Mapping[str, StoredPart]) -> str:
         """See `Slot`."""
-        await self._publisher.send(self._key, self._name, self.target, self._old)
-        return self._name
+        return await self._publisher.send(self._key, self._publication, self.target, self._old)
 
     def release(self) -> None:
         """See `Slot`."""
@@ -133,6 +166,9 @@ class VolumePublisher:
         self._depth = depth
         self._timeout_s = timeout_s
         self._sent: dict[str | None, deque[tuple[Key, str]]] = {}
+        # What is still to be deleted, by series: it is forgotten when that has been done, not before.
+        self._left_over: dict[str | None, set[str]] = {}
+        self._swept: set[str | None] = set()
         self._kept: Tensor | None = None
 
     async def reserve(self, key: Key, publication: Publication, nbytes: int) -> VolumeSlot:
@@ -140,39 +176,62 @@ class VolumePublisher:
         target, self._kept = self._kept, None
         if target is None or len(target) < nbytes:
             target = torch.empty(max(1, nbytes), dtype=torch.uint8)
-        name = f"{key!r}/{publication.group}/{publication.number}/{secrets.token_hex(4)}"
-        return VolumeSlot(self, key, name, target)
+        return VolumeSlot(self, key, publication, target)
 
     def next_to_go(self, key: Key) -> tuple[Key, str] | None:
         """What gives way to the next snapshot, as key and name."""
-        sent = self._series(key)
-        return sent[0] if len(sent) >= self._depth else None
+        sent = self._sent.get(_series(key))
+        return sent[0] if sent and len(sent) >= self._depth else None
 
-    async def send(self, key: Key, name: str, data: Tensor, old: tuple[Key, str] | None) -> None:
-        """Send a snapshot to the volume, and delete what it replaces there."""
-        sent = self._series(key)
+    async def send(
+        self, key: Key, publication: Publication, data: Tensor, old: tuple[Key, str] | None
+    ) -> str:
+        """Send a snapshot to the volume, and delete what it replaces there; returns its name."""
+        series = _series(key)
+        name = f"{series!r}/{publication.group}/{key}/{publication.number}/{secrets.token_hex(4)}"
+        sent = self._sent.setdefault(series, deque())
+        left_over = self._left_over.setdefault(series, set())
+        if old is not None and old in sent:
+            sent.remove(old)
+            left_over.add(old[1])
+        whole = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._volumes.client()
-                if old is not None and old in sent:
-                    sent.remove(old)
-                    await client.delete(old[1])
+                await self._sweep(series, publication.group)
+                for one in tuple(left_over):
+                    await self._volumes.delete(one)
+                    left_over.discard(one)
                 await client.put(name, data)
+            whole = True
         except Exception as error:  # TorchStore raises nothing narrower
             raise WeightsError(f"cannot send {told(key)} to TorchStore: {error}") from error
-        sent.append((key, name))
+        finally:
+            if whole:
+                sent.append((key, name))
+            else:
+                left_over.add(name)  # the volume may have it all the same
+        return name
+
+    async def _sweep(self, series: str | None, group: str) -> None:
+        """Before the first of a series, delete what publishers before us have left of it: they are gone."""
+        if series in self._swept:
+            return
+        for name in await self._volumes.names():
+            if name.startswith(f"{series!r}/") and not name.startswith(f"{series!r}/{group}/"):
+                await self._volumes.delete(name)
+        self._swept.add(series)
 
     def keep(self, target: Tensor) -> None:
         """Memory to pack the next snapshot into."""
         self._kept = target
 
-    def _series(self, key: Key) -> deque[tuple[Key, str]]:
-        return self._sent.setdefault(key if isinstance(key, str) else None, deque())
-
     async def close(self) -> None:
         """See `Publisher`."""
         self._kept = None
         self._sent.clear()
+        self._left_over.clear()
+        self._swept.clear()
 
 
 class VolumeReader:
@@ -203,3 +262,8 @@ class VolumeReader:
 
     async def close(self) -> None:
         """See `Reader`."""
+
+
+def _series(key: Key) -> str | None:
+    """What snapshots follow one another under: a name of one's own, or the versions, all in one."""
+    return key if isinstance(key, str) else None

@@ -15,6 +15,8 @@ from rl_bridge.cli.overrides import overrides_first_class
 from rl_bridge.config import Config, load_config, ready_to_train
 from rl_bridge.planning.memory import memory_of_roles
 from rl_bridge.planning.model_size import ModelSize
+from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.placement import Placement, by_need
 from tests.rl_bridge.planning.published_models import QWEN3_8B
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +58,24 @@ def test_training_as_printed_is_ready_and_finds_room(tmp_path: Path) -> None:
         40,
     ]
     assert not trainer.fits(80e9)
+
+
+def test_the_roles_of_the_cluster_that_is_printed_find_room_on_its_hosts() -> None:
+    many = trained(next(line for line in BLOCKS if line.startswith("ropewalk train"))).monarch
+    table = {"policy": many.roles.policy, "trainer": many.roles.trainer}
+    wanted = {
+        name: ServiceOptions(
+            procs=role.procs, hosts=role.hosts, with_gpus=role.gpus > 0, num_replicas=role.replicas
+        )
+        for name, role in table.items()
+    }
+    placement = Placement(many.num_nodes, many.gpus_per_node)
+    slots = [
+        placement.take(wanted[name], 0.0)
+        for name in by_need(wanted)
+        for _ in range(wanted[name].num_replicas)
+    ]
+    assert [sum(map(len, slot.gpus)) for slot in slots] == [8, *[1] * 14]
 
 
 def test_enough_commands_are_found() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from rl_bridge.errors import RoleFailed
 from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import AVOIDED_S, Placement, Slot
+from rl_bridge.services.placement import AVOIDED_S, Placement, Slot, by_need
 
 ONE = ServiceOptions()
 PAIR = ServiceOptions(hosts=2, procs=2, with_gpus=True)
@@ -30,6 +30,23 @@ def test_gpus_are_shared_out_once() -> None:
     placement.release(single)
     again = placement.take(PAIR, 0.0)
     assert [again.gpu_of(rank) for rank in range(4)] == [2, 3, 2, 3]
+
+
+def test_who_needs_several_gpus_on_a_host_is_given_room_before_who_fits_anywhere() -> None:
+    wanted = {
+        "workers": ServiceOptions(procs=16),
+        "singles": ServiceOptions(with_gpus=True, num_replicas=5),
+        "other singles": ServiceOptions(with_gpus=True),
+        "many": ServiceOptions(procs=4, with_gpus=True),
+        "pair": PAIR,
+        "pair on one host": ServiceOptions(procs=2, with_gpus=True),
+    }
+    turns = ["many", "pair", "pair on one host", "singles", "other singles", "workers"]
+    assert by_need(wanted) == turns
+    placement = Placement(hosts=4, gpus=4)
+    for name in turns:
+        for _ in range(wanted[name].num_replicas):
+            placement.take(wanted[name], 0.0)
 
 
 def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:

@@ -9,8 +9,12 @@ import pytest
 
 from rl_bridge.errors import GeneratorError, NoReplica, ReplicaLost, WeightsError
 from rl_bridge.services import LocalService, Roster, ServiceHandle
+from rl_bridge.services import replays as replays_module
 from rl_bridge.services.balancer import TargetGone
 from rl_bridge.services.replays import Replays
+
+HANG_S = 30.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
 
 
 class FakeTarget:
@@ -247,6 +251,24 @@ async def test_what_cannot_be_had_is_waited_for_until_somebody_provides_it() -> 
     replays.keep("load", (0,), {})
     await catching_up
     assert target.calls[3:] == [("load", (0,))]
+
+
+async def test_what_cannot_be_had_is_asked_for_again_without_a_fan_out_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replays_module, "RETRY_S", 0.01)
+    replays = Replays(("load",))
+    replays.keep("load", (1,), {})
+    target = FakeTarget(0)
+    target.error = WeightsError("its publisher did not answer")
+    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    await turns()
+    assert not catching_up.done()
+    target.error = None
+    async with asyncio.timeout(HANG_S):
+        await catching_up
+    assert len(target.calls) > 1
+    assert set(target.calls) == {("load", (1,))}
 
 
 class Buffer:

@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from service_waits import WAIT_S, alive, descendants, held, kill, until, until_gone
@@ -199,6 +201,56 @@ async def test_a_state_that_cannot_be_had_costs_no_restart(tmp_path: Path) -> No
         await until(lambda: all_serve(policy))
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {0}
         assert [replica.restarts for replica in policy.replicas] == [1, 0]
+
+
+async def test_who_refuses_what_a_starting_replica_takes_is_replaced() -> None:
+    """Over targets that are no processes, so that each answers in its turn."""
+    from service_roles import Policy
+
+    from rl_bridge.services.incarnation import Incarnation
+    from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.service import Service
+
+    def start(replica: int) -> Incarnation:
+        raise AssertionError("nothing is started here")
+
+    class Replica:
+        incarnation = 1
+
+        def __init__(self, replica: int, *, refuses: bool) -> None:
+            self.replica = replica
+            self._refuses = refuses
+
+        async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+            if self._refuses:
+                called.set()
+                await taken.wait()
+                raise WeightsError(f"the publisher of {args[0]} cannot be reached from here")
+            return int(args[0])
+
+    called, taken = asyncio.Event(), asyncio.Event()
+    service = Service(
+        "policy",
+        Policy,
+        (),
+        ServiceOptions(),
+        start=start,
+        record=lambda replica, what, detail: None,
+        on_failure=lambda failure: None,
+    )
+    service._balancer.add(Replica(0, refuses=True))
+    starting: Any = Replica(1, refuses=False)
+    async with asyncio.timeout(WAIT_S):
+        fanning = asyncio.ensure_future(service.load.fanout(2))
+        await called.wait()
+        await service.catch_up(starting)
+        taken.set()
+        fanned = await fanning
+    assert fanned.values == {1: 2}
+    assert [type(error) for error in fanned.failed.values()] == [WeightsError]
+    # It would answer from the past.
+    assert [target.replica for target in service.roster.targets] == [1]
+    assert service.roster.lost == ((0, 1),)
 
 
 async def test_killed_during_setup_at_the_start_and_at_a_restart(tmp_path: Path) -> None:

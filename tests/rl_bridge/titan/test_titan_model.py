@@ -10,7 +10,6 @@ from tiny_checkpoints import (
     NAMES,
     POSITIONS,
     VOCABULARY,
-    WIDTH,
     load_reference,
     logprobs,
     make_checkpoint,
@@ -121,17 +120,47 @@ def test_a_checkpoint_in_several_files_is_the_same(tmp_path: Path, tokens: torch
     assert torch.equal(logits(titan(several), tokens), logits(titan(one), tokens))
 
 
-def test_an_output_layer_in_the_file_is_none_where_it_is_tied(tmp_path: Path, tokens: torch.Tensor) -> None:
-    """Qwen3's smaller checkpoints have it beside the embedding. transformers does not read it either."""
-    from safetensors.torch import load_file, save_file
-
+def test_an_output_layer_in_the_file_may_be_a_copy_where_it_is_tied(
+    tmp_path: Path, tokens: torch.Tensor
+) -> None:
+    """Qwen3's smaller checkpoints have it beside the embedding."""
     file = make_checkpoint(tmp_path, "qwen3-tied") / "model.safetensors"
     expected = logits(titan(tmp_path), tokens)
-    weights = load_file(file)
-    save_file({**weights, "lm_head.weight": torch.zeros(VOCABULARY, WIDTH)}, file)
+    names = set(titan(tmp_path).hf_state_dict())
+    store_output_layer(file, change=0.0)
     model = titan(tmp_path)
     assert torch.equal(logits(model, tokens), expected)
-    assert set(model.hf_state_dict()) == set(weights)
+    assert set(model.hf_state_dict()) == names
+
+
+def test_an_output_layer_that_is_not_tied_as_the_file_says_is_refused(
+    tmp_path: Path, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers and vLLM use it all the same: trainer and generators would be different models."""
+    monkeypatch.setattr("rl_bridge.titan.tying.ROWS_AT_ONCE", VOCABULARY // 4)
+    file = make_checkpoint(tmp_path, "qwen3-tied") / "model.safetensors"
+    store_output_layer(file, change=1.0)
+    with torch.no_grad():
+        expected = logprobs(load_reference(tmp_path)(tokens).logits, tokens)
+    with pytest.raises(
+        ModelError,
+        match=r"lm_head\.weight to be model\.embed_tokens\.weight.* set tie_word_embeddings to false",
+    ):
+        titan(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    ours = logits(titan(tmp_path), tokens)
+    torch.testing.assert_close(logprobs(ours, tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+def store_output_layer(file: Path, *, change: float) -> None:
+    """Store it beside the embedding, which it is but for its last row."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    head = weights["model.embed_tokens.weight"].clone()
+    head[-1] += change
+    save_file({**weights, "lm_head.weight": head}, file, metadata={"format": "pt"})
 
 
 def test_weights_of_half_precision_are_kept_in_full(tmp_path: Path, tokens: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from missing import missing
 
-from rl_bridge.errors import MissingStack, ReplicaLost, RoleFailed, WeightsError
+from rl_bridge.errors import MissingStack, ReplicaLost, RoleFailed, SnapshotOverwritten, WeightsError
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
 EVERY_TRANSPORT = pytest.mark.parametrize("transport", ["shared_memory", "rdma", "torchstore"])
 OF_THE_PUBLISHER = pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
+IN_A_VOLUME = pytest.mark.parametrize("transport", ["torchstore"])
 SHORT_S = 3.0
 
 
@@ -119,6 +120,110 @@ async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Flee
         await store.get(2)
 
 
+@IN_A_VOLUME
+async def test_a_successor_leaves_nothing_in_the_volume_of_whom_it_follows(
+    fleet: "Fleet", transport: str
+) -> None:
+    from store_roles import Publisher, Reader
+
+    from rl_bridge.weights import WeightStore
+
+    store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
+    reader = await Reader.options(name="reader").as_actor(store)
+    assert store._volumes is not None
+    for life in range(3):
+        publisher = await Publisher.options(name=f"publisher{life}").as_actor(store)
+        await publisher.put.route(f"kept {life}", float(life))
+        for version in range(life, life + 4):
+            await publisher.put.route(version, float(version))
+            assert float((await reader.get.route(version))["weight"][0, 0]) == version
+        names = await store._volumes.names()
+        assert sum(name.startswith("None/") for name in names) == 2
+        assert len(names) == 2 + life + 1  # a name of one's own is nobody else's
+        # As of one that was killed when the volume had it and the controller did not know yet.
+        await store._volumes._volumes.put.call_one("None/of the dead/9/9/9", *await half_a_put())
+        assert len(await store._volumes.names()) == len(names) + 1
+    await store.close()
+
+
+async def half_a_put() -> tuple[object, object]:
+    """What TorchStore's client tells a volume, before it tells the controller."""
+    from torchstore.transport.buffers import MonarchTransportBuffer
+    from torchstore.transport.pipe import Request
+
+    buffer = MonarchTransportBuffer()
+    await buffer.write_from(torch.zeros(4))
+    return buffer, Request.from_any(torch.zeros(4)).meta_only()
+
+
+@IN_A_VOLUME
+async def test_what_failed_half_way_is_deleted_from_the_volume_by_the_next(transport: str) -> None:
+    from rl_bridge.weights.snapshot import Publication
+    from rl_bridge.weights.torch_store import VolumePublisher
+
+    others = {"None/new/1/1/ab", "'kept'/old/kept/1/ab", "'None'/old/None/1/ab"}
+
+    class Volumes:
+        """Fails in what the test says: a put when it has been done, a delete before."""
+
+        def __init__(self) -> None:
+            self.held = dict.fromkeys([*others, "None/old/7/1/ab", "None/old/8/2/ab"], torch.zeros(1))
+            self.broken: str | None = None
+
+        async def client(self) -> "Volumes":
+            return self
+
+        async def names(self) -> list[str]:
+            return list(self.held)
+
+        async def put(self, name: str, data: torch.Tensor) -> None:
+            self.held[name] = data
+            self.fail("put")
+
+        async def delete(self, name: str) -> None:
+            self.fail("delete")
+            self.held.pop(name, None)
+
+        def fail(self, what: str) -> None:
+            if self.broken == what:
+                raise RuntimeError(f"{what} was too slow")
+
+    volumes = Volumes()
+    publisher = VolumePublisher(volumes, depth=2, timeout_s=SHORT_S)  # type: ignore[arg-type]
+
+    async def publish(version: int, *, broken: str | None = None) -> None:
+        volumes.broken = broken
+        slot = await publisher.reserve(version, Publication(group="new", number=version), 8)
+        try:
+            await slot.publish({})
+        finally:
+            slot.release()
+
+    def own() -> list[int]:
+        """The versions that are there, beside what nobody but its own publisher may delete."""
+        assert volumes.held.keys() >= others
+        return [int(name.split("/")[2]) for name in volumes.held if name not in others]
+
+    with pytest.raises(WeightsError, match="delete was too slow"):
+        await publish(1, broken="delete")
+    assert own() == [7, 8]
+    await publish(1)
+    assert own() == [1]
+    await publish(2)
+    with pytest.raises(WeightsError, match="put was too slow"):
+        await publish(3, broken="put")
+    assert own() == [2, 3]
+    await publish(4)
+    assert own() == [2, 4]
+    with pytest.raises(WeightsError, match="delete was too slow"):
+        await publish(5, broken="delete")
+    assert own() == [2, 4]
+    await publish(6)
+    assert own() == [4, 6]
+    await publish(7)
+    assert own() == [6, 7]
+
+
 async def test_a_reader_killed_while_it_holds_does_not_hold_up_the_trainer(fleet: "Fleet") -> None:
     from store_roles import Publisher, Reader
 
@@ -194,6 +299,75 @@ async def test_what_is_leased_is_not_overwritten_and_blocks_are_reused(fleet: "F
         assert torch.equal((await store.get(version))["weight"], state_of(float(version))["weight"])
     assert len(publisher._rings[None]) == 4
     await store.close()
+
+
+@pytest.mark.parametrize("overwritten", [True, False])
+async def test_what_was_overwritten_under_a_fetch_is_told_from_a_fetch_that_failed(
+    monkeypatch: pytest.MonkeyPatch, overwritten: bool
+) -> None:
+    from rl_bridge.weights import Box, rdma
+    from rl_bridge.weights.directory import LocalDirectory
+    from rl_bridge.weights.snapshot import Contribution, Origin, Publication, Snapshot, StoredPart
+
+    first, second = (Publication(group="trainer", number=number) for number in (1, 2))
+    origin = Origin(machine="another", pid=1, started=1, rank=0)
+    part = StoredPart(whole=(4,), box=Box.whole((4,)), dtype="uint8", offset=0, nbytes=4)
+
+    class Fetch:
+        def read_remote(self, *_: object) -> None:
+            pass
+
+        async def submit(self, *, timeout: int) -> None:
+            assert timeout == 9
+            if overwritten:
+                await directory.announce(1, second, origin, 1, None)
+            raise RuntimeError("remote access error")
+
+    monkeypatch.setattr(rdma, "RDMAAction", Fetch)
+    directory = LocalDirectory()
+    await directory.announce(1, first, origin, 1, None)
+    address = rdma.BufferAddress(buffers={"w": object()})
+    await directory.complete(1, first, Contribution(origin=origin, location=address, parts={"w": part}))
+    snapshot = await directory.find(1, 0)
+    assert isinstance(snapshot, Snapshot)
+    reader = rdma.BufferReader(directory, timeout_s=9.0)
+    with pytest.raises(WeightsError, match="version 1") as caught:
+        await reader.hold(snapshot, {0: {"w"}}).__aenter__()
+    assert isinstance(caught.value, SnapshotOverwritten) is overwritten
+    assert ("remote access error" in str(caught.value)) is not overwritten
+    assert await directory.retire(1, first) == []
+
+
+async def test_transfers_may_take_longer_than_it_is_waited_for_a_publisher() -> None:
+    from store_stage import Directory, sibling
+
+    from rl_bridge.weights import WeightStore, rdma
+    from rl_bridge.weights.snapshot import Origin, Publication
+
+    directory = Directory()
+    store = WeightStore(directory, transport="rdma", timeout_s=0.3, transfer_timeout_s=9.0)
+    for one in (store, sibling(store, directory)):
+        assert isinstance(one._publisher, rdma.BufferPublisher)
+        assert isinstance(one._reader, rdma.BufferReader)
+        assert one._publisher._timeout_s == one._reader._timeout_s == 9.0
+    elsewhere = Origin(machine="another", pid=1, started=1, rank=0)  # of which nobody can tell that it died
+    await directory.announce(1, Publication(group="first trainer", number=1), elsewhere, 1, None)
+    with pytest.raises(WeightsError, match=r"within 0\.3 s, still missing are ranks \[0\]"):
+        await store.get(1)
+    await store.close()
+
+
+def test_the_weights_of_a_run_may_take_as_long_as_its_trainer_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.config import Config
+    from rl_bridge.loops import assembly
+
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(assembly.WeightStore, "create", lambda **options: asked.append(options))
+    for monarch in ({}, {"workers": ["tcp://10.0.0.2:26600"]}, {"transport": "torchstore"}):
+        config = {"env": {"app": "a:b"}, "rollout": {}, "trainer": {"timeout_s": 7.0}, "monarch": monarch}
+        assembly._store(Config.model_validate(config))
+    assert [options["transport"] for options in asked] == ["shared_memory", "rdma", "torchstore"]
+    assert [options["transfer_timeout_s"] for options in asked] == [7.0] * 3
 
 
 async def test_a_buffer_that_is_not_given_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,98 @@
+"""Where replicas run, of which nothing is told once their processes are gone. None of these is a process."""
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from service_waits import WAIT_S, until
+
+from rl_bridge.services.place import Place
+
+pytestmark = pytest.mark.heavy
+
+
+class Processes:
+    """One start of a replica, in one process, which tells where it is and ends when the test lets it."""
+
+    def __init__(self, host: str) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.tells, self.ends, self.ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._place = Place(host, 1)
+
+    def spawn(self, actor: type[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        async def place() -> Place:
+            await self.tells.wait()
+            return self._place
+
+        async def vigil() -> None:
+            await asyncio.Event().wait()
+
+        return (
+            SimpleNamespace(_place=SimpleNamespace(call_one=place), _vigil=SimpleNamespace(call_one=vigil)),
+        )
+
+    def lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        assert list(pids) == [1]
+
+    async def stop(self) -> None:
+        self.ending.set()
+        await self.ends.wait()
+
+    def tail(self) -> str:
+        return ""
+
+
+class Owner:
+    name = "policy"
+
+    async def catch_up(self, target: Any) -> None:
+        """There is nothing to catch up with."""
+
+    def left(self, target: Any, reason: str | None) -> None:
+        """Nobody calls it."""
+
+    def beyond_budget(self, failure: Exception) -> None:
+        raise AssertionError(failure)
+
+    def record(self, replica: int, what: str, detail: str = "") -> None:
+        """Nobody reads it."""
+
+
+@pytest.mark.parametrize("noticed_by_a_call", [True, False])
+async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
+    from rl_bridge.services import ReplicaState, RestartPolicy
+    from rl_bridge.services.keeper import ReplicaKeeper
+    from rl_bridge.services.options import ServiceOptions
+
+    starts: Any = [Processes("one"), Processes("two")]
+    coming = iter(starts)
+    options = ServiceOptions(restarts=RestartPolicy(backoff_s=0.0))
+    keeper = ReplicaKeeper(0, Owner(), options, frozenset(), lambda: next(coming), object, ())
+    running = asyncio.ensure_future(keeper.run())
+    first, second = starts
+    async with asyncio.timeout(WAIT_S):
+        first.tells.set()
+        await asyncio.shield(keeper.served)
+        assert keeper.places == (Place("one", 1),)
+        if noticed_by_a_call:
+            keeper.lose(1, "it does not answer")
+        else:
+            first.lose("it does not answer")
+            await first.ending.wait()
+        assert (keeper.state, keeper.places) == (ReplicaState.LOST, ())
+        first.ends.set()
+        await until(lambda: keeper.state is ReplicaState.STARTING)
+        assert keeper.places == ()
+        second.tells.set()
+        await until(lambda: keeper.state is ReplicaState.SERVING)
+        assert keeper.places == (Place("two", 1),)
+        keeper.leave()
+        second.ends.set()
+        await running
+    assert (keeper.state, keeper.places) == (ReplicaState.STOPPED, ())
