@@ -25,20 +25,17 @@ class TwoTemplates(PieceTokenizer):
         return super().apply_chat_template(messages, tokenize=tokenize, **variables)
 
 
-@pytest.mark.parametrize("tools", [LOOK, []], ids=["tools", "none"])
-def test_a_chat_goes_on_by_the_template_that_it_began_with(
-    monkeypatch: pytest.MonkeyPatch, tools: list[Any]
-) -> None:
+def test_a_chat_goes_on_by_the_template_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = TwoTemplates()
     tokenizer = chat_tokenizer(monkeypatch, pieces)
     chat: list[Message] = [{"role": "user", "content": "look"}]
     answer, told = calling("look"), Message(role="tool", name="look", content="a tool")
-    conversation = Conversation(tokenizer, chat, tools)
+    conversation = Conversation(tokenizer, chat, LOOK)
     conversation.go_on(tokenizer.answer(answer), [told])
     whole = pieces.apply_chat_template(
         [*chat, {"role": "assistant", "content": answer}, told],
         tokenize=False,
-        tools=tools or None,
+        tools=LOOK,
         add_generation_prompt=True,
         enable_thinking=True,
     )
