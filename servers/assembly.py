@@ -87,6 +87,7 @@ def assemble_worker(app: Any, plan: WorkerPlan) -> Assembled:
         inside,
         index=plan.index,
         workers=workers,
+        private=plan.private_socket(plan.index),
         peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
         elsewhere=slots.elsewhere,
     )

@@ -240,13 +240,22 @@ class Runner:
         if self._late is None:
             self.discard()
             assert self._closing is not None
-            # Twice the time that it has: one that does not heed its end is left to itself.
+            # Twice the time that it has: one that does not heed its end is left to itself, and so is one that
+            # waits for a thread.
             await asyncio.wait([self._closing], timeout=2 * CLOSE_S)
 
     async def _close(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._run(self._environment.close, (), {}, then=self._end_own_pool)
+            # Its time does not pass while it waits for a thread: others hold them all then, and it hangs in nothing.
+            async with asyncio.timeout(None) as deadline:
+                await self._run(
+                    self._environment.close,
+                    (),
+                    {},
+                    then=self._end_own_pool,
+                    on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_S),
+                )
         except FATAL:
             logger.exception("closing %s failed", type(self._environment).__name__)
         if self._late is None:
@@ -280,9 +289,18 @@ class Runner:
         args: tuple[Any, ...],
         options: Mapping[str, Any],
         then: Callable[[], None] | None = None,
+        on_begin: Callable[[], None] | None = None,
     ) -> Any:
-        """Run a method; `then` is what follows an abandoned call, and closes the environment by default."""
-        result = await self._start(fn, args, options, then)
+        """Run a method.
+
+        Args:
+            fn: The method.
+            args: Its arguments.
+            options: Its options.
+            then: What follows an abandoned call; by default it closes the environment.
+            on_begin: Called on the loop once it begins, which is later where it has to wait for a thread.
+        """
+        result = await self._start(fn, args, options, then, on_begin)
         return await _awaited(result) if inspect.isawaitable(result) else result
 
     async def _start(
@@ -291,10 +309,13 @@ class Runner:
         args: tuple[Any, ...],
         options: Mapping[str, Any],
         then: Callable[[], None] | None,
+        on_begin: Callable[[], None] | None = None,
     ) -> Any:
         if self.plan.on_loop or inspect.iscoroutinefunction(fn):
+            if on_begin is not None:
+                on_begin()
             return _on_loop(fn, *args, **options)
-        call = self._pool.submit(lambda: fn(*args, **options))
+        call = self._pool.submit(lambda: fn(*args, **options), on_begin=on_begin)
         try:
             return await outcome_of(call)
         except asyncio.CancelledError:

@@ -33,6 +33,7 @@ class Call:
     Attributes:
         waiter: Resolves to the outcome, on the loop that submitted the call.
         outcome: The outcome once it is in, whether or not anybody waits; changes on that loop alone.
+        on_begin: Called on that loop once a thread has taken it up, unless nobody waits for it any more.
         on_late: Called on that loop with the outcome if the waiter was cancelled meanwhile. To be set only
             while there is no outcome: whoever is cancelled wakes up a little later, and the outcome may come
             in between.
@@ -41,21 +42,40 @@ class Call:
         left: It was given up after that, and its thread has been replaced.
     """
 
-    __slots__ = ("_args", "_fn", "_loop", "dropped", "left", "on_late", "outcome", "running", "waiter")
+    __slots__ = (
+        "_args",
+        "_fn",
+        "_loop",
+        "dropped",
+        "left",
+        "on_begin",
+        "on_late",
+        "outcome",
+        "running",
+        "waiter",
+    )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], args: tuple[Any, ...]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        on_begin: Callable[[], None] | None,
     ) -> None:
         self._loop = loop
         self._fn = fn
         self._args = args
         self.waiter: asyncio.Future[Outcome] = loop.create_future()
         self.outcome: Outcome | None = None
+        self.on_begin = on_begin
         self.on_late: Callable[[Outcome], None] | None = None
         self.running = self.dropped = self.left = False
 
     def run(self) -> None:
         """Run the call; for the pool's threads."""
+        if self.on_begin is not None:
+            with suppress(RuntimeError):  # a closed loop, as below
+                self._loop.call_soon_threadsafe(self._begin, self.on_begin)
         try:
             outcome = (True, self._fn(*self._args))
         except (Exception, SystemExit) as error:
@@ -64,6 +84,10 @@ class Call:
             outcome = (False, contained(error))
         with suppress(RuntimeError):  # a closed loop: nobody waits any more
             self._loop.call_soon_threadsafe(self._deliver, outcome)
+
+    def _begin(self, told: Callable[[], None]) -> None:
+        if not self.waiter.done():
+            told()
 
     def _deliver(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -91,9 +115,15 @@ class ThreadPool:
         self._threads = 0
         self._outstanding = 0
 
-    def submit(self, fn: Callable[..., Any], *args: Any) -> Call:
-        """Queue a call from a running event loop."""
-        call = Call(asyncio.get_running_loop(), fn, args)
+    def submit(self, fn: Callable[..., Any], *args: Any, on_begin: Callable[[], None] | None = None) -> Call:
+        """Queue a call from a running event loop.
+
+        Args:
+            fn: What to call.
+            *args: With what.
+            on_begin: Called on the loop once a thread has taken it up.
+        """
+        call = Call(asyncio.get_running_loop(), fn, args, on_begin)
         with self._lock:
             self._outstanding += 1
             number = self._grow()

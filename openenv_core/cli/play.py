@@ -174,7 +174,7 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
         with client_for(http_url(url), headers) as http:
             reply = http.get(f"{http_url(url)}/schema", timeout=10)
         found = reply.json() if reply.status_code == 200 else {}
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return {}  # the session tells what is wrong
     return found if isinstance(found, dict) and isinstance(found.get("action"), dict) else {}
 

@@ -65,11 +65,11 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
         """Serve an app in a process of its own, for as long as the client is open.
 
         The server starts when the client is first used. The sync client that is returned can be awaited
-        to the connected async one.
+        to the connected async one. A server that gets tokens by `env_vars` is used with the first of them.
 
         Args:
             app: `module:attribute` of the ASGI app; by default the class's `default_app`.
-            env_vars: Environment variables of the server, beside this process's own.
+            env_vars: Environment variables of the server, beside this process's own but those of tokens.
             cwd: The server's working directory, which is importable there; this process's by default.
             start_timeout_s: Seconds until the server must be healthy.
             client_options: What the constructor takes.
@@ -86,6 +86,9 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
                 "or set default_app on the class"
             )
         provider = LocalProcessProvider(target, env_vars=env_vars, cwd=cwd, start_timeout_s=start_timeout_s)
+        headers = {name.lower() for name in client_options.get("headers") or ()}
+        if (token := provider.token) is not None and "authorization" not in headers:
+            client_options.setdefault("token", token)
         return cls(provider=provider, **client_options).sync()
 
     @classmethod

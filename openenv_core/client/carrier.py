@@ -1,6 +1,6 @@
 """The seam between a session and whatever carries its frames.
 
-A session asks for five things: send, receive, interrupt, close, abort. `socket.py` carries frames over a
+A session asks for six things: send, receive, interrupt, close, abort, orphan. `socket.py` carries frames over a
 WebSocket, `http.py` over plain HTTP; another way is another file like these.
 """
 
@@ -81,6 +81,12 @@ class Carrier(Protocol):
 
     def abort(self) -> None:
         """Break the connection at once, and start what else the end takes. Idempotent."""
+
+    def orphan(self) -> None:
+        """Do what `abort` does, without the event loop of the connection, which has closed.
+
+        What else the end takes is started on the running loop, where `close` waits for it.
+        """
 
 
 class Inbox:

@@ -17,6 +17,7 @@ import httpx
 
 from openenv_core.client.carrier import CarrierOptions, Inbox
 from openenv_core.client.refusals import refusal, retry_after
+from openenv_core.client.urls import shown
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
@@ -89,6 +90,15 @@ class HttpCarrier(Inbox):
             task.cancel()
         self._started(self._leave())
 
+    def orphan(self) -> None:
+        """Begin to give the session back on the running event loop: no end of a connection tells the server."""
+        self._loop, self._waiter = asyncio.get_running_loop(), None
+        self._tasks.clear()
+        # The former's connections belong to the former loop.
+        self._client = _client(self._base_url, self._options)
+        self._ended = False
+        self.abort()
+
     async def probe(self) -> None:
         """Find out whether a server is there that lets this client in.
 
@@ -131,8 +141,8 @@ class HttpCarrier(Inbox):
             status, _, _ = await self._ask(HttpRequest("schema", "GET", "/schema"))
             if status == 200:
                 raise ProtocolError(
-                    f"expected {self._base_url} to keep a session over plain HTTP, got a server that makes a new "
-                    'environment for each request; use transport="websocket"'
+                    f"expected {shown(self._base_url)} to keep a session over plain HTTP, got a server that makes "
+                    'a new environment for each request; use transport="websocket"'
                 )
         self._stateful = True
 
@@ -148,6 +158,7 @@ class HttpCarrier(Inbox):
             if self._owed:
                 async with asyncio.timeout(self._options.connect_timeout_s):
                     await self._ask(http_request(encode_request("close"), self._session_id))
+                self._owed = False
         except (ClientError, TimeoutError):
             pass  # it is gone, or lets the session go after a time by itself
         finally:
@@ -255,6 +266,6 @@ def _keepalive(options: CarrierOptions) -> list[tuple[int, int, int]]:
 
 def _nobody(base_url: str, reason: object) -> str:
     return (
-        f"expected an OpenEnv server at {base_url}, got: {reason}; "
+        f"expected an OpenEnv server at {shown(base_url)}, got: {reason}; "
         "check that it runs and that the URL is right"
     )

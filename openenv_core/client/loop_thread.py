@@ -222,5 +222,10 @@ class LoopThread:
 
         try:
             asyncio.run(forever())
+        except RuntimeError:
+            # From Python 3.12 on no thread starts at the interpreter's exit, not even the one that ends the loop's
+            # own. All else is over by then.
+            if self._end is None or self._loop is not None:
+                raise
         finally:
             self._ready.set()

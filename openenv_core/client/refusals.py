@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 
+from openenv_core.client.urls import shown
 from openenv_core.errors import (
     AccessRefused,
     AuthenticationFailed,
@@ -28,7 +29,7 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
         socket: Whether a WebSocket was asked for, and plain HTTP is something to try.
     """
     words = f": {detail[:300]}" if detail else ""
-    got = f"expected {url} to let this client in, got HTTP {status}{words}"
+    got = f"expected {shown(url)} to let this client in, got HTTP {status}{words}"
     other_way = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
     match status:
         case 401:

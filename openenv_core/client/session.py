@@ -53,7 +53,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
         self._base_url = None if base_url is None else _checked_url(base_url)
-        self._provider = None if provider is None else adapted(provider)
+        self._provider = None if provider is None else adapted(provider, started=base_url is not None)
         self._mode = checked_mode(mode)
         self._transport = checked_transport(transport)
         self._session_id = None if session_id is None else checked_session_id(session_id)
@@ -130,7 +130,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         try:
             return await other.connect()
         except BaseException:
-            self._others.remove(other)
+            self._others = [known for known in self._others if known is not other]
             await other.close()
             raise
 
@@ -194,8 +194,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             with await self._turn.wait():
                 await self._hang_up()
         finally:
-            if self._provider is not None:
-                await asyncio.to_thread(self._provider.stop)
+            await self._stop_provider()
 
     async def __aenter__(self) -> Self:
         try:
@@ -237,7 +236,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         return None if self._conversation is None else self._conversation.carrier
 
     def _come_to_loop(self) -> None:
-        """Make the running event loop the client's; with an earlier loop that has closed, its socket is gone.
+        """Make the running event loop the client's; with an earlier loop that has closed, its session is over.
 
         Raises:
             ConfigurationError: The client belongs to another loop, which is still open.
@@ -252,12 +251,15 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                     "make a client for each, or use sync() where there is no loop"
                 )
             self._turn = Turn()  # some of the old loop may wait for it
-            self._former = None
+            left = self._carrier or self._former
             if self._carrier is not None:
                 self._forget(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
+            if left is not None:
+                left.orphan()  # or the server would keep the session, and the room that it takes
+            self._former = left
         self._loop = loop
 
     async def _connect(self) -> Conversation:
@@ -288,6 +290,16 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             assert self._provider is not None
             self._base_url = _checked_url(await asyncio.to_thread(self._provider.start))
         return self._base_url
+
+    async def _stop_provider(self) -> None:
+        if self._provider is None:
+            return
+        try:
+            stopping = asyncio.get_running_loop().run_in_executor(None, self._provider.stop)
+        except RuntimeError:  # the interpreter is at its exit, and lends no more threads
+            self._provider.stop()
+        else:
+            await stopping
 
     async def _explained(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""

@@ -21,6 +21,7 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 from openenv_core.client.carrier import CarrierOptions, Inbox
 from openenv_core.client.refusals import refusal
 from openenv_core.client.tcp import dial, silence
+from openenv_core.client.urls import shown
 from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
 from openenv_core.proxies import proxy_for
 
@@ -66,10 +67,10 @@ class WebSocketCarrier(Inbox, picows.WSListener):
 
     async def close(self) -> None:
         """Close in order, within the time that was allowed for connecting."""
-        transport = self._transport
-        assert transport is not None
         if self._gone.done():
             return
+        transport = self._transport
+        assert transport is not None
         self._lose(ConnectionLost("the connection was closed by this client"))
         try:
             self._resume()  # the answer comes behind what nobody wants to read any more
@@ -86,6 +87,18 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         self._lose(ConnectionLost("the connection was broken off by this client"))
         if self._transport is not None and not self._transport.is_disconnected:
             self._transport.disconnect(graceful=False)
+
+    def orphan(self) -> None:
+        """Hang up without the event loop of the connection, which has closed: the server would keep its session."""
+        transport, self._transport = self._transport, None
+        self._loop, self._waiter = asyncio.get_running_loop(), None
+        self._gone = self._loop.create_future()
+        self._gone.set_result(None)
+        raw = None if transport is None else transport.underlying_transport.get_extra_info("socket")
+        if raw is not None:
+            # A transport closes its socket with the help of its loop. uvloop has closed them all, and refuses.
+            with suppress(OSError, TypeError):
+                raw.shutdown(socket.SHUT_RDWR)
 
     # What picows tells
 
@@ -228,7 +241,9 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
                     return await _connect(target, options)
                 except picows.WSInvalidStatusError as error:
                     target = _redirected(target, error)
-            raise ConnectionFailed(f"expected a server at {url}, got more than {MAX_REDIRECTS} redirects")
+            raise ConnectionFailed(
+                f"expected a server at {shown(url)}, got more than {MAX_REDIRECTS} redirects"
+            )
     except TimeoutError:
         reason: object = f"no answer within {options.connect_timeout_s:g} s"
     except ClientError:
@@ -236,7 +251,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
     except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
         reason = str(error) or type(error).__name__
     raise ConnectionFailed(
-        f"expected an OpenEnv server at {url}, got: {reason}; check that it runs and that the URL is right"
+        f"expected an OpenEnv server at {shown(url)}, got: {reason}; check that it runs and that the URL is right"
     )
 
 
@@ -301,14 +316,16 @@ def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
     if status not in _REDIRECTS or location is None:
         detail = (error.raw_body or b"").decode(errors="replace").strip()
         raise refusal(url, status, _lower(response.headers), detail, socket=True) from None
-    parts = urlsplit(urljoin(url, location))
+    place = urljoin(url, location)
+    parts = urlsplit(place)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     here = urlsplit(url)
-    if parts.hostname != here.hostname or (here.scheme, scheme) == ("wss", "ws"):
+    if parts.hostname != here.hostname or scheme not in (here.scheme, "wss"):
         raise ConnectionFailed(
-            f"expected an OpenEnv server at {url}, got a redirect to {location}; use that URL if you trust it"
+            f"expected an OpenEnv server at {shown(url)}, got a redirect to {shown(place)}; use that URL if you "
+            "trust it"
         ) from None
-    return urlunsplit(parts._replace(scheme=scheme))
+    return urlunsplit(parts._replace(scheme=scheme, fragment=""))
 
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:

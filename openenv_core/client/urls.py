@@ -1,5 +1,6 @@
 """Addresses: one URL of a server, for each way to reach it."""
 
+from contextlib import suppress
 from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -36,6 +37,17 @@ def http_url(base_url: str) -> str:
     return urlunsplit((scheme, netloc, path, "", ""))
 
 
+def shown(url: str) -> str:
+    """Return a URL as messages have it: without user, password and query, which may be secrets."""
+    with suppress(ValueError):  # brackets without an end, or a port that is no number
+        parts = urlsplit(url)
+        if parts.hostname and parts.port != 0:
+            return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    # Perhaps the password has a character that ought to be quoted: nothing in front of the last @ is shown.
+    _, at, rest = url.rpartition("@")
+    return ("...@" if at else "") + rest.partition("?")[0]
+
+
 def checked_session_id(session_id: str) -> str:
     """Return the id.
 
@@ -57,6 +69,6 @@ def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
         scheme = None
     if scheme is None:
         raise ConfigurationError(
-            f"expected a URL that starts with http://, https://, ws:// or wss://, got {base_url!r}"
+            f"expected a URL that starts with http://, https://, ws:// or wss://, got {shown(base_url)!r}"
         )
     return scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/ws").rstrip("/"), parts.query

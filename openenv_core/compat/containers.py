@@ -112,7 +112,7 @@ class LocalDockerProvider(ContainerProvider):
         deadline, seen = time.monotonic() + timeout_s, "no answer"
         while (left := deadline - time.monotonic()) > 0:
             try:
-                seen = status_of(port, left)
+                seen = status_of(port, left, self._provider.options.token)
             except (OSError, ValueError) as error:
                 seen = f"{type(error).__name__}: {error}"
             if seen == "healthy":

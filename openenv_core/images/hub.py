@@ -23,14 +23,14 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         endpoint: The hub; by default the library's own (HF_ENDPOINT).
 
     Raises:
-        ConfigurationError: The hub's library is not installed.
+        ConfigurationError: The hub's library is not installed, or no Space can be called so.
         NotAllowed: There is no token, or it may not write there.
         NotReached: The hub does not answer.
         PushFailed: Something else went wrong on the way.
     """
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
     except ImportError as error:
         raise ConfigurationError(
             f"expected the hub's library, got: {error}; pip install 'ropewalk[author]'"
@@ -47,6 +47,8 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
             commit_message="ropewalk push",
             delete_patterns="*",
         )
+    except HFValidationError as error:
+        raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
     except LocalTokenNotFoundError as error:
         raise NotAllowed(f"expected a token of the hub, got none; {_LOGIN}") from error
     except HfHubHTTPError as error:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.providers.base import AnyProvider, Provider, Watched
+from openenv_core.providers.released import Released
 
 DEATH_S: Final = 0.5
 """How long, in seconds, the end of a process may take to show after its connections broke."""
@@ -13,18 +14,23 @@ DEATH_S: Final = 0.5
 LOOK_S: Final = 0.02
 
 
-def adapted(provider: AnyProvider) -> Provider:
+def adapted(provider: AnyProvider, *, started: bool = False) -> Provider:
     """Return the provider as a client uses it.
+
+    Args:
+        provider: Ours, or of a released shape.
+        started: Whether its server runs already, so that it has to be stopped and nothing else.
 
     Raises:
         ConfigurationError: It is none, or wants to be told what to start.
     """
     for start, stop in (("start_container", "stop_container"), ("start", "stop")):
         if callable(getattr(provider, start, None)) and callable(getattr(provider, stop, None)):
-            _require_no_arguments(provider, start)
+            if not started:
+                _require_no_arguments(provider, start)
             if start == "start" and not hasattr(provider, "wait_for_ready"):
                 return provider
-            return _Released(provider, start, stop)
+            return _released(provider, start, stop)
     raise ConfigurationError(
         "expected a provider with start() and stop(), or start_container() and stop_container(), "
         f"got {type(provider).__name__}"
@@ -53,33 +59,14 @@ def last_words(provider: Provider) -> str:
     )
 
 
-class _Released:
-    """A provider that waits in a second call, and that may have been stopped before."""
+def _released(provider: Any, start: str, stop: str) -> Released:
+    def wait(url: str) -> None:
+        if start == "start_container":
+            provider.wait_for_ready(url)
+        else:
+            provider.wait_for_ready()
 
-    def __init__(self, provider: Any, start: str, stop: str) -> None:
-        self._provider = provider
-        self._names = start, stop
-        self._url: str | None = None
-
-    def start(self) -> str:
-        """Start the server and wait until it is ready."""
-        if self._url is None:
-            url = str(getattr(self._provider, self._names[0])())
-            try:
-                if self._names[0] == "start_container":
-                    self._provider.wait_for_ready(url)
-                else:
-                    self._provider.wait_for_ready()
-            except BaseException:
-                self.stop()
-                raise
-            self._url = url
-        return self._url
-
-    def stop(self) -> None:
-        """Stop the server."""
-        self._url = None
-        getattr(self._provider, self._names[1])()
+    return Released(getattr(provider, start), wait, getattr(provider, stop))
 
 
 def _require_no_arguments(provider: Any, start: str) -> None:

@@ -15,6 +15,7 @@ from typing import IO, Final, Self
 from openenv_core.errors import ProviderError, ServerStartFailed
 from openenv_core.providers.health import LOOPBACK, status_of
 from openenv_core.providers.stopping import stopped
+from openenv_core.providers.tokens import TOKEN_FILE, TOKENS, first_token
 
 _GUARD: Final = Path(__file__).with_name("_guard.py")
 _FIRST_FREE_FD: Final = 3
@@ -49,9 +50,12 @@ class LocalProcessProvider:
     server starts wait in its queue. Between this process and the server stands a small guard that ends the
     server when this process stops it or dies, whatever it dies of.
 
+    Tokens that this process's environment names are not handed down: they belong to servers that are started by
+    hand, and whoever uses this one does not know of them. A server that is to have tokens gets them by `env_vars`.
+
     Args:
         app: `module:attribute` of the ASGI app.
-        env_vars: Environment variables of the server, beside this process's own.
+        env_vars: Environment variables of the server, beside this process's own but those of tokens.
         cwd: The server's working directory, which is importable there; this process's by default.
         start_timeout_s: Seconds until the server must be healthy.
         stop_timeout_s: Seconds that the server gets to end in order.
@@ -95,6 +99,11 @@ class LocalProcessProvider:
     def pid(self) -> int | None:
         """The process that watches over the server, whose child the server is; None before the start."""
         return None if self._guard is None else self._guard.pid
+
+    @property
+    def token(self) -> str | None:
+        """The first of the server's bearer tokens; None where `env_vars` names none."""
+        return first_token(self._env_vars, self._cwd or ".")
 
     def output(self) -> str:
         """Return the last of what the server printed, standard error included; empty before the start."""
@@ -161,19 +170,24 @@ class LocalProcessProvider:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                env={**os.environ, **self._env_vars},
+                env=self._environ(),
                 pass_fds=(fd,),
                 start_new_session=True,
             )
         except OSError as error:
             raise ProviderError(f"expected to start {' '.join(command)!r}, got: {error}") from error
 
+    def _environ(self) -> dict[str, str]:
+        """Return the server's environment variables."""
+        inherited = {name: value for name, value in os.environ.items() if name not in (TOKENS, TOKEN_FILE)}
+        return inherited | self._env_vars
+
     def _wait_until_healthy(self, guard: "subprocess.Popen[bytes]", port: int, output: "_Tail") -> None:
         deadline = time.monotonic() + self._start_timeout_s
-        seen = "no answer"
+        token, seen = self.token, "no answer"
         while (left := deadline - time.monotonic()) > 0:
             try:
-                status = status_of(port, left)
+                status = status_of(port, left, token)
             except (OSError, ValueError) as error:
                 seen = f"{type(error).__name__}: {error}"
             else:

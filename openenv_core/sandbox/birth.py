@@ -110,7 +110,7 @@ class Birth:
             if self._cgroups is not None and (snapshot or self._limits.allow_subprocess):
                 worker.cgroup = await asyncio.to_thread(self._make_cgroup, number)
                 doors = worker.cgroup.open_doors()
-            worker.exited = await self._zygote.fork(number, {"spec": spec}, [*ends.inner, *doors])
+            worker.follow(await self._zygote.fork(number, {"spec": spec}, [*ends.inner, *doors]))
         except OSError as error:
             worker.release()
             raise SandboxUnavailable(

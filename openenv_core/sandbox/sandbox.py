@@ -6,6 +6,7 @@ import itertools
 import logging
 import resource
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
@@ -161,31 +162,36 @@ class Sandbox:
 
     def _make(self, limits: Limits, *, snapshot: bool) -> Session:
         isolation = self.isolation
-        slot = next(number for number in itertools.count() if number not in self._slots)
-        self._slots.add(slot)
 
         async def start() -> Life:
-            return await self._bear(slot, limits, snapshot)
-
-        def ended(session: Session) -> None:
-            self._slots.discard(slot)
-            self._sessions.discard(session)
+            return await self._bear(limits, snapshot)
 
         def adopt(limits: Limits, life: Life) -> Session:
             other = self._make(limits, snapshot=snapshot)
             other.take_over(life)
             return other
 
-        session = Session(uuid4().hex, limits, isolation, start, ended, adopt)
+        session = Session(uuid4().hex, limits, isolation, start, self._sessions.discard, adopt)
         self._sessions.add(session)
         return session
 
-    async def _bear(self, slot: int, limits: Limits, snapshot: bool) -> Life:
+    async def _bear(self, limits: Limits, snapshot: bool) -> Life:
         if self._closed:
             raise SandboxClosed("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()
         birth = Birth(zygote, self._scratch, self._cgroups, limits)
-        return await birth.bear(next(self._numbers), slot, self._config.start_timeout_s, snapshot=snapshot)
+        slot = next(number for number in itertools.count() if number not in self._slots)
+        self._slots.add(slot)
+        try:
+            worker, workspace = await birth.bear(
+                next(self._numbers), slot, self._config.start_timeout_s, snapshot=snapshot
+            )
+        except BaseException:
+            self._slots.discard(slot)
+            raise
+        # Not with the session: branches of it are the same user, and may live on.
+        workspace.gone = partial(self._slots.discard, slot)
+        return worker, workspace
 
     async def _living_zygote(self) -> Zygote:
         async with self._booting:

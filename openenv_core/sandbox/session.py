@@ -189,6 +189,17 @@ class Session:
             SandboxUnavailable: They cannot be had.
             FileRefused: There is no room for a copy of the files.
         """
+        given_up = asyncio.Event()
+        making = asyncio.create_task(self._branches(count, given_up))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # Whoever asked is gone; one that is half made is finished first, or the interpreter would be out of step.
+            given_up.set()
+            await asyncio.shield(_close_all(making))
+            raise
+
+    async def _branches(self, count: int, given_up: asyncio.Event) -> "list[Session]":
         branches: list[Session] = []
         async with self._turn:
             workspace = await self._readable("")
@@ -198,9 +209,8 @@ class Session:
                     "expected a session that keeps snapshots, got one without; open it with snapshot=True"
                 )
             try:
-                for _ in range(count):
-                    name = f"branch-{worker.family.made}"
-                    copy = await asyncio.to_thread(workspace.branch, name)
+                while len(branches) < count and not given_up.is_set():
+                    copy = await asyncio.to_thread(workspace.branch, f"branch-{worker.family.made}")
                     try:
                         branched = await worker.branch(copy.inside)
                     except BaseException:
@@ -317,6 +327,12 @@ async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None
     finally:
         if workspace is not None:
             await workspace.close()
+
+
+async def _close_all(making: "asyncio.Task[list[Session]]") -> None:
+    await asyncio.wait([making])
+    if not making.cancelled() and making.exception() is None:
+        await asyncio.gather(*(branch.close() for branch in making.result()))
 
 
 def _nothing(why: str) -> Reply:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import AnswerReader
@@ -22,17 +22,23 @@ from openenv_core.sandbox.worker import EXIT_S, RECEIVE_BYTES, Exit, Worker
 BRANCH_S: Final = 20.0
 
 
+def _future() -> asyncio.Future[Exit]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(slots=True)
 class Family:
     """A first interpreter and those that branched from it: the end of the last is the end of all.
 
     Attributes:
         first: Its root is that of all.
+        over: How that root ended.
         members: How many live.
         made: How many there have been.
     """
 
     first: "BranchingWorker"
+    over: asyncio.Future[Exit] = field(default_factory=_future)
     members: int = 1
     made: int = 1
 
@@ -46,51 +52,69 @@ class BranchingWorker(Worker):
         self._head = 0
         self._held: dict[int, int] = {}
 
+    def follow(self, over: asyncio.Future[Exit]) -> None:
+        """Take over how the root will have ended. A member of the family may have ended before."""
+        self.family.over = over
+        over.add_done_callback(self._root_ended)
+
     def watch_head(self, process: int) -> None:
         """Take over the process once it is confined, by its number."""
         self._head = process
         self._held[process] = os.pidfd_open(process)
         self.watch(self._held[process])
 
+    def own_end(self) -> str | None:
+        """Return in words how the code has ended it although nothing ran any more; None: others did, or it lives.
+
+        What code has forked is not stopped after an execution: whenever the end comes, it may be the code's doing.
+        """
+        if not self.exited.done() or self.exited.result().zygote:
+            return None
+        return self._broken or "the code ended the interpreter after its last execution"
+
     def kill(self) -> None:
         """End what runs; the state before it goes on. Where nothing runs, end the state."""
         runs = self._process != self._held.get(self._head)
         if runs and self._answered is not None:
             self._signal(self._process, signal.SIGKILL)
+            if self._kill_later is not None:
+                self._kill_later.cancel()
             self._kill_later = self._loop.call_later(EXIT_S, self.kill_all)
         else:
             self.kill_all()
 
     def kill_all(self) -> None:
         """End the state too."""
-        for descriptor in self._held.values():
-            self._signal(descriptor, signal.SIGKILL)
-        if not self.exited.done() and self.family.first is not self:
-            self.exited.set_result(Exit(signal=signal.SIGKILL))
-        if self.family.members <= 1:
-            super().kill()
+        if self._closed:
+            return
+        self._kill_held()
+        if self.family.members > 1:
+            # The root lives on with the others, and does not tell of this one's end.
+            self._end(Exit(signal=signal.SIGKILL))
+        else:
+            Worker.kill(self.family.first)
 
     async def close(self) -> None:
         """Kill it, and with the last of its family all that they had. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self.kill_all()
+        self._kill_held()
         self.family.members -= 1
-        if self.family.members:
-            self._leave()
-            return
-        first = self.family.first
-        Worker.kill(first)
-        if not first.exited.done():
-            await asyncio.wait([first.exited], timeout=EXIT_S)
+        last = not self.family.members
+        if last:
+            Worker.kill(self.family.first)
+            if not self.family.over.done():
+                await asyncio.wait([self.family.over], timeout=EXIT_S)
+        self._end(Exit(signal=signal.SIGKILL))
         self._leave()
-        if first is not self:
-            first.release_root()
+        if last:
+            self.family.first.release_root()
 
     def release(self) -> None:
-        """Close the descriptors."""
+        """Close the descriptors of one that was never born."""
         self._leave()
+        self.release_root()
 
     def release_root(self) -> None:
         """Close what a family has in common."""
@@ -103,13 +127,28 @@ class BranchingWorker(Worker):
         root, self.root, self._process = self.root, None, None
         cgroup, self.cgroup = self.cgroup, None
         super().release()
-        self.cgroup = cgroup
+        self.root, self.cgroup = root, cgroup
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
-        self.root = root
-        if self.family.members == 0 or self.family.first is not self:
-            self.release_root()
+        self.family.over.remove_done_callback(self._root_ended)
+
+    def _kill_held(self) -> None:
+        for descriptor in self._held.values():
+            self._signal(descriptor, signal.SIGKILL)
+
+    def _orphaned(self) -> None:
+        super()._orphaned()
+        if not self.exited.done():
+            # Nobody is left who could go on with the state.
+            self.kill_all()
+
+    def _end(self, exit_: Exit) -> None:
+        if not self.exited.done():
+            self.exited.set_result(exit_)
+
+    def _root_ended(self, over: asyncio.Future[Exit]) -> None:
+        self._end(over.result())
 
     async def branch(self, folder: str) -> "BranchingWorker":
         """Fork the interpreter as it stands.
@@ -120,14 +159,17 @@ class BranchingWorker(Worker):
         Raises:
             SandboxUnavailable: It did not come to life.
         """
+        if not self.alive:
+            raise SandboxUnavailable("expected a living interpreter to branch from, got one that has ended")
         ends = make_ends()
         other = BranchingWorker(ends, self.limits, self.family)
         self.family.members += 1
         self.family.made += 1
-        other.root, other.group = None, None
         self._number += 1
         self._expected = self._number
         self._answered = self._loop.create_future()
+        self.exited.add_done_callback(self._ended)
+        born = False
         try:
             async with asyncio.timeout(BRANCH_S):
                 self._pace(signal.SIGCONT)
@@ -135,19 +177,27 @@ class BranchingWorker(Worker):
                 socket.send_fds(self.control, [request], ends.inner)
                 ends.hand_over()
                 heard = await hear(ends.control, self.exited, READY)
-                await self._answered
+                if await self._answered is not None and heard is not None:
+                    other.watch_head(heard[0])
+                    born = True
         except (TimeoutError, OSError):
-            heard = None
+            pass  # told below
+        except BaseException:
+            # Whoever asked is gone, and the answer is still to come: nothing else can be asked.
+            self.kill_all()
+            await other.close()
+            raise
         finally:
+            self.exited.remove_done_callback(self._ended)
             ends.hand_over()
             self._expected = self._answered = None
             self._pace(signal.SIGSTOP)
-        if heard is None:
+        if not born:
             await other.close()
             raise SandboxUnavailable(
                 "expected a branch of the interpreter, got none; it may have too many already"
             )
-        other.watch_head(heard[0])
+        self.family.over.add_done_callback(other._root_ended)
         return other
 
     def _make_reader(self) -> AnswerReader:

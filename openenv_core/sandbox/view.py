@@ -69,9 +69,19 @@ def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> View:
 
 
 def _own_packages() -> set[Path]:
-    folders = {Path(path) for path in (*site.getsitepackages(), *sysconfig.get_paths().values())}
-    own = {folder / name for folder in folders for name in OURS}
+    own = {folder / name for folder in _places() for name in OURS}
     return {path.resolve() for path in own if path.exists()}
+
+
+def _places() -> set[Path]:
+    """Return where packages are installed, here and beneath a virtual environment, and where these ones lie."""
+    beneath = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    paths = [*site.getsitepackages(prefixes), *sysconfig.get_paths().values()]
+    for scheme in sysconfig.get_scheme_names():
+        paths += sysconfig.get_paths(scheme, beneath).values()
+    # A checkout, or what an editable installation points to, may lie below a folder that is shown.
+    return {*map(Path, paths), Path(__file__).resolve().parents[2]}
 
 
 def _without(path: Path, away: set[Path]) -> list[Path]:

@@ -106,6 +106,7 @@ class Worker:
         self._process: int | None = None
         self.exited: asyncio.Future[Exit] = self._loop.create_future()
         self._closed = False
+        self._killed = False
         self._broken: str | None = None
         self._still_at = self._over_at = 0.0
 
@@ -118,6 +119,14 @@ class Worker:
         self._process = process
         self._loop.add_reader(self.control.fileno(), self._readable)
         self._pace(signal.SIGSTOP)
+
+    def follow(self, over: asyncio.Future[Exit]) -> None:
+        """Take over how the process will have ended.
+
+        Args:
+            over: Whoever forked it tells it there.
+        """
+        self.exited = over
 
     @property
     def alive(self) -> bool:
@@ -164,7 +173,7 @@ class Worker:
             self._expected = self._answered = None
             self._pace(signal.SIGSTOP)
         took = self._loop.time() - began
-        if answer is None and not self.exited.done():
+        if (answer is None or self._killed) and not self.exited.done():
             self.kill()
             await asyncio.wait([self.exited], timeout=EXIT_S)
         gone = self.exited.result() if self.exited.done() else None if answer is not None else Exit()
@@ -181,14 +190,20 @@ class Worker:
 
     def stop(self, why: str) -> None:
         """Interrupt what runs, and kill it if that does not help within the grace."""
-        if self._answered is None or self._stopped is not None:
+        if self._answered is None or self._stopped is not None or self._closed:
+            return
+        if why == "timeout" and not self._answered.done():
+            # Where the loop was late the answer is there, and was not read yet.
+            self._readable()
+        if self._answered.done() or self._broken is not None:
             return
         self._stopped = why
         self._signal(self._process, signal.SIGINT)
-        self._kill_later = self._loop.call_later(self.limits.grace_s, self.kill)
+        self._kill_later = self._loop.call_later(self.limits.grace_s, self._lose_patience)
 
     def kill(self) -> None:
         """End the process and all that it started. Its exit is told later."""
+        self._killed = True
         self._signal(self.root, signal.SIGKILL)
         if self.group is not None:
             with suppress(ProcessLookupError):
@@ -278,6 +293,14 @@ class Worker:
         if not self.exited.done() and not self._closed:
             self._broken = "the code closed the interpreter's own channel"
             self._stopped = self._stopped or self._broken
+            self.kill()
+
+    def _lose_patience(self) -> None:
+        if self._answered is None or self._closed:
+            return
+        if not self._answered.done():
+            self._readable()
+        if not self._answered.done() and self._broken is None:
             self.kill()
 
     def _note_end(self, _: asyncio.Future[Exit]) -> None:

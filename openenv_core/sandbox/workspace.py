@@ -13,7 +13,7 @@ import math
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -52,6 +52,9 @@ class Workspace:
         bounded: Whether the file system itself holds the limits.
         name: Its path, where it has to be removed at the end.
         inside: Its path as code sees it.
+
+    Attributes:
+        gone: Called once it is closed, all branches of it are, and nothing is left of them.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Workspace:
         self._owner = owner
         self._name = name
         self.inside = inside
+        self.gone: Callable[[], None] = _nothing
         self._above: Workspace | None = None
         self._branches = 0
         self._closed = False
@@ -194,11 +198,14 @@ class Workspace:
         await self._leave()
 
     async def _leave(self) -> None:
-        if self._branches or not self._closed:
+        if self._branches or not self._closed or self._folder < 0:
             return
         folder, self._folder = self._folder, -1
         try:
-            if self._name is not None or self._above is not None:
+            if self._above is not None:
+                # Code may live beside it and go on making folders; no more levels than files are allowed.
+                await asyncio.to_thread(remove_below, folder, None, 2 * self._limits.files)
+            elif self._name is not None:
                 await asyncio.to_thread(remove_below, folder, self._name)
         except OSError as error:
             # Nobody's answer depends on it; what is left goes with the sandbox.
@@ -206,6 +213,7 @@ class Workspace:
         finally:
             with self._closing:
                 os.close(folder)
+            self.gone()
             if self._above is not None:
                 self._above._branches -= 1
                 await self._above._leave()
@@ -305,6 +313,10 @@ class Workspace:
     def _own_name(self, name: str, folder: int) -> None:
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 def _parts(path: str) -> tuple[str, ...]:

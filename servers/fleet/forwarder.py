@@ -38,12 +38,13 @@ class Peers(Protocol):
 class Forwarder:
     """An ASGI application in front of a worker's own.
 
-    What comes over a private socket has been passed on already, and is never passed on again.
+    What comes over this worker's private socket has been passed on already, and is never passed on again.
 
     Args:
         app: This worker's application.
         index: This worker's index.
         workers: How many there are.
+        private: The path of this worker's private socket.
         peers: The others.
         elsewhere: Returns a worker that has room for a new session where this one has none.
     """
@@ -54,12 +55,14 @@ class Forwarder:
         *,
         index: int,
         workers: int,
+        private: str,
         peers: Peers,
         elsewhere: Callable[[], int | None],
     ) -> None:
         self._app = app
         self._index = index
         self._workers = workers
+        self._private = private
         self._peers = peers
         self._elsewhere = elsewhere
 
@@ -69,12 +72,16 @@ class Forwarder:
         if kind == "lifespan":
             await self._app(scope, receive, send)
             await self._peers.close()
-        elif kind == "websocket" and not _was_forwarded(scope):
+        elif kind == "websocket" and not self._was_forwarded(scope):
             await self._socket(scope, receive, send)
-        elif kind == "http" and not _was_forwarded(scope):
+        elif kind == "http" and not self._was_forwarded(scope):
             await self._http(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _was_forwarded(self, scope: Scope) -> bool:
+        server = scope.get("server")
+        return server is not None and server[0] == self._private  # callers may come over a Unix socket too
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope)
@@ -121,11 +128,6 @@ class Forwarder:
             return self._elsewhere()
         worker = worker_of(session, self._workers)
         return worker if worker != self._index else None
-
-
-def _was_forwarded(scope: Scope) -> bool:
-    server = scope.get("server")
-    return server is not None and server[1] is None  # the path of a Unix socket, and no port
 
 
 def _named_session(scope: Scope) -> str | None:

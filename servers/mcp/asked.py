@@ -12,6 +12,7 @@ from servers.routes.paths import MCP_PATH, path_of
 
 CONNECTION_HEADER: Final = b"mcp-session-id"
 VERSION_HEADER: Final = b"mcp-protocol-version"
+LAST_EVENT_HEADER: Final = b"last-event-id"
 INITIALIZE: Final = "initialize"
 DISCOVER: Final = "server/discover"
 
@@ -31,6 +32,7 @@ class Asked:
         http: Its HTTP method.
         connection: The id of the connection, drawn at the handshake, that it belongs to.
         version: The protocol's, where it names one.
+        last_event: The id of the event that it has seen last of a stream that was cut.
         in_path: The id of the session that its path names.
         in_header: The id of the session that its header X-OpenEnv-Session names.
         method: Of JSON-RPC.
@@ -41,6 +43,7 @@ class Asked:
     http: str
     connection: str | None
     version: str | None
+    last_event: str | None
     in_path: str | None
     in_header: str | None
     method: str | None
@@ -80,6 +83,7 @@ def asked(scope: Scope, body: bytes) -> Asked:
         http=scope["method"],
         connection=_text(headers.get(CONNECTION_HEADER)),
         version=_text(headers.get(VERSION_HEADER)),
+        last_event=_text(headers.get(LAST_EVENT_HEADER)),
         in_path=in_path,
         in_header=_text(headers.get(_HANDLE_HEADER)),
         method=method,

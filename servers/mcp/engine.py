@@ -15,9 +15,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from starlette.types import Message, Scope
 
 from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.faults import short
 from openenv_core.protocol.jsonrpc import Fault
 from servers.execution import CLOSE_S, end, keep
-from servers.mcp.asked import CONNECTION_HEADER, INITIALIZE
+from servers.mcp.asked import CONNECTION_HEADER, INITIALIZE, Asked
 from servers.mcp.events import RETRY_MS, Events
 from servers.mcp.exchange import Exchange
 from servers.mcp.handlers import Handlers
@@ -177,6 +178,7 @@ class Engine:
         named = {asked.in_path, asked.in_header} - {None}
         if link is None or link.session.over or named - {link.session.id}:
             raise no_session("expected the mcp-session-id of a connection, got none of this caller's")
+        _refuse_what_is_forgotten(asked, link)
         with _using(link.session):
             if asked.http == "DELETE":
                 self._links.remove(link)
@@ -185,6 +187,7 @@ class Engine:
                     await _within(link.idle.wait(), LAST_WORD_S)
             status = await self._pass_on(link, exchange)
         if asked.http == "DELETE":
+            self._unlist(link)
             link.peer.close()
             self._events.forget(link.kept)
         elif status == 404:  # the SDK has ended it
@@ -235,12 +238,16 @@ class Engine:
         """End a connection, after the replies that are under way on it."""
         if not self._links.remove(link):
             return  # it ends already
-        if (hub := self._hubs.get(link.session)) is not None:
-            hub.peers.discard(link.peer)
+        self._unlist(link)
         if link.inner:
             task = keep(asyncio.create_task(self._delete(link)))
             self._parting.add(task)
             task.add_done_callback(self._parting.discard)
+
+    def _unlist(self, link: Link) -> None:
+        """Let the changes of a session that goes on be no business of a connection that ends."""
+        if (hub := self._hubs.get(link.session)) is not None:
+            hub.peers.discard(link.peer)
 
     async def _delete(self, link: Link) -> None:
         await _within(link.idle.wait(), self._grace_s)  # the replies under way
@@ -265,6 +272,22 @@ class Engine:
         except Exception:
             logger.exception("a connection of the MCP SDK could not be ended")
         self._events.forget(link.kept)
+
+
+def _refuse_what_is_forgotten(asked: Asked, link: Link) -> None:
+    """Refuse to go on after an event that is not kept.
+
+    The SDK would answer with a stream that ends at once, and official clients would come back to it for ever.
+
+    Raises:
+        Refused: It is not. As 400: by 404 a client would take its session for ended.
+    """
+    if asked.http == "GET" and asked.last_event and link.kept.after(asked.last_event) is None:
+        text = (
+            "expected the Last-Event-ID of an event that is still kept, got "
+            f"{short(asked.last_event)!r}; what came after it is not told again"
+        )
+        raise Refused(400, Fault(jsonrpc.INVALID_REQUEST, text))
 
 
 async def _within(wait: Awaitable[object], seconds: float) -> None:

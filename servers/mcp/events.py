@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
-from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
 RETRY_MS: Final = 1000
 """What a client whose stream was cut is asked to wait before it comes back."""
@@ -20,7 +20,7 @@ MAX_EVENTS: Final = 256
 """Of one connection; the oldest are forgotten."""
 
 MAX_WEIGHT: Final = 1 << 20
-"""Characters, roughly, of one connection. What is heavier by itself is not kept at all."""
+"""Characters, roughly, of one connection. Of what is heavier by itself only its place is kept."""
 
 
 MAX_HELD: Final = 64 << 20
@@ -52,6 +52,9 @@ class Kept:
         """Keep an event; return its id."""
         self._last += 1
         weight = len(stream) + weigh(message)  # streams are named by clients
+        if weight > MAX_WEIGHT:
+            message = _in_place_of(message)
+            weight = len(stream) + weigh(message)
         if weight <= MAX_WEIGHT:
             self._events.append(Event(self._last, stream, message, weight))
             self.weight += weight
@@ -126,6 +129,17 @@ class Events(EventStore):
                 if isinstance(event.message, JSONRPCResponse | JSONRPCError):
                     return None
         return stream
+
+
+def _in_place_of(message: JSONRPCMessage | None) -> JSONRPCError | None:
+    """Return what is kept in the place of a message that is too heavy; for a reply an error, since somebody waits."""
+    if not isinstance(message, JSONRPCResponse | JSONRPCError):
+        return None
+    text = (
+        f"expected a reply of at most {MAX_WEIGHT} characters to a call whose stream was cut, got a longer one, "
+        "which is not kept; make the call again"
+    )
+    return JSONRPCError(jsonrpc="2.0", id=message.id, error=ErrorData(code=INTERNAL_ERROR, message=text))
 
 
 def weigh(message: JSONRPCMessage | None) -> int:

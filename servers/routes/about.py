@@ -92,7 +92,10 @@ class MetadataSource:
             return self._found
         try:
             async with self._sessions.session(owner) as session:
-                self._found = EnvironmentMetadata.model_validate(await session.runner.call("get_metadata"))
+                told = await self._sessions.call(
+                    session, lambda runner: runner.call("get_metadata"), waits=True
+                )
+                self._found = EnvironmentMetadata.model_validate(told)
         except Refusal:
             return self._default()
         except FATAL:

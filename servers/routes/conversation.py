@@ -169,7 +169,7 @@ class SocketRoute:
 
     async def _answer_all(self, seat: Seat, next_frame: NextFrame, connection: Connection) -> int:
         """Answer every request; return the code to close with."""
-        answer, say = self._dialect.answer, connection.say
+        session, answer, say = seat.session, self._dialect.answer, connection.say
         while not connection.leaving:
             connection.busy = False
             text = await next_frame()
@@ -178,6 +178,8 @@ class SocketRoute:
             if reply is None:
                 return NORMAL_CLOSURE
             await say(reply)
+            if session.over and not connection.leaving:
+                return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
 
     async def _converse_watched(self, scope: Message, receive: Receive, connection: Connection) -> None:

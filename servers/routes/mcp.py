@@ -6,6 +6,7 @@ from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.codes import Refusal
 from openenv_core.protocol.jsonrpc import Fault
 from servers.routes import description
+from servers.routes.answers import while_connected
 from servers.routes.conversation import Seat, SocketRoute
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.routes.sockets import Sockets
@@ -63,6 +64,11 @@ def mcp_router(rpc: JsonRpc) -> APIRouter:
         Requests of standard MCP, which `servers.mcp` answers at this address, do not come this far.
         """
         caller = Caller(owner_of(request.scope))
-        return Response(await rpc.answer_text(await request.body(), caller), media_type="application/json")
+        # Whoever leaves gives up what was made for the request alone; a call in a standing session goes on.
+        return await while_connected(request, _answered(rpc, await request.body(), caller))
 
     return router
+
+
+async def _answered(rpc: JsonRpc, text: bytes, caller: Caller) -> Response:
+    return Response(await rpc.answer_text(text, caller), media_type="application/json")

@@ -99,7 +99,7 @@ class _Frames:
             caller = Caller(seat.session.owner, seat.session)
             return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
         step = seat.runner.step_inline
-        if step is not None:
+        if step is not None and not seat.session.shared:  # what others ask too may be busy, or over
             return replies.encode_observation(step(request))
         return replies.encode_observation(await seat.run(lambda runner: runner.step(request)))
 

@@ -309,8 +309,9 @@ class SessionTable:
 
     def _forget(self, session: Session) -> None:
         session.over = True
-        if session.id:
-            self._sessions.pop((session.owner, session.id), None)
+        key = (session.owner, session.id)
+        if self._sessions.get(key) is session:  # or somebody has opened another under its id meanwhile
+            del self._sessions[key]
         told, session.on_over = session.on_over, None
         if told is not None:
             told()

@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 from fake_hub import FakeHub, fake_hub
 
+from openenv_core.errors import ConfigurationError
 from openenv_core.images.errors import NotReached
 from openenv_core.images.hub import upload
 
@@ -70,6 +71,11 @@ def test_a_hub_that_does_not_answer_is_told_whatever_the_library_s_client_is(
     monkeypatch.setitem(sys.modules, client, SimpleNamespace(TransportError=SilenceError))
     with pytest.raises(NotReached, match="SilenceError: nobody there; see the network"):
         upload(tmp_path, "me/dice", private=False, endpoint="http://127.0.0.1:1")
+
+
+def test_a_name_that_the_hub_does_not_allow(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="got 'me/my--env': Cannot have --"):
+        upload(tmp_path, "me/my--env", private=False, endpoint="http://127.0.0.1:1")
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from openenv_core import (
     ExecutionFailed,
     FactoryFailed,
     GenericEnvClient,
+    LocalProcessProvider,
     Observation,
     OpenEnvError,
     ProtocolError,
@@ -32,6 +33,7 @@ from openenv_core import (
     ValidationFailed,
 )
 from openenv_core.client.session import websocket_url
+from openenv_core.client.urls import shown
 from servers import create_app
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
@@ -349,6 +351,57 @@ def test_a_second_event_loop() -> None:
 
         asyncio.run(play())
         gc.collect()  # while the warning of the socket is ignored
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connections of loops that have closed
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+def test_a_loop_that_has_closed_leaves_no_session_at_the_server(transport: str) -> None:
+    async def again(env: CounterEnv) -> int:
+        async with asyncio.timeout(20):  # the server has to notice
+            while True:
+                try:
+                    return (await env.reset(seed=2)).observation.total
+                except CapacityReached:
+                    await asyncio.sleep(0.01)
+
+    gc.disable()  # it would close the connection in the end
+    try:
+        with LocalProcessProvider("solo:app", cwd=SUPPORT) as provider:
+            env = CounterEnv(provider.url, transport=transport)
+            assert asyncio.run(env.reset(seed=1)).observation.total == 1
+            with pytest.raises(ConnectionLost, match="event loop"):
+                asyncio.run(env.step(Add(amount=1)))
+            assert asyncio.run(again(env)) == 2
+            assert asyncio.run(again(env)) == 2
+            asyncio.run(env.close())
+    finally:
+        gc.enable()
+        gc.collect()  # while the warnings of the sockets are ignored
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://me:hush@h:1/base?key=hush#hush", "https://h:1/base"),
+        ("ws://h/@me/ws", "ws://h/@me/ws"),
+        ("http://hush@h", "http://h"),
+        ("http://me:hush@[::1", "...@[::1"),
+        ("http://me:hu?sh@h", "...@h"),
+        ("http://me:hu/sh@h/x?hush", "...@h/x"),
+        ("me:hush@h:1", "...@h:1"),
+        ("http://h:80a0?hush", "http://h:80a0"),
+        ("blackjack", "blackjack"),
+    ],
+)
+def test_what_messages_show_of_a_url(url: str, words: str) -> None:
+    assert shown(url) == words
+
+
+def test_a_url_that_is_none_is_told_without_its_password() -> None:
+    for url in ("ftp://me:hush@h", "me:hush@h:1", "http://me:hush@[::1"):
+        with pytest.raises(ConfigurationError, match="expected a URL") as refused:
+            CounterEnv(url)
+        assert "hush" not in str(refused.value)
 
 
 def test_urls() -> None:

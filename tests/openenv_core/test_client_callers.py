@@ -11,6 +11,7 @@ import pytest
 from counter import Add, Count, Counter
 from counter_client import CounterEnv
 from serving import eventually, rpc, serving
+from socket_servers import silent
 
 from openenv_core import (
     CapacityReached,
@@ -88,6 +89,19 @@ async def test_more_sessions_of_one_client(transport: str) -> None:
         with pytest.raises(ClientClosed):
             await child.reset()
         await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_a_client_that_is_closed_while_it_makes_a_session() -> None:
+    over, handler = silent(shakes_hands=False)
+    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        env = CounterEnv(url, connect_timeout_s=0.3)
+        making = asyncio.create_task(env.new_session())
+        await eventually(lambda: env._others)
+        await env.close()
+        with pytest.raises(ConnectionFailed, match="no answer within"):
+            await making
+        over.set()
 
 
 async def test_more_sessions_of_a_subclass_with_its_own_constructor() -> None:
@@ -190,6 +204,21 @@ async def test_providers_of_the_released_shapes() -> None:
 
     with pytest.raises(ConfigurationError, match=r"start_container\(\) to need no arguments, got image"):
         CounterEnv(provider=Wanting("http://h"))
+    wanting = Wanting("http://h")
+    await CounterEnv("http://h", provider=wanting).close()  # it has been started with what it wants
+    assert wanting.calls == ["stop"]
+
+
+async def test_a_stop_that_fails_is_not_tried_again() -> None:
+    class Refusing(Runtime):
+        def stop(self) -> None:
+            super().stop()
+            raise RuntimeError("cannot schedule new futures after shutdown")  # in the words of an executor
+
+    provider = Refusing("http://h")
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await CounterEnv(provider=provider).close()
+    assert provider.calls == ["stop"]
 
 
 def test_what_became_of_the_servers_process() -> None:

@@ -218,6 +218,11 @@ async def test_a_server_that_keeps_nothing_is_no_episode() -> None:
         with pytest.raises(ProtocolError, match="a new environment for each request"):
             await env.reset()
         assert not env.connected
+        secret = CounterEnv(url.replace("://", "://me:hush@"), transport="http")
+        with pytest.raises(ProtocolError, match="a new environment for each request") as told:
+            await secret.reset()
+        await secret.close()
+        assert "hush" not in str(told.value)
 
 
 @pytest.mark.parametrize(

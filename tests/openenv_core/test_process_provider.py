@@ -15,7 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenv_core import LocalProcessProvider, ProviderError, ServerStartFailed
+from openenv_core import (
+    AuthenticationFailed,
+    GenericEnvClient,
+    LocalProcessProvider,
+    ProviderError,
+    ServerStartFailed,
+)
+from openenv_core.providers.tokens import first_token
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 PATIENCE_S = 30
@@ -174,6 +181,44 @@ def test_start_and_stop() -> None:
     assert port_is_free(url)
     with provider:  # it can be started again
         assert provider.url is not None
+
+
+TOKEN, OTHER = "a-token-of-good-length", "another-token-of-good-length"
+
+
+def test_tokens_of_the_shell_are_not_the_server_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"{OTHER}\n")
+    monkeypatch.setenv("ROPEWALK_TOKENS", TOKEN)
+    monkeypatch.setenv("ROPEWALK_TOKEN_FILE", str(tmp_path / "tokens"))
+    with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, start_timeout_s=20) as env:
+        assert env.reset(seed=1).observation["total"] == 1
+
+
+@pytest.mark.parametrize("by", ["variable", "file"])
+def test_a_server_that_gets_tokens_is_asked_with_the_first(by: str, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
+    variables = {
+        "variable": {"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"},
+        "file": {"ROPEWALK_TOKEN_FILE": str(tmp_path / "tokens")},
+    }[by]
+    options = {"cwd": SUPPORT, "env_vars": variables, "start_timeout_s": 20}
+    with GenericEnvClient.from_process("counter:app", **options) as env:
+        assert env.reset(seed=1).observation["total"] == 1
+        with pytest.raises(AuthenticationFailed):
+            GenericEnvClient(env.base_url).sync().connect()
+    headers = {"authorization": f"Bearer {OTHER}"}
+    with GenericEnvClient.from_process("counter:app", headers=headers, **options) as env:
+        assert env.reset(seed=1).observation["total"] == 1
+
+
+def test_where_no_token_can_be_read_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(TOKEN)
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    os.mkfifo(tmp_path / "pipe")
+    assert first_token({"ROPEWALK_TOKEN_FILE": "tokens"}, tmp_path) == TOKEN
+    assert first_token({"ROPEWALK_TOKEN_FILE": "tokens", "ROPEWALK_TOKENS": OTHER}, tmp_path) == OTHER
+    for name in ("bytes", "pipe", "missing", "", "."):
+        assert first_token({"ROPEWALK_TOKEN_FILE": name}, tmp_path) is None
 
 
 def test_a_server_that_ignores_sigterm_is_killed() -> None:

@@ -92,13 +92,38 @@ async def test_headers_and_tokens_arrive() -> None:
     assert headers["Host"] == host
 
 
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+@pytest.mark.parametrize("status", [None, 401, 404, 307])
+async def test_secrets_of_a_url_stay_out_of_errors(status: int | None, transport: str) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if status is not None:
+            place = "http://you:hush@127.0.0.2:1/ws?key=hush"
+            writer.write(f"HTTP/1.1 {status} So\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        env = GenericEnvClient(f"http://me:hush@{address}/base?key=hush", transport=transport)
+        with pytest.raises(ClientError, match="expected") as failed:
+            await env.reset()
+        await env.close()
+        assert "hush" not in str(failed.value)
+        assert address in str(failed.value) or status is None
+
+
 async def test_redirects_stay_on_the_host() -> None:
     async def handler(ws: ServerConnection) -> None:
         async for _ in ws:
             await ws.send(frame(2))
 
     def process(connection: ServerConnection, request: Request) -> Response | None:
-        places = {"/here/ws": "/there/ws", "/away/ws": "http://127.0.0.2:1/ws", "/round/ws": "/round/ws"}
+        places = {
+            "/here/ws": "/there/ws#part",
+            "/away/ws": "http://127.0.0.2:1/ws",
+            "/round/ws": "/round/ws",
+            "/other/ws": "ftp://127.0.0.1/ws",
+        }
         place = places.get(request.path)
         return place and refusing(307, Location=place)(connection, request)  # type: ignore[return-value]
 
@@ -110,6 +135,8 @@ async def test_redirects_stay_on_the_host() -> None:
             await GenericEnvClient(f"{url}/away").connect()
         with pytest.raises(ConnectionFailed, match="more than 5 redirects"):
             await GenericEnvClient(f"{url}/round").connect()
+        with pytest.raises(ConnectionFailed, match="redirect to ftp://"):
+            await GenericEnvClient(f"{url}/other").connect()
 
 
 async def test_a_server_that_never_shakes_hands() -> None:

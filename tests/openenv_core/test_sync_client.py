@@ -164,6 +164,17 @@ async def test_faces_are_chosen_before_use(url: str) -> None:
     await asyncio.to_thread(used.close)
 
 
+def test_the_end_of_a_thread_where_no_other_can_be_started_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
+
+    monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "shutdown_default_executor", refuse)
+    thread = loop_thread.LoopThread()
+    thread.run(asyncio.sleep, 0)
+    thread.stop()
+    assert not thread._thread.is_alive()
+
+
 def test_many_threads_each_with_a_client(url: str) -> None:
     totals: list[int] = []
 
@@ -338,3 +349,16 @@ def test_the_end_of_a_program_that_forgets_is_quiet(url: str) -> None:
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", program, url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_client_that_is_closed_at_the_exit_stops_its_provider(url: str) -> None:
+    program = (
+        "import atexit, sys\nfrom openenv_core import GenericEnvClient\n"
+        "class Given:\n"
+        "    def start(self): return sys.argv[1]\n"
+        "    def stop(self): print('stopped')\n"
+        "env = GenericEnvClient(provider=Given()).sync()\nenv.reset()\natexit.register(env.close)\n"
+    )
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", program, url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")

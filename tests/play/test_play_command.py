@@ -99,6 +99,7 @@ def test_lines_of_a_pipe_are_answers() -> None:
         (("blackjack", "--random", "0"), "--random"),
         (("blackjack", "--timeout", "soon"), "--timeout"),
         (("blackjack", "--token", "t"), "expected --token with a URL"),
+        (("http://localhost:80a0",), "expected an OpenEnv server at ws://localhost:80a0/ws"),
     ],
 )
 def test_what_cannot_be_is_refused(words: tuple[str, ...], why: str) -> None:

@@ -279,6 +279,27 @@ def test_a_removal_that_fails_is_tried_again(home: Home) -> None:
         assert home.removals == 4
 
 
+def test_where_no_thread_can_be_started_members_are_removed_all_the_same(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("openenv-pool-"):
+            raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
+        start(thread)
+
+    with Pool[Tiny](home.start, 2, 2) as pool:
+        pool.wait(timeout_s=PATIENCE_S)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        pool.lease(PATIENCE_S).close()
+        eventually(lambda: len(home.removed) == 1 and pool.state.last_failure is not None)
+        assert "can't create new thread" in str(pool.state.last_failure)
+        assert (pool.state.ready, pool.state.starting) == (1, 0)
+    assert set(home.removed) == set(home.made)
+    assert threads() == []
+
+
 def test_an_engine_that_removes_nothing_is_not_filled_up(home: Home) -> None:
     home.removal_failures = 1000
     with Pool[Tiny](home.start, 2, 2) as pool:

@@ -6,6 +6,8 @@ import pytest
 
 from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+
 
 @pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LSM])
 async def test_hidden_files_and_folders_are_out_of_reach(tmp_path: Path, level: Isolation) -> None:
@@ -24,4 +26,18 @@ async def test_hidden_files_and_folders_are_out_of_reach(tmp_path: Path, level: 
         for path in (tmp_path / "tasks/train", tmp_path / "single"):
             done = await session.execute(f"print(open({str(path)!r}).read())")
             assert "canary" not in done.stdout
+        await session.close()
+
+
+@pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LSM])
+async def test_a_checkout_below_a_folder_that_is_shown_is_hidden(level: Isolation) -> None:
+    async with Sandbox(SandboxConfig(strongest=level, readable=(CHECKOUT,))) as sandbox:
+        assert sandbox.isolation == level
+        session = await sandbox.open()
+        beside = await session.execute(f"len(open({str(CHECKOUT / 'pyproject.toml')!r}).read())")
+        assert beside.status == "ok", beside
+        for path in ("envs/code_interpreter_env/tasks/train.jsonl", "tests/sandbox/test_hidden.py"):
+            assert (CHECKOUT / path).is_file()
+            done = await session.execute(f"open({str(CHECKOUT / path)!r}).read()")
+            assert done.status == "error", path
         await session.close()

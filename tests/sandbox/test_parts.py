@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,16 @@ def test_this_project_is_hidden_and_python_is_not() -> None:
     readable = view.without_hidden()
     assert not [path for path in readable if Path(path).name in ("openenv_core", "servers", "envs")]
     assert any(os.__file__.startswith(path + os.sep) for path in view.shown)
+
+
+def test_packages_beneath_a_virtual_environment_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / f"lib/python{sysconfig.get_python_version()}/site-packages/code_interpreter_env"
+    below.mkdir(parents=True)
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_exec_prefix", str(tmp_path))
+    assert str(below) in view_of().hidden
 
 
 def test_folders_of_killed_owners_are_swept_and_those_of_living_ones_are_not(

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from living import DEADLINE_S, descendants, until
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
@@ -20,36 +20,6 @@ from openenv_core.sandbox import (
 from openenv_core.sandbox.worker import STILL_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-DEADLINE_S = 20.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - nobody tells of what is looked for
-            await asyncio.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    left = [pid]
-    while left:
-        below = children(left.pop())
-        found.update(below)
-        left += below
-    return found
 
 
 async def test_a_killed_zygote_is_the_infrastructures_fault_and_is_replaced(sandbox: Sandbox) -> None:

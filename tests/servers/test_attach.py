@@ -9,6 +9,7 @@ import pytest
 from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, SlowBlocking, SlowConstructor
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
+from openenv_core.tools import ToolResult
 from servers import create_app
 from servers.app import EnvironmentApp
 
@@ -144,3 +145,28 @@ async def test_a_step_goes_on_when_its_socket_breaks() -> None:
             env.release.set()
             assert json.loads(await ws.recv())["type"] == "state"
         assert (env.stepping, env.closed, app.sessions.active) == (0, 0, 1)
+
+
+async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls() -> None:
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    class Tooled(Counter):
+        def list_tools(self) -> list[Any]:
+            return []
+
+        async def call_tool(self, name: str, arguments: Any, context: Any) -> ToolResult:
+            entered.set()
+            await release.wait()
+            return ToolResult.of(self.state.total)
+
+    app = app_of(Tooled)
+    async with serving(app) as address:
+        session = await opened(address)
+        async with socket_to(address, f"?session_id={session}") as ws:
+            call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
+            await entered.wait()
+            await ws.send(json.dumps(STEP))
+            await eventually(lambda: app.sessions.find("", session)._waiting == 1)
+            release.set()
+            assert (await call)["result"]["data"] == 0
+            assert json.loads(await ws.recv())["data"]["observation"]["total"] == 2

@@ -20,8 +20,10 @@ from counter import (
     SlowSolitary,
 )
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from toolbox import boxes
 from websockets.exceptions import ConnectionClosed
 
+from openenv_core import EnvironmentMetadata
 from servers import create_app
 from servers.app import EnvironmentApp
 from servers.settings import ServerSettings
@@ -60,6 +62,22 @@ class SlowState(SlowBlocking):
 
 class SolitaryConstructor(SlowConstructor):
     SUPPORTS_CONCURRENT_SESSIONS = False
+
+
+class SlowMetadata(SlowBlocking):
+    def get_metadata(self) -> EnvironmentMetadata:
+        self.release.wait(60)
+        return EnvironmentMetadata(name="late", description="late")
+
+
+class Inline(Counter):
+    """Steps on the loop, and has a tool that waits for ever."""
+
+    def list_tools(self) -> list[Any]:
+        return []
+
+    async def call_tool(self, name: str, arguments: Any, context: Any) -> Any:
+        await asyncio.sleep(3600)
 
 
 class SingleThread(SlowBlocking):
@@ -175,6 +193,40 @@ async def test_a_hang_of_one_caller_ends_the_others_socket_with_its_next_request
         await eventually(lambda: env.closed == 1)
 
 
+async def test_a_socket_whose_own_tool_call_hangs_is_closed_after_the_reply() -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
+    app = boxes(cap=1, step_timeout_s=0.2)
+    async with serving(app) as address, socket_to(address) as ws:
+        reply = await ask(ws, {"type": "mcp", "data": call})
+        assert "within 0.2 s" in reply["data"]["error"]["message"]
+        assert await closing_of(ws) == 1000
+        assert app.sessions.active == 0
+
+
+async def test_a_hang_of_one_caller_ends_the_socket_of_an_environment_on_the_loop_too() -> None:
+    async with serving(app_of(Inline)) as address:
+        session = await opened(address)
+        async with socket_to(address, f"?session_id={session}") as ws:
+            assert (await ask(ws, STEP))["type"] == "observation"
+            told = await rpc(address, "tools/call", {"name": "wait", "session_id": session})
+            assert "within 0.2 s" in told["error"]["message"]
+            assert (await ask(ws, STEP))["data"]["code"] == "SESSION_ERROR"
+            assert await closing_of(ws) == 1000
+
+
+async def test_metadata_of_an_environment_that_hangs_are_those_of_its_class() -> None:
+    env = SlowMetadata.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        try:
+            told = (await request(address, "GET", "/metadata")).json()
+            assert told["name"] == "SlowMetadata"
+            assert app.sessions.active == 0
+        finally:
+            env.release.set()
+        await eventually(lambda: env.closed == 1)
+
+
 async def test_quick_steps_do_not_add_up() -> None:
     class Unhurried(AsyncCounter):
         async def step(self, action: Add) -> Count:
@@ -233,7 +285,7 @@ async def test_a_class_that_must_be_alone_frees_its_slot_when_its_client_left_fo
             assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
         env.release.set()
         await eventually(lambda: env.closed == 2)
-        assert app.sessions.active == 0
+        await eventually(lambda: app.sessions.active == 0)
 
 
 class Talkative(Counter):

@@ -13,7 +13,8 @@ from openenv_core.protocol.codes import Refusal
 from openenv_core.types import ConcurrencyConfig
 from servers import create_app
 from servers.app import EnvironmentApp
-from servers.sessions import LocalSlots, reaper
+from servers.execution import Executor
+from servers.sessions import LocalSlots, SessionTable, reaper
 from servers.settings import ServerSettings
 
 HEADER = "X-OpenEnv-Session"
@@ -74,6 +75,17 @@ async def test_the_cap_of_one_token() -> None:
         assert reply["error"]["data"] == {"active_sessions": 3, "max_sessions": 3}
         await rpc(address, "openenv/session/close", {"session_id": first}, **A)
         await opened(address, **A)
+
+
+async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
+    table = SessionTable(Counter, 2, Executor(2))
+    old = await table.open("", "same")
+    table.drop(old)
+    new = await table.open("", "same")
+    await table.close(old)  # by somebody who had found it before it ended
+    assert table.find("", "same") is new
+    await table.shut_down()
+    assert table.active == 0
 
 
 def test_slots_add_up() -> None:

@@ -7,11 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, SlowAsync, SlowConstructor
+from counter import (
+    Add,
+    AsyncCounter,
+    BlockingCounter,
+    Count,
+    Counter,
+    SlowAsync,
+    SlowBlocking,
+    SlowConstructor,
+)
 from serving import ask, eventually, opened, request, rpc, serving, socket_to
 
 from servers import create_app, execution
 from servers.app import EnvironmentApp
+from servers.execution import Executor
 from servers.settings import ServerSettings
 
 STEP = {"type": "step", "data": {"amount": 1}}
@@ -186,6 +196,43 @@ async def test_a_closing_that_never_ends_keeps_no_slot() -> None:
             await eventually(lambda: app.sessions.active == 0)
         finally:
             env.release.set()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_closing_waits_for_a_thread_for_as_long_as_others_hold_them() -> None:
+    env = SlowBlocking.fresh()
+    executor = Executor(1)
+    runner = await executor.construct(env)
+    held = [executor.pool.submit(env.release.wait) for _ in range(executor.pool.size)]
+    await runner.close()  # as long as whoever ends a session waits for it
+    assert env.closed == 0
+    env.release.set()
+    await eventually(lambda: env.closed == 1)
+    await asyncio.gather(*(call.waiter for call in held))
+    executor.close()
+
+
+class NeverReturns(SlowBlocking):
+    """Its closing holds a thread."""
+
+    def close(self) -> None:
+        self.release.wait(60)
+        super().close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_closing_that_has_begun_and_hangs_is_given_up() -> None:
+    env = NeverReturns.fresh()
+    executor = Executor(1)
+    runner = await executor.construct(env)
+    try:
+        runner.discard()
+        await eventually(lambda: executor.abandoned == 1)
+    finally:
+        env.release.set()
+    await eventually(lambda: executor.abandoned == 0)
+    assert env.closed == 1
+    executor.close()
 
 
 class DeafCounter(SlowAsync):

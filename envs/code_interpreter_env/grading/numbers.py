@@ -11,6 +11,9 @@ from typing import Final
 
 MAX_CHARS: Final = 400
 
+MAX_BOXES: Final = 100
+r"""How many `\boxed{` are looked at, from the end: a text may consist of ones that nobody closes."""
+
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _SIGN = r"[+-]?\s*"
@@ -44,15 +47,17 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return what is in the last complete `\boxed{...}` of a text; None where there is none."""
-    begin = text.rfind(_BOXED)
-    while begin >= 0:
+    r"""Return what is in the last complete `\boxed{...}` of a text; None where none of the last ones is complete."""
+    begin = len(text)
+    for _ in range(MAX_BOXES):
+        begin = text.rfind(_BOXED, 0, begin)
+        if begin < 0:
+            break
         depth = 1
         for at in range(begin + len(_BOXED), min(len(text), begin + 2 * MAX_CHARS)):
             depth += {"{": 1, "}": -1}.get(text[at], 0)
             if not depth:
                 return text[begin + len(_BOXED) : at]
-        begin = text.rfind(_BOXED, 0, begin)
     return None
 
 

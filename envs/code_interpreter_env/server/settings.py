@@ -9,6 +9,8 @@ from typing import Any, Final
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import Isolation, Limits, LimitsError
 
+from ..tasks import SHIPPED as SHIPPED_TASKS
+
 PREFIX: Final = "CODE_INTERPRETER_"
 MINIMUM: Final = f"{PREFIX}MINIMUM_ISOLATION"
 STRONGEST: Final = f"{PREFIX}STRONGEST_ISOLATION"
@@ -109,8 +111,10 @@ class InterpreterSettings:
 
     @property
     def task_files(self) -> tuple[Path, ...]:
-        """Where tasks of the server's own lie, with their tests; those of this package are hidden with it."""
-        return () if self.tasks in (SHIPPED, NO_TASKS) else (Path(self.tasks),)
+        """Where the server's tasks lie, with their tests."""
+        if self.tasks == NO_TASKS:
+            return ()
+        return ((SHIPPED_TASKS if self.tasks == SHIPPED else Path(self.tasks)).resolve(),)
 
     def least(self, exposed: bool | None) -> Isolation:
         """Return the weakest level to serve at.

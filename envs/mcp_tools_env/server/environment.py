@@ -27,7 +27,6 @@ from openenv_core.tools import (
     ToolResult,
     ToolSpec,
 )
-from servers.execution import keep
 
 from ..models import McpToolsState
 from .episode.options import chosen
@@ -193,5 +192,4 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
     async def _end(self) -> None:
         episode, self._episode = self._episode, None
         if episode is not None:
-            # Whoever waits may be cancelled, as a caller that goes away is: the ending goes on.
-            await asyncio.shield(keep(asyncio.create_task(episode.close())))
+            await episode.close()

@@ -1,11 +1,13 @@
 """What `EnvClient.from_docker_image` is given, sorted: the container's options, and the client's."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.providers.base import AnyProvider
 from openenv_core.providers.docker.provider import LocalDockerProvider
+from openenv_core.providers.released import Released
 
 
 def provider_for(
@@ -28,29 +30,6 @@ def provider_for(
                 f"got {type(given).__name__} without {name}; a provider that knows its image goes to the client: "
                 "EnvClient(provider=...)"
             )
-    return _Told(image, given, of_container), of_client
-
-
-class _Told:
-    """A provider of the released shape that is told at its start what to run."""
-
-    def __init__(self, image: str, provider: Any, options: Mapping[str, Any]) -> None:
-        self._image, self._provider, self._options = image, provider, options
-        self._url: str | None = None
-
-    def start(self) -> str:
-        """Start the container and wait until it is ready."""
-        if self._url is None:
-            url = str(self._provider.start_container(self._image, **self._options))
-            try:
-                self._provider.wait_for_ready(url)
-            except BaseException:
-                self._provider.stop_container()
-                raise
-            self._url = url
-        return self._url
-
-    def stop(self) -> None:
-        """Stop the container."""
-        self._url = None
-        self._provider.stop_container()
+    provider: Any = given
+    start = partial(provider.start_container, image, **of_container)
+    return Released(start, provider.wait_for_ready, provider.stop_container), of_client

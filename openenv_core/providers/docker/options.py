@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.providers.tokens import TOKENS, first_token
 
 RESERVED_LABELS: Final = "ropewalk."
 """Labels that begin with this are ours."""
@@ -29,9 +30,6 @@ MOST_S: Final = 86_400.0
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-TOKENS: Final = "ROPEWALK_TOKENS"
-"""The variable that tells a server of ours its tokens."""
 
 Reach: TypeAlias = Literal["auto", "port", "exec"]
 
@@ -140,7 +138,8 @@ class ContainerOptions:
     @property
     def token(self) -> str | None:
         """The first bearer token of a server of ours, where its environment names any."""
-        return next(iter(re.split(r"[\s,]+", self.env_vars.get(TOKENS, "").strip())), "") or None
+        # A file of tokens is the container's own, and cannot be read from here.
+        return first_token({TOKENS: self.env_vars.get(TOKENS, "")})
 
     @property
     def swap_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Keeps a pool full: starts what is missing, removes what was used, and looks after what waits."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -123,12 +124,14 @@ class Keeper:
         with stock.changed:
             stock.closed = True
             stock.changed.notify_all()
-            while True:
+        while True:
+            with stock.changed:
                 self._drain()
                 stock.leaving += [*stock.ready, *stock.used.values()]
                 stock.ready.clear()
                 stock.used.clear()
-                self._remove_some()
+            self._remove_some(deadline)
+            with stock.changed:
                 if not (stock.leaving or stock.starting) or time.monotonic() >= deadline:
                     return
                 stock.changed.wait(CLEAR_LOOK_S)
@@ -137,11 +140,18 @@ class Keeper:
         stock, now = self._stock, time.monotonic()
         with stock.changed:
             self._drain()
-            self._remove_some()
+        self._remove_some()
+        with stock.changed:
             starts = self._startable() if now >= self._next_start else 0
             stock.starting += starts
-        for _ in range(starts):
-            self._helper(self._start_one, "openenv-pool-start")
+        for begun in range(starts):
+            try:
+                self._helper(self._start_one, "openenv-pool-start")
+            except RuntimeError as error:  # no thread is to be had, at the interpreter's exit for one
+                with stock.changed:
+                    stock.starting -= starts - begun
+                    self._note_failure(error)
+                break
         if now >= self._next_look:
             self._look_after_waiting()
             self._next_look = time.monotonic() + IDLE_S
@@ -178,12 +188,22 @@ class Keeper:
         if self._stock.used.pop(id(member), None) is not None:
             self._stock.leaving.append(member)
 
-    def _remove_some(self) -> None:
-        """Begin to remove what is to go; under the lock. What failed is tried again at a later turn."""
-        for member in self._stock.leaving:
-            if id(member) not in self._removing and len(self._removing) < self._stock.size:
-                self._removing.add(id(member))
+    def _remove_some(self, deadline: float = math.inf) -> None:
+        """Begin to remove what is to go; not under the lock. What failed is tried again at a later turn."""
+        stock = self._stock
+        with stock.changed:
+            waiting = [member for member in stock.leaving if id(member) not in self._removing]
+            chosen = waiting[: max(0, stock.size - len(self._removing))]
+            self._removing.update(map(id, chosen))
+        for member in chosen:
+            try:
                 self._helper(partial(self._remove_one, member), "openenv-pool-remove")
+            except RuntimeError:  # no thread is to be had, at the interpreter's exit for one: one by one then
+                if time.monotonic() < deadline:
+                    self._remove_one(member)
+                else:
+                    with stock.changed:
+                        self._removing.discard(id(member))
 
     def _start_one(self) -> None:
         stock = self._stock
@@ -200,13 +220,18 @@ class Keeper:
                 stock.failures, stock.last_failure = 0, None
                 (stock.leaving if stock.closed else stock.ready).append(member)
             elif not stock.closed:
-                stock.failed += 1
-                stock.failures += 1
-                stock.last_failure = failure
-                self._next_start = time.monotonic() + self._pause_s(failure)
-                logger.warning("a pool's container could not be started: %s", failure)
+                self._note_failure(failure)
             stock.changed.notify_all()
         self._wake.put(None)
+
+    def _note_failure(self, failure: BaseException | None) -> None:
+        """Take down that a start failed; under the lock."""
+        stock = self._stock
+        stock.failed += 1
+        stock.failures += 1
+        stock.last_failure = failure
+        self._next_start = time.monotonic() + self._pause_s(failure)
+        logger.warning("a pool's container could not be started: %s", failure)
 
     def _pause_s(self, failure: BaseException | None) -> float:
         if isinstance(failure, LASTING):

@@ -6,6 +6,7 @@ as in most containers.
 
 import os
 import re
+import secrets
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,18 +107,22 @@ class CgroupMaker:
     parents: dict[str, Path]
 
     def make(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
-        """Make a group with limits; its name says whose it is, so that it is swept when this process is gone.
+        """Make a group with limits, whoever else has one of that name.
+
+        The name of its directory says whose it is, so that it is swept when this process is gone.
 
         Raises:
             OSError: The kernel refused; nothing is left behind.
         """
-        full = f"{_PREFIX}{os.getpid()}-{name}"
+        full = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{name}"
         group = Cgroup(
             {controller: parent / full for controller, parent in self.parents.items()}, self.version
         )
+        made: list[Path] = []
         try:
             for directory in dict.fromkeys(group.directories.values()):
                 directory.mkdir()
+                made.append(directory)
             memory, pids = group.directories["memory"], group.directories["pids"]
             if self.version == 2:
                 _write(memory / "memory.max", str(memory_bytes))
@@ -129,7 +134,9 @@ class CgroupMaker:
                     _write(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
             _write(pids / "pids.max", str(processes))
         except OSError:
-            group.remove()
+            for directory in made:
+                with suppress(OSError):
+                    directory.rmdir()
             raise
         return group
 

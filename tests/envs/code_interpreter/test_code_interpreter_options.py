@@ -1,5 +1,6 @@
 """What a reset may ask for, and what a server can be told."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +161,13 @@ def test_a_search_that_begins_too_low_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="CODE_INTERPRETER_MINIMUM_ISOLATION=seccomp"):
         settings.least(None)
     assert settings.least(False) is Isolation.PROCESS
+
+
+def test_tasks_are_hidden_where_they_really_lie(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (shipped,) = InterpreterSettings(tasks="shipped").task_files
+    assert (shipped / "train.jsonl").is_file()
+    assert shipped == shipped.resolve()
+    assert InterpreterSettings(tasks=str(tmp_path / "link")).task_files == (tmp_path / "real",)
+    assert InterpreterSettings(tasks="none").task_files == ()

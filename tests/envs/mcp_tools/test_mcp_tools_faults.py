@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tool_houses import call, entry, house_of, kind, names, playing
 
@@ -277,4 +278,38 @@ async def test_a_reset_that_is_given_up_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await reset
     assert time.monotonic() - began < 8
+    await env.close()
+
+
+@pytest.mark.parametrize("cancellations", [0, 1, 2])  # a deadline cancels, and then the end of its socket
+async def test_a_reset_that_comes_to_nothing_ends_the_servers_that_were_up(
+    cancellations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, folders = tmp_path / "gate", tmp_path / "folders"
+    os.mkfifo(gate)
+    folders.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folders))
+    words = ["-c", f"read line < '{gate}'; exit 7"]
+    late = {"command": "sh", "args": words, "ropewalk": {"protocol": "handshake"}}  # tried once
+    house = house_of({"quick": entry(), "late": late})
+    env = McpToolsEnvironment(house)
+    before = set(psutil.Process().children(recursive=True))
+    reset = asyncio.create_task(env.reset())
+    await until(lambda: "quick" in house.modes)  # which is known of those that are up
+    started = [child.pid for child in set(psutil.Process().children(recursive=True)) - before]
+    assert started
+    assert any(folders.iterdir())
+    if cancellations:
+        for _ in range(cancellations):
+            reset.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await reset
+    else:
+        await asyncio.to_thread(gate.write_text, "\n")
+        assert "late" in (infrastructure_failure(await reset) or "")
+    if cancellations < 2:
+        assert all(map(gone, started))
+    await until_gone(*started)
+    await until(lambda: not any(folders.iterdir()))
     await env.close()

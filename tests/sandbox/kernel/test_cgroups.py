@@ -107,8 +107,8 @@ def test_groups_of_dead_owners_are_swept(maker: CgroupMaker) -> None:
         maker.make("left", 64 << 20, 16)
         os._exit(0)
     os.waitpid(pid, 0)
-    left = {parent / f"ropewalk-{pid}-left" for parent in maker.parents.values()}
-    assert all(path.is_dir() for path in left)
+    left = {path for parent in maker.parents.values() for path in parent.glob(f"ropewalk-{pid}-*-left")}
+    assert len(left) == len(set(maker.parents.values()))
     kept = maker.make("kept", 64 << 20, 16)
     assert maker.sweep() >= len(left)
     assert not any(path.exists() for path in left)
@@ -121,6 +121,27 @@ def test_a_group_that_cannot_be_made_leaves_nothing(maker: CgroupMaker) -> None:
     with pytest.raises(OSError, match=r"pids\.max"):
         maker.make("wrong", 64 << 20, -5)
     assert directories(maker) == []
+
+
+@NEEDS_GROUPS
+def test_two_of_one_owner_may_use_the_same_name(maker: CgroupMaker) -> None:
+    one, two = maker.make("same", 64 << 20, 16), maker.make("same", 64 << 20, 16)
+    assert one.remove()
+    assert all(path.is_dir() for path in two.directories.values())
+    assert two.remove()
+    assert directories(maker) == []
+
+
+def test_fake_group_of_somebody_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 8)
+    memory, pids = tmp_path / "memory", tmp_path / "pids"
+    theirs = pids / f"ropewalk-{os.getpid()}-00000000-same"
+    memory.mkdir()
+    theirs.mkdir(parents=True)
+    with pytest.raises(FileExistsError):
+        CgroupMaker(1, {"memory": memory, "pids": pids}).make("same", 64 << 20, 16)
+    assert theirs.is_dir()
+    assert list(memory.iterdir()) == []
 
 
 # ------------------------------------------------- version 2, by files that look like it: a fake

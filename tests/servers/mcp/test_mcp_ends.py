@@ -147,6 +147,21 @@ async def test_a_call_in_the_session_of_a_socket_that_is_given_up_ends_alone(too
             assert session.runner._closing is None
 
 
+async def test_a_connection_that_leaves_a_session_it_shares_is_not_told_of_its_changes() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        handle = await opened(address)
+        shared = (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
+        loading = app._mcp._loading
+        assert loading is not None
+        hub = loading.result()._hubs[app.sessions.find("", handle)]
+        assert len(hub.peers) == 1
+        head = STREAMS | {"mcp-session-id": shared}
+        assert (await request(address, "DELETE", "/mcp", None, head)).status_code == 200
+        await eventually(lambda: not hub.peers)
+        assert not app.sessions.find("", handle).over
+
+
 async def test_what_a_client_says_of_itself_has_bounds() -> None:
     async with serving(boxes()) as address:
         long = {"params": {**HELLO["params"], "more": "x" * 300_000}}  # type: ignore[dict-item]

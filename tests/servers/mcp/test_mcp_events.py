@@ -1,17 +1,20 @@
 """A stream that is cut, and the client who comes back for the rest of it."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
-from mcp_types import JSONRPCNotification, JSONRPCResponse
-from serving import PATIENCE_S, serving
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
+from serving import PATIENCE_S, eventually, serving
 from test_mcp_sessions import STREAMS, greet
-from toolbox import boxes
+from toolbox import ToolBox, boxes
 
+from openenv_core.tools import ToolAction, ToolContext, ToolObservation, tool
+from servers import create_app
 from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, Events, Kept, weigh
 
 VERSION = {"mcp-protocol-version": "2025-11-25"}
@@ -52,18 +55,57 @@ async def test_who_comes_back_gets_the_rest_and_nobody_else(seconds: float) -> N
             assert rest[-1]["result"]["content"][0]["text"] == "waited"
             assert "notifications/progress" not in [one.get("method") for one in rest]
             for headers, event_id in ((other, first), (other, last), (mine, "77"), (mine, "nonsense")):
-                async with http.stream("GET", url, headers={**headers, "last-event-id": event_id}) as reply:
-                    assert [data async for _, data in _to_the_end(reply)] == []
+                refused = await http.get(url, headers={**headers, "last-event-id": event_id})
+                assert (refused.status_code, refused.headers["content-type"]) == (400, "application/json")
+                assert "Last-Event-ID" in refused.json()["error"]["message"]
             async with http.stream("GET", url, headers={**mine, "last-event-id": first}) as reply:
                 again = [json.loads(data) async for _, data in events(reply) if data]  # it ends by itself
             assert again[-1]["id"] == 9
+
+
+class Vast(ToolBox):
+    """Says more than is kept, once it is let go."""
+
+    go: ClassVar[asyncio.Event]
+
+    @tool
+    async def say_all(self, context: ToolContext) -> str:
+        """Say it."""
+        context.progress(1)
+        await self.go.wait()
+        return "x" * MAX_WEIGHT
+
+
+async def test_who_comes_back_for_a_reply_that_is_too_long_to_be_kept_is_told_so() -> None:
+    Vast.go = asyncio.Event()
+    app = create_app(Vast, ToolAction, ToolObservation, env_name="vast")
+    async with serving(app) as address:
+        url = f"http://{address}/mcp"
+        mine = {**STREAMS, **VERSION, "mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
+        body = call(0) | {"params": {"name": "say_all", "_meta": {"progressToken": "p"}}}
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S, verify=False) as http:
+            async with http.stream("POST", url, json=body, headers=mine) as reply:
+                seen = events(reply)
+                await anext(seen)
+                last, _ = await anext(seen)
+            loading = app._mcp._loading
+            assert loading is not None
+            (link,) = loading.result()._links._links.values()
+            before = link.kept._last
+            Vast.go.set()
+            await eventually(lambda: link.kept._last > before)
+            back = {**mine, "last-event-id": last}
+            async with asyncio.timeout(PATIENCE_S), http.stream("GET", url, headers=back) as reply:
+                rest = [json.loads(data) async for _, data in _to_the_end(reply) if data]
+    assert rest[-1]["id"] == 9
+    assert "make the call again" in rest[-1]["error"]["message"]
 
 
 async def _to_the_end(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
     """Yield events up to the one that answers; the SDK keeps a stream open that it has resumed."""
     async for event_id, data in events(reply):
         yield event_id, data
-        if data and "result" in json.loads(data):
+        if data and json.loads(data).keys() & {"result", "error"}:
             return
 
 
@@ -78,8 +120,12 @@ def test_what_is_kept_has_bounds() -> None:
     assert kept.after("1") is None
     assert (found := kept.after("2")) is not None
     assert len(found[1]) == MAX_EVENTS - 1
-    kept.add("b", answer("x" * MAX_WEIGHT))  # heavier than all that may be: told, and not kept
-    assert (found := kept.after("2")) is not None
+    vast = JSONRPCNotification(jsonrpc="2.0", method="m", params={"text": "x" * MAX_WEIGHT})
+    start, place, reply = kept.add("e", None), kept.add("e", vast), kept.add("e", answer("x" * MAX_WEIGHT))
+    found = kept.after(start)
+    assert found is not None
+    told = [(str(event.number), type(event.message)) for event in found[1]]
+    assert told == [(place, type(None)), (reply, JSONRPCError)]  # heavier than all that may be: their places
     one, other = kept.add("b", answer("1")), kept.add("d", answer("2"))
     assert kept.after(one) == ("b", [])
     assert kept.after(other) == ("d", [])

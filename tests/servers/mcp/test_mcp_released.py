@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from mcp_hosts import HANDSHAKE, host, text_of
-from serving import ask, opened, request, rpc, serving, socket_to
-from toolbox import boxes
+from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from toolbox import ToolBox, boxes
 
 from openenv_core import Environment, Observation, State
 from openenv_core.tools import (
@@ -81,12 +81,12 @@ async def test_sockets_call_tools_in_their_own_session() -> None:
 
 
 @pytest.mark.slow
-async def test_a_call_that_hangs_ends_its_socket_session_after_a_reply() -> None:
+async def test_a_call_that_hangs_ends_its_socket_after_a_reply() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
     app = boxes(step_timeout_s=0.3)
     async with serving(app) as address, socket_to(address, path="/mcp") as socket:
         assert (await ask(socket, call))["error"]["code"] == -32000
-        assert (await ask(socket, call))["error"]["code"] == -32602
+        assert await closing_of(socket) == 1000
     assert app.sessions.active == 0
 
 
@@ -236,3 +236,29 @@ def test_without_the_sdk_a_standard_client_is_told_what_to_install() -> None:
         assert status == "501"
         assert json.loads(body)["id"] == 5
         assert "ropewalk[mcp]" in json.loads(body)["error"]["message"]
+
+
+async def test_a_caller_that_leaves_takes_along_what_stood_for_its_call_alone() -> None:
+    app = boxes(cap=1)
+    async with serving(app) as address:
+        call = asyncio.create_task(rpc(address, "tools/call", {"name": "wait"}))
+        await eventually(lambda: app.sessions.active == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_a_caller_that_leaves_a_standing_session_leaves_its_call_there() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        handle = await opened(address)
+        wait = {"name": "wait", "arguments": {"seconds": 0.3, "name": "left to itself"}, "session_id": handle}
+        call = asyncio.create_task(rpc(address, "tools/call", wait))
+        await eventually(lambda: app.sessions.find("", handle).busy)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        bump = await rpc(address, "tools/call", {"name": "bump", "session_id": handle})  # its turn comes next
+        assert bump["result"]["data"] == 1
+        assert "left to itself" not in ToolBox.cancelled

@@ -9,6 +9,7 @@ from typing import Any, Final
 import mcp_types as types
 
 from openenv_core.tools import ToolContext, ToolErrorType
+from servers.execution import keep
 
 from ..config.servers import HttpServer, Policy, ServerSpec
 from ..upstream.answers import About
@@ -210,7 +211,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 async def start_all(members: Sequence[Member], at_once: asyncio.Semaphore) -> None:
-    """Start servers side by side; where one fails, the others are ended before it is told.
+    """Start servers side by side; where one fails, those on their way are given up, and those that are up stay so.
 
     Raises:
         ServerFailed: One of them does not come.
@@ -220,11 +221,13 @@ async def start_all(members: Sequence[Member], at_once: asyncio.Semaphore) -> No
         async with at_once:
             await member.start()
 
-    tasks = [asyncio.create_task(start(member)) for member in members]
+    tasks = [keep(asyncio.create_task(start(member))) for member in members]
     try:
-        await asyncio.gather(*tasks)
+        for started in asyncio.as_completed(tasks):
+            await started
     except BaseException:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Whoever waits may be cancelled more than once: what each has begun is ended all the same.
+        await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
         raise

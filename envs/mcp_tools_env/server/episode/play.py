@@ -10,6 +10,7 @@ import mcp_types as types
 
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.tools import ToolContext, ToolErrorType, ToolResult, ToolSpec
+from servers.execution import keep
 
 from ...models import McpToolsState, ServerInfo
 from ..house import House
@@ -72,28 +73,27 @@ class Episode:
         """Start the servers, side by side.
 
         Raises:
-            ServerFailed: One of them does not come. The others are ended.
+            ServerFailed: One of them does not come. All are ended then, as after whatever else this raises.
         """
         try:
             if any(member.is_process for member in self._members.values()):
                 self._folder.make()
             await start_all(list(self._members.values()), self._house.starts)
+            # A start is nothing of the policy's time.
+            self._budget = Budget(self._choice.calls, self._choice.time_s)
+            self._name()
         except BaseException as error:
-            self.ended = "infrastructure"
-            await self._folder.remove()
+            await self.close()
             if isinstance(error, OSError):
                 raise ServerFailed(f"expected to start the tool servers, got: {error}") from error
             raise
-        self._budget = Budget(
-            self._choice.calls, self._choice.time_s
-        )  # a start is nothing of the policy's time
-        self._name()
 
     async def close(self) -> None:
-        """End the servers and remove their folder. Bounded in time."""
-        self.ended = self.ended or "infrastructure"
-        await asyncio.gather(*(member.close() for member in self._members.values()), return_exceptions=True)
-        await self._folder.remove()
+        """End the servers and remove their folder. Bounded in time.
+
+        Whoever waits may be cancelled, as a caller that goes away is: the ending goes on.
+        """
+        await asyncio.shield(keep(asyncio.create_task(self._close())))
 
     async def list_tools(self) -> list[ToolSpec]:
         """Return the tools that there are now; a server that does not answer is listed as it was."""
@@ -137,6 +137,11 @@ class Episode:
         state.ended = self.ended
         state.transcript = self._transcript.entries
         state.transcript_dropped = self._transcript.dropped
+
+    async def _close(self) -> None:
+        self.ended = self.ended or "infrastructure"
+        await asyncio.gather(*(member.close() for member in self._members.values()), return_exceptions=True)
+        await self._folder.remove()
 
     async def _called(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         if name not in self._names:

@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import pytest
 
-from envs.code_interpreter_env.grading.numbers import boxed, close, parse_number
+from envs.code_interpreter_env.grading.numbers import MAX_BOXES, boxed, close, parse_number
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,12 @@ def test_the_last_complete_box_counts() -> None:
     assert boxed(r"\boxed{1} and \boxed{2") == "1"
     assert boxed("nothing") is None
     assert boxed(r"\boxed{" * 1000) is None
+
+
+def test_openings_that_nobody_closes_are_looked_at_so_long_and_no_longer() -> None:
+    assert boxed(r"\boxed{1} " + r"\boxed{{}" * (MAX_BOXES - 1)) == "1"
+    # Each would have hundreds of characters gone through.
+    assert boxed(r"\boxed{1} " + r"\boxed{{}" * 150_000) is None
 
 
 def test_the_larger_tolerance_holds() -> None:

@@ -22,7 +22,7 @@ from openenv_core.sandbox.results import EXIT_KILLED
 from ....client import CodeInterpreterEnv
 from ....models import CodeInterpreterObservation
 from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
-from ..hosted.errand import MOST_BYTES, Errand, text_of
+from ..hosted.errand import MOST_BYTES, Errand
 from ..hosted.errors import Unanswered
 from ..hosted.paths import checked_path
 from ..hosted.verdict import overdue
@@ -124,7 +124,7 @@ class ContainerInterpreter(HostedInterpreter):
             seen = await self._executed(code, timeout_s, None)
         except (ClientError, TimeoutError) as error:
             raise HostFailure(f"expected the container to see to its files, got: {error}") from error
-        return text_of(seen.result) if self._ours else seen.stdout
+        return (seen.result or "") if self._ours else seen.stdout
 
     async def _put(self, path: str, data: bytes) -> None:
         if not self._ours:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from openenv_core.sandbox import CodeError, Limits
 
 from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
-from ..hosted.errand import MOST_BYTES, Errand, text_of
+from ..hosted.errand import MOST_BYTES, Errand
 from ..hosted.verdict import failed, flooded, killed, overdue, plain, raised
 from .channel import Asked, Channel, Message
 from .gateway import Gateway, NoRoom
@@ -258,8 +258,9 @@ def _error(content: Message) -> CodeError:
 
 
 def _value(reply: Message) -> str:
-    """Return the text that an expression of an errand came to; empty where it came to nothing."""
+    """Return the `repr` of what an expression of an errand came to; empty where it came to nothing."""
     try:
-        return text_of(reply["user_expressions"]["answer"]["data"]["text/plain"])
+        shown = reply["user_expressions"]["answer"]["data"]["text/plain"]
     except (KeyError, TypeError):
         return ""
+    return shown if isinstance(shown, str) else ""

@@ -1,0 +1,116 @@
+"""A session and its branches: each ends by itself, and nothing is left of them when all have."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from living import DEADLINE_S, descendants, until
+
+from openenv_core.sandbox import Sandbox, Session
+from openenv_core.sandbox.kernel.identity import session_uid
+from openenv_core.sandbox.worker import STILL_S
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENDS_ITS_STATE = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(1)"
+
+
+async def value(session: Session, code: str) -> str | None:
+    done = await session.execute(code)
+    assert done.status == "ok", done
+    return done.result
+
+
+async def test_the_first_may_end_before_its_branches(sandbox: Sandbox) -> None:
+    first = await sandbox.open(snapshot=True)
+    await first.execute("x = 1")
+    (branch,) = await first.fork(1)
+    done = await asyncio.wait_for(first.execute(ENDS_ITS_STATE), DEADLINE_S)
+    assert (done.status, done.state_lost) == ("killed", True)
+    assert await value(first, "'x' in dir()") == "False"
+    assert await value(branch, "x") == "1"
+    await first.close()
+    assert await value(branch, "x") == "1"
+    await branch.close()
+
+
+async def test_the_end_of_the_zygote_is_told_to_branches_as_well(sandbox: Sandbox) -> None:
+    first = await sandbox.open(snapshot=True)
+    branches = await first.fork(2)
+    zygote = sandbox.zygote_pid
+    assert zygote is not None
+    os.kill(zygote, signal.SIGKILL)
+    for session in (first, *branches):
+        await until(lambda session=session: not session.alive)
+        told, after = await session.execute("1"), await session.execute("2")
+        assert (told.status, told.state_lost) == ("sandbox_error", True), told
+        assert after.result == "2"
+        await session.close()
+
+
+async def test_whoever_ends_the_interpreter_when_nothing_runs_is_told_so(sandbox: Sandbox) -> None:
+    session = await sandbox.open(snapshot=True)
+    # Long after the answer: what code has forked is not stopped with it.
+    late = f"time.sleep({2 * STILL_S}); os.kill(os.getppid(), signal.SIGKILL); os._exit(0)"
+    assert await value(session, f"import os, signal, time\nif not os.fork():\n    {late}") is None
+    await until(lambda: not session.alive)
+    told, after = await session.execute("1"), await session.execute("2")
+    assert (told.status, told.state_lost) == ("killed", True), told
+    assert after.result == "2"
+    await session.close()
+
+
+@pytest.mark.skipif(session_uid(0) is None, reason="sessions have no users of their own here")
+async def test_nobody_is_given_the_user_of_a_family_that_lives(sandbox: Sandbox) -> None:
+    user = "import os; os.getuid()"
+    first = await sandbox.open(snapshot=True)
+    (branch,) = await first.fork(1)
+    await first.close()
+    other = await sandbox.open()
+    assert await value(other, user) != await value(branch, user)
+    await branch.close()
+    another = await sandbox.open()  # by now there is one to be had again
+    assert len({await value(session, user) for session in (other, another)}) == 2
+    await other.close()
+    await another.close()
+    assert sandbox._slots == set()
+
+
+async def test_a_fork_that_is_given_up_leaves_nothing_and_its_session_goes_on(sandbox: Sandbox) -> None:
+    await (await sandbox.open()).close()
+    zygote = sandbox.zygote_pid
+    assert zygote is not None
+    processes, descriptors = descendants(zygote), len(os.listdir("/proc/self/fd"))
+    for milliseconds in range(0, 20, 2):
+        session = await sandbox.open(snapshot=True)
+        await session.put_file("f", b"x")
+        forking = asyncio.create_task(session.fork(3))
+        await asyncio.sleep(milliseconds / 1000)
+        forking.cancel()
+        (made,) = await asyncio.gather(forking, return_exceptions=True)
+        assert await value(session, "open('f').read()") == "'x'"
+        await session.close()
+        if isinstance(made, list):  # it was quicker
+            await asyncio.gather(*(branch.close() for branch in made))
+    assert (sandbox.sessions, sandbox._slots) == (0, set())
+    await until(lambda: descendants(zygote) == processes)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+async def test_a_session_that_is_closed_while_it_branches_leaves_nothing(sandbox: Sandbox) -> None:
+    await (await sandbox.open()).close()
+    zygote = sandbox.zygote_pid
+    assert zygote is not None
+    processes = descendants(zygote)
+    for milliseconds in range(0, 20, 2):
+        session = await sandbox.open(snapshot=True)
+        await session.put_file("f", b"x")
+        forking = asyncio.create_task(session.fork(3))
+        await asyncio.sleep(milliseconds / 1000)
+        await session.close()
+        (made,) = await asyncio.gather(forking, return_exceptions=True)
+        if isinstance(made, list):
+            await asyncio.gather(*(branch.close() for branch in made))
+    assert (sandbox.sessions, sandbox._slots) == (0, set())
+    await until(lambda: descendants(zygote) == processes)

@@ -1,0 +1,86 @@
+"""Removing while somebody changes what is being removed. What that somebody does is done here at the worst moment."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv_core.sandbox.removal import remove_below
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    (made / "outer" / "inner").mkdir(parents=True)
+    (made / "outer" / "inner" / "file").touch()
+    return made
+
+
+@pytest.fixture
+def folder(work: Path) -> Iterator[int]:
+    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", ["outer", "inner"])
+def test_a_folder_that_becomes_a_link_does_not_have_its_goal_changed(
+    work: Path, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    goal = tmp_path / "goal"
+    goal.mkdir()
+    goal.chmod(0o750)
+    (goal / "kept").touch()
+    change, exchanged = os.chmod, []
+
+    def exchange_before(path: Any, mode: int, *, dir_fd: int | None = None) -> None:
+        here = Path(os.readlink(path) if str(path).startswith("/proc/self/fd/") else path)
+        if here.name == name and not exchanged:
+            place = next(work.rglob(name))
+            place.rename(work / "aside")
+            place.symlink_to(goal)
+            exchanged.append(place)
+        change(path, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "chmod", exchange_before)
+    remove_below(folder, None)
+    assert exchanged
+    assert goal.stat().st_mode & 0o777 == 0o750
+    assert (goal / "kept").exists()
+    assert list(work.iterdir()) == []
+
+
+def test_whoever_makes_a_file_for_each_that_goes_is_not_followed_for_ever(
+    work: Path, folder: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, numbers = os.unlink, itertools.count()
+
+    def make_another(path: str, *, dir_fd: int) -> None:
+        remove(path, dir_fd=dir_fd)
+        number = next(numbers)
+        assert number < 1000, "this would have no end"
+        (work / f"another-{number}").touch()
+
+    monkeypatch.setattr(os, "unlink", make_another)
+    with pytest.raises(OSError, match="after 50 rounds"):
+        remove_below(folder, None, 50)
+
+
+def test_what_does_not_go_is_told_and_the_rest_goes(
+    work: Path, folder: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = os.unlink
+    (work / "stays").touch()
+
+    def refuse(path: str, *, dir_fd: int) -> None:
+        if path == "stays":
+            raise PermissionError(1, "Operation not permitted")
+        remove(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(PermissionError):
+        remove_below(folder, str(work))
+    assert [path.name for path in work.iterdir()] == ["stays"]
