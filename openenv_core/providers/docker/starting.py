@@ -33,6 +33,12 @@ FIRST_ANSWER_S: Final = 0.25
 LAST_ANSWER_S: Final = 5.0
 """How long a server that starts may take to answer; it doubles. The engine holds connections to one that ended."""
 
+KILLED: Final = 137
+"""What a container ends with whose first process somebody killed: 128 and SIGKILL."""
+
+OOM_EVENT_S: Final = 1.0
+"""How long it is waited for the engine's word that the kernel killed it for its memory: that may follow its end."""
+
 UNSURE_S: Final = 2.0
 """How long a container is looked for whose creation was interrupted."""
 
@@ -131,11 +137,21 @@ def _require_running(container: Container) -> None:
         state = container.state()
     except EngineRefused as error:
         raise ServerStartFailed(f"expected {container.image} to start, but somebody removed it") from error
-    if not state.running:
-        hint = "raise memory" if state.out_of_memory else "the output tells why"
-        raise ServerStartFailed(
-            f"expected {container.image} to start, but its container {state}; {hint}", container.logs()
-        )
+    if state.running:
+        return
+    told_by = time.monotonic() + OOM_EVENT_S
+    while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < told_by:
+        time.sleep(LOOK_S)
+        try:
+            state = container.state()
+        except EngineRefused:
+            break  # removed meanwhile: what is known is told
+    hint = "raise memory" if state.out_of_memory else "the output tells why"
+    if state.exit_code == KILLED and not state.out_of_memory:
+        hint = "something killed it: raise memory if the kernel did so for that, which engines do not always notice"
+    raise ServerStartFailed(
+        f"expected {container.image} to start, but its container {state}; {hint}", container.logs()
+    )
 
 
 def _publishes(engine: Engine, options: ContainerOptions) -> bool:
