@@ -84,7 +84,7 @@ class RewardModel:
                 if not math.isfinite(value):
                     raise RewardFailed(
                         f"expected a finite reward of the model at {self._settings.model_path!r}, got {value}; "
-                        "look at its weights, or try reward.model.dtype=float32"
+                        "look at its weights"
                     )
                 rewards[place] = value
         return rewards

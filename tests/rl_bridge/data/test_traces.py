@@ -22,7 +22,7 @@ from openenv_core.tools import (
 from rl_bridge.config import Config
 from rl_bridge.data.traces import Recorder, Trace, load_traces, save_traces, written
 from rl_bridge.errors import ConfigError, EpisodeLost
-from rl_bridge.rollout import EvaluationResult, Policy, ToolTask
+from rl_bridge.rollout import ToolTask
 from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, parse_tool_calls
 
 
@@ -31,7 +31,7 @@ class Riddle(Observation):
 
 
 class RiddleTask(ToolTask):
-    async def report(self, policy: Policy, result: EvaluationResult) -> None: ...
+    pass
 
 
 class RiddleSession:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rl_bridge.config import Config
 from rl_bridge.errors import RewardFailed
+from rl_bridge.loops.settings import reward_settings
 from rl_bridge.rewards import pool as pool_module
 from rl_bridge.rewards.pool import RewardPool
 from rl_bridge.rewards.worker import RewardWorker
@@ -212,6 +215,29 @@ async def test_a_module_that_cannot_be_imported_is_told_at_the_start() -> None:
     with pytest.raises(RewardFailed, match=r"expected to import 'no\.such' .* got ModuleNotFoundError"):
         async with RewardPool(["no.such.function"], workers=2, timeout_s=1):
             pytest.fail("it was started")
+
+
+async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lasting.py").write_text("import time\n\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    config = Config.model_validate(
+        {
+            "data": {"source": "a.jsonl"},
+            "rollout": {},
+            "reward": {"function": "lasting.f", "start_timeout_seconds": 1.0},
+        }
+    )
+    settings = reward_settings(config)
+    names, longest = settings.ensemble.functions, settings.start_timeout_s
+    with pytest.raises(
+        RewardFailed, match=r"lasting.f to be imported within 1 s.*raise reward\.(\w+),"
+    ) as told:
+        async with RewardPool(names, workers=1, timeout_s=HANG_S, start_timeout_s=longest):
+            pytest.fail("it was started")
+    assert re.findall(r"reward\.(\w+),", str(told.value)) == ["start_timeout_seconds"]
+    assert guards() == []
 
 
 @pytest.mark.slow
