@@ -42,6 +42,9 @@ from rl_bridge.weights import WeightStore
 
 JOB_MESH = "hosts"
 LOGS = "logs"
+TRANSFER_SHARE = 0.25
+"""Of the time that a synchronisation has: one transfer of it. A push may wait for readers, transfer and be fetched within
+that time, and one generator whose link hangs is noticed, and let go, before the whole of it is over."""
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
 
 
@@ -214,7 +217,7 @@ def _hosts(monarch: MonarchConfig) -> Hosts:
 
 
 def _store(config: Config) -> WeightStore:
-    monarch, timeout_s = config.monarch, config.trainer.timeout_s
+    monarch, timeout_s = config.monarch, config.trainer.timeout_s * TRANSFER_SHARE
     if monarch.transport != "auto":
         return WeightStore.create(transport=monarch.transport, transfer_timeout_s=timeout_s)
     return WeightStore.create(

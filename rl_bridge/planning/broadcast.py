@@ -1,5 +1,7 @@
 """How long new weights are on their way, and what the generators lose by it."""
 
+import math
+
 
 def broadcast_seconds(size_bytes: float, gbps: float) -> float:
     """How long that many bytes take at a bandwidth, if nothing else holds them up.
@@ -14,18 +16,19 @@ def broadcast_seconds(size_bytes: float, gbps: float) -> float:
     return size_bytes * 8 / (gbps * 1e9)
 
 
-def fan_out_seconds(broadcast_s: float, receivers: int, senders: int) -> float:
+def fan_out_seconds(broadcast_s: float, receivers: int, senders: int, receiving_hosts: int) -> float:
     """How long all generators take, each of which fetches a whole version from the trainer's hosts.
 
     Args:
         broadcast_s: What one of them takes, at the bandwidth of a host.
         receivers: The generators.
-        senders: The trainer's hosts; each has its share of the weights.
+        senders: The hosts that they fetch from, the trainer's; each has its share of the weights.
+        receiving_hosts: Those that the generators are on; one takes as many copies as it has generators.
 
     Returns:
-        broadcast x receivers / senders, or broadcast where that is more, in seconds.
+        broadcast x the greater of receivers / senders and ceil(receivers / receiving_hosts), in seconds.
     """
-    return broadcast_s * max(1.0, receivers / senders)
+    return broadcast_s * max(receivers / senders, math.ceil(receivers / receiving_hosts))
 
 
 def idle_share(broadcast_s: float, rollout_s: float) -> float:

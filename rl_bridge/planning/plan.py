@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, MonarchConfig
 from rl_bridge.errors import ConfigError
 from rl_bridge.planning.broadcast import broadcast_seconds, fan_out_seconds, idle_share
 from rl_bridge.planning.cost import RentedFleet
@@ -63,13 +63,10 @@ class Plan:
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None
     ) -> "Plan":
         """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout."""
-        roles = None if config is None else config.monarch.roles
 
         def at(bandwidth: float) -> BroadcastPlan:
             one = broadcast_seconds(size_bytes, bandwidth)
-            every = (
-                None if roles is None else fan_out_seconds(one, roles.policy.replicas, roles.trainer.hosts)
-            )
+            every = None if config is None else _until_all_have_them(one, config.monarch)
             taken = one if every is None else every
             return BroadcastPlan(
                 gbps=bandwidth,
@@ -81,7 +78,7 @@ class Plan:
         return replace(
             self,
             sent_bytes=size_bytes,
-            generators=None if roles is None else roles.policy.replicas,
+            generators=None if config is None else config.monarch.roles.policy.replicas,
             broadcasts=tuple(at(each) for each in gbps),
         )
 
@@ -142,6 +139,14 @@ def gpus_of(config: Config) -> tuple[int, int]:
     everything, policy = config.monarch.roles.gpus(), config.monarch.roles.policy
     spot = policy.replicas * policy.gpus if config.rollout.spot_eligible else 0
     return spot, everything - spot
+
+
+def _until_all_have_them(one_s: float, monarch: MonarchConfig) -> float:
+    """With TorchStore the one sender is the controller's host, where its volume is."""
+    generators, trainer = monarch.roles.policy.replicas, monarch.roles.trainer
+    senders = 1 if monarch.transport == "torchstore" else trainer.hosts
+    beside = max(1, monarch.num_nodes - trainer.hosts)
+    return fan_out_seconds(one_s, generators, senders, min(generators, beside))
 
 
 def _reward_model(config: Config) -> ModelSize | None:

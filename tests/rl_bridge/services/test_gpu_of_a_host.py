@@ -39,6 +39,19 @@ def test_remote_hosts_are_told_positions() -> None:
     assert here.variables_of(1) == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
+def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.devices import own_device
+    from rl_bridge.errors import ModelError
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("ROPEWALK_GPU", raising=False)
+    assert own_device().type == "cpu"
+    for left_by_the_shell in ("", "1"):
+        monkeypatch.setenv("ROPEWALK_GPU", left_by_the_shell)
+        with pytest.raises(ModelError, match=r"expected a GPU on .*; lower monarch\.gpus_per_node"):
+            own_device()
+
+
 def shown(folder: Path, told: dict[str, str], given: str | None) -> str:
     from rl_bridge.services.incarnation import _SHELL
 
