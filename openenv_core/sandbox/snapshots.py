@@ -51,6 +51,7 @@ class BranchingWorker(Worker):
         self.family = family or Family(self)
         self._head = 0
         self._held: dict[int, int] = {}
+        self._late = False  # ended because a branch was not there in time
 
     def follow(self, over: asyncio.Future[Exit]) -> None:
         """Take over how the root will have ended. A member of the family may have ended before."""
@@ -68,7 +69,7 @@ class BranchingWorker(Worker):
 
         What code has forked is not stopped after an execution: whenever the end comes, it may be the code's doing.
         """
-        if not self.exited.done() or self.exited.result().zygote:
+        if not self.exited.done() or self.exited.result().zygote or self._late:
             return None
         return self._broken or "the code ended the interpreter after its last execution"
 
@@ -180,7 +181,11 @@ class BranchingWorker(Worker):
                 if await self._answered is not None and heard is not None:
                     other.watch_head(heard[0])
                     born = True
-        except (TimeoutError, OSError):
+        except TimeoutError:
+            # It may be made yet, and the answer would be taken for the next one's: nothing else can be asked.
+            self._late = True
+            self.kill_all()
+        except OSError:
             pass  # told below
         except BaseException:
             # Whoever asked is gone, and the answer is still to come: nothing else can be asked.
@@ -191,6 +196,7 @@ class BranchingWorker(Worker):
             self.exited.remove_done_callback(self._ended)
             ends.hand_over()
             self._expected = self._answered = None
+            self._be_patient()
             self._pace(signal.SIGSTOP)
         if not born:
             await other.close()

@@ -166,9 +166,7 @@ class Worker:
             raise
         finally:
             timer.cancel()
-            if self._kill_later is not None:
-                self._kill_later.cancel()
-                self._kill_later = None
+            self._be_patient()
             self.exited.remove_done_callback(self._ended)
             self._expected = self._answered = None
             self._pace(signal.SIGSTOP)
@@ -294,6 +292,12 @@ class Worker:
             self._broken = "the code closed the interpreter's own channel"
             self._stopped = self._stopped or self._broken
             self.kill()
+
+    def _be_patient(self) -> None:
+        """Whatever was interrupted has ended: who comes next is not to be killed for it."""
+        if self._kill_later is not None:
+            self._kill_later.cancel()
+            self._kill_later = None
 
     def _lose_patience(self) -> None:
         if self._answered is None or self._closed:

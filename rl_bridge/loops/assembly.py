@@ -42,10 +42,10 @@ from rl_bridge.weights import WeightStore
 
 JOB_MESH = "hosts"
 LOGS = "logs"
-TRANSFER_SHARE = 0.25
-"""Of the time that a synchronisation has: one transfer of it. A push may wait for readers, transfer and be fetched within
-that time, and one generator whose link hangs is noticed, and let go, before the whole of it is over."""
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
+TRANSFER_SHARE = 0.25
+"""How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
+the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
 
 
 @asynccontextmanager

@@ -249,8 +249,10 @@ def test_a_service_has_a_url(url: str) -> None:
 
 
 def test_a_service_that_is_not_there() -> None:
-    with pytest.raises(SandboxServiceUnavailable, match="is it running there"):
-        RemoteSandboxProvider("http://127.0.0.1:1", image="x").start()
+    with pytest.raises(SandboxServiceUnavailable, match="is it running there") as told:
+        RemoteSandboxProvider("http://me:hush@127.0.0.1:1", image="x").start()
+    assert "at http://127.0.0.1:1 within" in str(told.value)
+    assert "hush" not in str(told.value)
     assert threads() == []
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 from living import DEADLINE_S, descendants, until
 
-from openenv_core.sandbox import Sandbox, Session
+from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailable, Session, snapshots
 from openenv_core.sandbox.kernel.identity import session_uid
 from openenv_core.sandbox.worker import STILL_S
 
@@ -96,6 +96,55 @@ async def test_a_fork_that_is_given_up_leaves_nothing_and_its_session_goes_on(sa
     assert (sandbox.sessions, sandbox._slots) == (0, set())
     await until(lambda: descendants(zygote) == processes)
     await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+async def test_a_fork_that_is_given_up_while_something_runs_waits_for_nothing(sandbox: Sandbox) -> None:
+    session = await sandbox.open(snapshot=True)
+    await session.execute("x = 1")
+    running = asyncio.create_task(session.execute("import time; time.sleep(60)"))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await session.fork(2)
+    assert not running.done()
+    assert sandbox.sessions == 1
+    session.interrupt()
+    done = await running
+    assert done.error is not None
+    assert done.error.ename == "KeyboardInterrupt"
+    await session.close()
+
+
+async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await sandbox.open(snapshot=True)
+    await session.execute("x = 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "BRANCH_S", 0.0)
+        with pytest.raises(SandboxUnavailable, match="expected a branch"):
+            await session.fork(1)
+    lost = await session.execute("x")
+    assert (lost.status, lost.state_lost) == ("sandbox_error", True)
+    assert await value(session, "'x' in globals()") == "False"
+    await session.close()
+
+
+async def test_an_interrupt_while_it_branches_kills_nothing_later(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=0.2), snapshot=True)
+    await session.execute("x = 1")
+    worker = session._worker
+    assert worker is not None
+    forking = asyncio.create_task(session.fork(1))
+    while worker._answered is None:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0)
+    session.interrupt()
+    (made,) = await asyncio.gather(forking, return_exceptions=True)
+    assert worker._kill_later is None
+    assert await value(session, "import time; time.sleep(0.5); x") == "1"
+    await session.close()
+    if isinstance(made, list):
+        await asyncio.gather(*(branch.close() for branch in made))
 
 
 async def test_a_session_that_is_closed_while_it_branches_leaves_nothing(sandbox: Sandbox) -> None:
