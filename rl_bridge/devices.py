@@ -10,6 +10,9 @@ GPU_VARIABLE = "ROPEWALK_GPU"
 """Which GPU of its host a process has been given, in those on other hosts (services/hosts.py); the shell that starts
 them (services/incarnation.py) makes CUDA_VISIBLE_DEVICES of it."""
 
+GPUS_VARIABLE = "ROPEWALK_GPUS"
+"""What that was before, as the worker was told it."""
+
 
 def own_device() -> torch.device:
     """Where this process computes: its first GPU, or the CPU where it has been given none.
@@ -20,10 +23,9 @@ def own_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     if (gpu := os.environ.get(GPU_VARIABLE)) is not None:
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+        shown = os.environ.get(GPUS_VARIABLE) or "all there are"
         raise ModelError(
-            f"expected a GPU on {os.uname().nodename}, of those that its worker was shown, got none (position {gpu!r}, "
-            f"CUDA_VISIBLE_DEVICES={shown!r}); lower monarch.gpus_per_node to what each host has, or see "
-            "`ropewalk doctor` there"
+            f"expected a GPU at position {gpu} on {os.uname().nodename}, of those that its worker was shown ({shown}), "
+            "got none; lower monarch.gpus_per_node to what each host has, or see `ropewalk doctor` there"
         )
     return torch.device("cpu")

@@ -254,6 +254,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                     "make a client for each, or use sync() where there is no loop"
                 )
             self._turn = Turn()  # some of the old loop may wait for it
+            self._starting = None
             left = self._carrier or self._former
             if self._carrier is not None:
                 self._forget(
@@ -307,7 +308,10 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                 "expected a server to start, but the client was closed meanwhile; make a new client"
             ) from None
         finally:
-            self._starting = None
+            if (
+                self._starting is starting
+            ):  # a later loop may start the server, and this be only collected then
+                self._starting = None
 
     async def _stop_provider(self) -> None:
         if self._provider is None:

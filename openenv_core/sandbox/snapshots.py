@@ -51,6 +51,7 @@ class BranchingWorker(Worker):
         self.family = family or Family(self)
         self._head = 0
         self._held: dict[int, int] = {}
+        self._branching = False
         self._late = False  # ended because a branch was not there in time
 
     def follow(self, over: asyncio.Future[Exit]) -> None:
@@ -72,6 +73,11 @@ class BranchingWorker(Worker):
         if not self.exited.done() or self.exited.result().zygote or self._late:
             return None
         return self._broken or "the code ended the interpreter after its last execution"
+
+    def stop(self, why: str) -> None:
+        """See `Worker.stop`. While it branches no code runs, and there is nothing to interrupt."""
+        if not self._branching:
+            super().stop(why)
 
     def kill(self) -> None:
         """End what runs; the state before it goes on. Where nothing runs, end the state."""
@@ -171,6 +177,7 @@ class BranchingWorker(Worker):
         self._answered = self._loop.create_future()
         self.exited.add_done_callback(self._ended)
         born = False
+        self._branching = True
         try:
             async with asyncio.timeout(BRANCH_S):
                 self._pace(signal.SIGCONT)
@@ -196,7 +203,7 @@ class BranchingWorker(Worker):
             self.exited.remove_done_callback(self._ended)
             ends.hand_over()
             self._expected = self._answered = None
-            self._be_patient()
+            self._branching = False
             self._pace(signal.SIGSTOP)
         if not born:
             await other.close()

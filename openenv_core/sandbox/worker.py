@@ -166,7 +166,9 @@ class Worker:
             raise
         finally:
             timer.cancel()
-            self._be_patient()
+            if self._kill_later is not None:
+                self._kill_later.cancel()
+                self._kill_later = None
             self.exited.remove_done_callback(self._ended)
             self._expected = self._answered = None
             self._pace(signal.SIGSTOP)
@@ -292,12 +294,6 @@ class Worker:
             self._broken = "the code closed the interpreter's own channel"
             self._stopped = self._stopped or self._broken
             self.kill()
-
-    def _be_patient(self) -> None:
-        """Whatever was interrupted has ended: who comes next is not to be killed for it."""
-        if self._kill_later is not None:
-            self._kill_later.cancel()
-            self._kill_later = None
 
     def _lose_patience(self) -> None:
         if self._answered is None or self._closed:

@@ -31,8 +31,6 @@ from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
 
-"""For loading models: large checkpoints take their time."""
-
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Roles:

@@ -1,7 +1,5 @@
 """How long new weights are on their way, and what the generators lose by it."""
 
-import math
-
 
 def broadcast_seconds(size_bytes: float, gbps: float) -> float:
     """How long that many bytes take at a bandwidth, if nothing else holds them up.
@@ -16,19 +14,19 @@ def broadcast_seconds(size_bytes: float, gbps: float) -> float:
     return size_bytes * 8 / (gbps * 1e9)
 
 
-def fan_out_seconds(broadcast_s: float, receivers: int, senders: int, receiving_hosts: int) -> float:
+def fan_out_seconds(broadcast_s: float, receivers: int, senders: int, most_on_one_host: int) -> float:
     """How long all generators take, each of which fetches a whole version from the trainer's hosts.
 
     Args:
         broadcast_s: What one of them takes, at the bandwidth of a host.
         receivers: The generators.
         senders: The hosts that they fetch from, the trainer's; each has its share of the weights.
-        receiving_hosts: Those that the generators are on; one takes as many copies as it has generators.
+        most_on_one_host: Of the generators: a host takes as many copies as it has.
 
     Returns:
-        broadcast x the greater of receivers / senders and ceil(receivers / receiving_hosts), in seconds.
+        broadcast x the greater of receivers / senders and most_on_one_host, in seconds.
     """
-    return broadcast_s * max(receivers / senders, math.ceil(receivers / receiving_hosts))
+    return broadcast_s * max(receivers / senders, most_on_one_host)
 
 
 def idle_share(broadcast_s: float, rollout_s: float) -> float:

@@ -117,7 +117,7 @@ class SocketRoute:
         await send({"type": "websocket.accept"})
         connection = Connection(scope, send, self._send_timeout_s, self._sessions.step_timeout_s)
         try:
-            if self._sessions.inline and not self.attaches(scope):
+            if self._sessions.inline:
                 connection.task = asyncio.current_task()
                 await self._converse(scope, _reading(receive), connection)
             else:
@@ -136,10 +136,6 @@ class SocketRoute:
                 # It does not heed its cancellation; its deadline holds all the same.
                 connection.over = True
                 connection.task.add_done_callback(lambda _: connection.release())
-
-    def attaches(self, scope: Message) -> bool:
-        """Whether the socket speaks for a session that others ask too: then its requests may have to wait."""
-        return False
 
     def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
         """Return what gives the socket a session of its own, which ends with it.

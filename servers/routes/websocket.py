@@ -39,24 +39,16 @@ class WebSocketRoute(SocketRoute):
     ) -> None:
         super().__init__(sessions, _Frames(decoder, rpc), sockets, send_timeout_s)
 
-    def attaches(self, scope: Message) -> bool:
-        """Whether its address names a session."""
-        return _wanted(scope) is not None
-
     def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
         """Attach the socket to the session that its address names; else give it one of its own.
 
         Raises:
             Refusal: On entry: there is none, or somebody speaks for it already.
         """
-        if (wanted := _wanted(scope)) is not None:
-            return self._sessions.attach(owner_of(scope), wanted)
+        wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
+        if wanted:
+            return self._sessions.attach(owner_of(scope), wanted[0])
         return super().session_of(scope)
-
-
-def _wanted(scope: Message) -> str | None:
-    named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
-    return named[0] if named else None
 
 
 class _Frames:

@@ -77,6 +77,20 @@ async def test_a_client_that_is_closed_while_its_server_starts_waits_for_nothing
     await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
 
 
+def test_a_client_whose_loop_has_gone_in_the_middle_of_a_start_is_closed_on_another() -> None:
+    slow = Slow()
+    env = GenericEnvClient(provider=slow)
+    loop = asyncio.new_event_loop()
+    starting = loop.create_task(env.reset())
+    while not slow.begun.is_set():
+        loop.run_until_complete(asyncio.sleep(0.001))
+    loop.close()
+    asyncio.run(env.close())
+    assert slow.calls == ["stopped"]
+    slow.go.set()
+    starting._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be left
+
+
 def test_a_stop_during_the_wait_fails_the_start() -> None:
     waiting, go = threading.Event(), threading.Event()
     stops: list[str] = []

@@ -144,8 +144,10 @@ def _require_running(container: Container) -> None:
         time.sleep(LOOK_S)
         try:
             state = container.state()
-        except EngineRefused:
-            break  # removed meanwhile: what is known is told
+        except EngineRefused as error:
+            raise ServerStartFailed(
+                f"expected {container.image} to start, but somebody removed it"
+            ) from error
     hint = "raise memory" if state.out_of_memory else "the output tells why"
     if state.exit_code == KILLED and not state.out_of_memory:
         hint = "something killed it: raise memory if the kernel did so for that, which engines do not always notice"

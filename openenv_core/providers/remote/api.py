@@ -52,8 +52,9 @@ class SandboxApi:
         try:
             url = httpx.URL(base_url)
         except (httpx.InvalidURL, TypeError) as error:
+            why = "" if "@" in str(base_url) else f": {error}"  # which may have a part of the password
             raise ConfigurationError(
-                f"expected the service's URL, got {shown(str(base_url))!r}: {error}"
+                f"expected the service's URL, got {shown(str(base_url))!r}{why}"
             ) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigurationError(

@@ -32,12 +32,12 @@ def test_broadcast_of_the_guides_70b(gbps: float, seconds: float) -> None:
 
 
 def test_all_generators_share_the_links_of_the_trainers_hosts() -> None:
-    assert fan_out_seconds(2.56, receivers=14, senders=1, receiving_hosts=7) == pytest.approx(35.84)
-    assert fan_out_seconds(2.56, receivers=14, senders=7, receiving_hosts=14) == pytest.approx(5.12)
+    assert fan_out_seconds(2.56, receivers=14, senders=1, most_on_one_host=2) == pytest.approx(35.84)
+    assert fan_out_seconds(2.56, receivers=14, senders=7, most_on_one_host=1) == pytest.approx(5.12)
     # Eight generators of a host have one link, whoever sends.
-    assert fan_out_seconds(2.56, receivers=16, senders=16, receiving_hosts=2) == pytest.approx(20.48)
+    assert fan_out_seconds(2.56, receivers=16, senders=16, most_on_one_host=8) == pytest.approx(20.48)
     # Each generator's own link is what is left where there are more hosts than generators.
-    assert fan_out_seconds(2.56, receivers=2, senders=4, receiving_hosts=2) == 2.56
+    assert fan_out_seconds(2.56, receivers=2, senders=4, most_on_one_host=1) == 2.56
 
 
 @pytest.mark.parametrize(("broadcast_s", "percent"), [(11.2, 52.8), (2.8, 21.9)])
@@ -60,6 +60,18 @@ def test_idle_beside_ten_seconds_of_rollout(broadcast_s: float, percent: float) 
                 },
             },
             8,
+        ),
+        # Six ranks on each of two hosts, which have room for two generators each.
+        (
+            {
+                "num_nodes": 2,
+                "gpus_per_node": 8,
+                "roles": {
+                    "policy": {"replicas": 4, "gpus": 1},
+                    "trainer": {"procs": 6, "hosts": 2, "gpus": 12},
+                },
+            },
+            2,
         ),
         ({"roles": {"policy": {"replicas": 3}}}, 3),
         # Its volume is on the controller's host, whatever the trainer is.

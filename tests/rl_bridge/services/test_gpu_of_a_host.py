@@ -46,9 +46,12 @@ def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.delenv("ROPEWALK_GPU", raising=False)
     assert own_device().type == "cpu"
-    for left_by_the_shell in ("", "1"):
-        monkeypatch.setenv("ROPEWALK_GPU", left_by_the_shell)
-        with pytest.raises(ModelError, match=r"expected a GPU on .*; lower monarch\.gpus_per_node"):
+    monkeypatch.setenv("ROPEWALK_GPU", "1")
+    for told, said in (("6", "6"), ("", "all there are")):
+        monkeypatch.setenv("ROPEWALK_GPUS", told)
+        with pytest.raises(
+            ModelError, match=rf"at position 1 on .* \({said}\), got none; lower monarch\.gpus"
+        ):
             own_device()
 
 
