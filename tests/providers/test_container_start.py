@@ -6,19 +6,18 @@ from typing import Any
 import pytest
 
 from openenv_core.errors import EngineRefused, ServerStartFailed
-from openenv_core.providers.docker import starting
-from openenv_core.providers.docker.container import ContainerState
+from openenv_core.providers.docker import container, starting
+from openenv_core.providers.docker.container import Container, ContainerState
 
 KILLED = ContainerState(False, 137)
 FOR_MEMORY = ContainerState(False, 137, out_of_memory=True)
 
 
-class Ended:
+class Ended(Container):
     """Is seen to have ended in one way after the other; the last one stays."""
 
-    image = "some:image"
-
     def __init__(self, *seen: ContainerState | Exception) -> None:
+        self.image = "some:image"
         self.looks = 0
         self._seen: Iterator[ContainerState | Exception] = iter(seen)
         self._last = seen[-1]
@@ -30,7 +29,7 @@ class Ended:
             raise seen
         return seen
 
-    def logs(self) -> str:
+    def logs(self, tail: int = 0) -> str:
         if isinstance(self._last, Exception):
             raise self._last
         return "its last words"
@@ -38,8 +37,8 @@ class Ended:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "LOOK_S", 0.001)
-    monkeypatch.setattr(starting, "OOM_EVENT_S", 0.05)
+    monkeypatch.setattr(container, "OOM_LOOK_S", 0.001)
+    monkeypatch.setattr(container, "OOM_EVENT_S", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_container_that_ended_at_its_start_says_why(seen: tuple[Any, ...], said: str) -> None:
-    ended: Any = Ended(*seen)
+    ended = Ended(*seen)
     with pytest.raises(ServerStartFailed, match=said) as told:
         starting._require_running(ended)
     assert told.value.output == ("" if said.startswith("somebody") else "its last words")
@@ -61,7 +60,7 @@ def test_a_container_that_ended_at_its_start_says_why(seen: tuple[Any, ...], sai
 
 
 def test_one_that_ended_by_itself_is_not_waited_for() -> None:
-    ended: Any = Ended(ContainerState(False, 3))
+    ended = Ended(ContainerState(False, 3))
     with pytest.raises(ServerStartFailed):
         starting._require_running(ended)
     assert ended.looks == 1

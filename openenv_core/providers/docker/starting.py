@@ -16,7 +16,7 @@ from openenv_core.errors import (
 )
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.address import is_local
-from openenv_core.providers.docker.container import Container
+from openenv_core.providers.docker.container import KILLED, Container
 from openenv_core.providers.docker.engine import Engine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.providers.docker.spec import dropped, spec
@@ -32,12 +32,6 @@ LOOK_S: Final = 0.25
 FIRST_ANSWER_S: Final = 0.25
 LAST_ANSWER_S: Final = 5.0
 """How long a server that starts may take to answer; it doubles. The engine holds connections to one that ended."""
-
-KILLED: Final = 137
-"""What a container ends with whose first process somebody killed: 128 and SIGKILL."""
-
-OOM_EVENT_S: Final = 1.0
-"""How long it is waited for the engine's word that the kernel killed it for its memory: that may follow its end."""
 
 UNSURE_S: Final = 2.0
 """How long a container is looked for whose creation was interrupted."""
@@ -134,20 +128,11 @@ def _wait_until_healthy(
 
 def _require_running(container: Container) -> None:
     try:
-        state = container.state()
+        state = container.end_state()
     except EngineRefused as error:
         raise ServerStartFailed(f"expected {container.image} to start, but somebody removed it") from error
     if state.running:
         return
-    told_by = time.monotonic() + OOM_EVENT_S
-    while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < told_by:
-        time.sleep(LOOK_S)
-        try:
-            state = container.state()
-        except EngineRefused as error:
-            raise ServerStartFailed(
-                f"expected {container.image} to start, but somebody removed it"
-            ) from error
     hint = "raise memory" if state.out_of_memory else "the output tells why"
     if state.exit_code == KILLED and not state.out_of_memory:
         hint = "something killed it: raise memory if the kernel did so for that, which engines do not always notice"
