@@ -22,7 +22,7 @@ from openenv_core.providers.docker import (
 )
 from openenv_core.providers.health import status_of
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first waits for the image
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)

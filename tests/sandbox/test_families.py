@@ -99,7 +99,7 @@ async def test_a_fork_that_is_given_up_leaves_nothing_and_its_session_goes_on(sa
 
 
 async def test_a_fork_that_is_given_up_while_something_runs_waits_for_nothing(sandbox: Sandbox) -> None:
-    session = await sandbox.open(snapshot=True)
+    session = await sandbox.open(Limits(grace_s=20.0), snapshot=True)
     await session.execute("x = 1")
     running = asyncio.create_task(session.execute("open('begun', 'w').close()\nimport time; time.sleep(60)"))
     workspace = session._workspace
