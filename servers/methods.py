@@ -51,13 +51,11 @@ def plan_of(cls: type) -> Plan:
     reset, step = (f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step"))
     reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
     on_loop = not getattr(cls, "BLOCKING", True)
+    # Environments of declared tools say whether one of these is asynchronous; of others a call may wait, and with it
+    # all that share the session.
+    may_wait = getattr(cls, "STEPS_MAY_WAIT", inspect.iscoroutinefunction(getattr(cls, "call_tool", None)))
     return Plan(
-        inline=on_loop
-        and not reset_async
-        and not step_async
-        and not getattr(
-            cls, "STEPS_MAY_WAIT", False
-        ),  # environments of tools, some of which are asynchronous
+        inline=on_loop and not reset_async and not step_async and not may_wait,
         on_loop=on_loop,
         reset=reset,
         step=step,

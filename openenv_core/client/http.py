@@ -17,7 +17,6 @@ import httpx
 
 from openenv_core.client.carrier import CarrierOptions, Inbox
 from openenv_core.client.refusals import refusal, retry_after
-from openenv_core.client.urls import shown
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
@@ -34,6 +33,7 @@ from openenv_core.protocol.http import (
     reply_frame,
 )
 from openenv_core.protocol.requests import encode_request
+from openenv_core.protocol.urls import shown
 from openenv_core.proxies import proxy_for
 
 PROBES: Final = 3

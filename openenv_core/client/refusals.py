@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 
-from openenv_core.client.urls import shown
 from openenv_core.errors import (
     AccessRefused,
     AuthenticationFailed,
@@ -13,6 +12,7 @@ from openenv_core.errors import (
     ConnectionFailed,
 )
 from openenv_core.protocol.codes import CAPACITY_REACHED
+from openenv_core.protocol.urls import shown
 
 _NO_SOCKET = (403, 404, 405, 426)
 """What servers answer that have no WebSocket at that path: 403 is uvicorn's way to say 404 to a WebSocket."""

@@ -27,7 +27,7 @@ from openenv_core.providers.adapt import adapted, last_words
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
-    from openenv_core.providers.base import AnyProvider
+    from openenv_core.providers.base import AnyProvider, Provider
 
 
 class ClientSession(Payloads[ActT, ObsT, StateT]):
@@ -78,6 +78,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         }
         self._others: list[ClientSession[ActT, ObsT, StateT]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Future[str] | None = None
         self._turn = Turn()
         self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
@@ -188,6 +189,8 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         self._closed = True
         try:
             self._come_to_loop()
+            if self._starting is not None:
+                self._starting.cancel()
             self._break_off()
             others, self._others = self._others, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
@@ -251,6 +254,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                     "make a client for each, or use sync() where there is no loop"
                 )
             self._turn = Turn()  # some of the old loop may wait for it
+            self._starting = None
             left = self._carrier or self._former
             if self._carrier is not None:
                 self._forget(
@@ -288,8 +292,26 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             raise ClientClosed("expected an open client, got a closed one; make a new client")
         if self._base_url is None:
             assert self._provider is not None
-            self._base_url = _checked_url(await asyncio.to_thread(self._provider.start))
+            self._base_url = _checked_url(await self._started(self._provider))
         return self._base_url
+
+    async def _started(self, provider: "Provider") -> str:
+        """Start the server in a thread. `close` ends the wait; the start is then ended by the provider's stop."""
+        self._starting = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise ClientClosed(
+                "expected a server to start, but the client was closed meanwhile; make a new client"
+            ) from None
+        finally:
+            if (
+                self._starting is starting
+            ):  # a later loop may start the server, and this be only collected then
+                self._starting = None
 
     async def _stop_provider(self) -> None:
         if self._provider is None:

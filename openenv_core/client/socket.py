@@ -21,8 +21,8 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 from openenv_core.client.carrier import CarrierOptions, Inbox
 from openenv_core.client.refusals import refusal
 from openenv_core.client.tcp import dial, silence
-from openenv_core.client.urls import shown
 from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
+from openenv_core.protocol.urls import shown
 from openenv_core.proxies import proxy_for
 
 MAX_UNREAD: Final = 4

@@ -1,11 +1,11 @@
 """Addresses: one URL of a server, for each way to reach it."""
 
-from contextlib import suppress
 from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import SESSION_ID
+from openenv_core.protocol.urls import shown
 
 _HTTP: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 _SOCKET: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -35,17 +35,6 @@ def http_url(base_url: str) -> str:
     """
     scheme, netloc, path, _ = _parts(base_url, _HTTP)
     return urlunsplit((scheme, netloc, path, "", ""))
-
-
-def shown(url: str) -> str:
-    """Return a URL as messages have it: without user, password and query, which may be secrets."""
-    with suppress(ValueError):  # brackets without an end, or a port that is no number
-        parts = urlsplit(url)
-        if parts.hostname and parts.port != 0:
-            return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    # Perhaps the password has a character that ought to be quoted: nothing in front of the last @ is shown.
-    _, at, rest = url.rpartition("@")
-    return ("...@" if at else "") + rest.partition("?")[0]
 
 
 def checked_session_id(session_id: str) -> str:

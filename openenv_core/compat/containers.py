@@ -104,7 +104,8 @@ class LocalDockerProvider(ContainerProvider):
         Raises:
             ServerStartFailed: It is not within the time.
         """
-        if self._provider is None or base_url != self._provider.url:
+        provider = self._provider  # which another thread may stop meanwhile
+        if provider is None or base_url != provider.url:
             raise ConfigurationError(
                 f"expected the URL that start_container() returned, got {base_url!r}; start the container first"
             )
@@ -112,12 +113,12 @@ class LocalDockerProvider(ContainerProvider):
         deadline, seen = time.monotonic() + timeout_s, "no answer"
         while (left := deadline - time.monotonic()) > 0:
             try:
-                seen = status_of(port, left, self._provider.options.token)
+                seen = status_of(port, left, provider.options.token)
             except (OSError, ValueError) as error:
                 seen = f"{type(error).__name__}: {error}"
             if seen == "healthy":
                 return
             time.sleep(LOOK_S)
         raise ServerStartFailed(
-            f"expected {base_url} to be healthy within {timeout_s:g} s, got {seen}", self._provider.output()
+            f"expected {base_url} to be healthy within {timeout_s:g} s, got {seen}", provider.output()
         )

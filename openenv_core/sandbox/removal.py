@@ -14,7 +14,8 @@ MOST_ROUNDS: Final = 1 << 20
 """How deep folders may be nested: each round brings the content of one level up."""
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Where there is no O_PATH, no code runs here either: but hosted backends import this package too.
+_PLACE: Final = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _AT_ONCE: Final = 100_000
 """Entries that are looked at before they are removed; a folder that grows meanwhile could be listed for ever."""

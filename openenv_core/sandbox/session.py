@@ -189,19 +189,22 @@ class Session:
             SandboxUnavailable: They cannot be had.
             FileRefused: There is no room for a copy of the files.
         """
-        given_up = asyncio.Event()
-        making = asyncio.create_task(self._branches(count, given_up))
+        begun, given_up = asyncio.Event(), asyncio.Event()
+        making = asyncio.create_task(self._branches(count, begun, given_up))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             # Whoever asked is gone; one that is half made is finished first, or the interpreter would be out of step.
             given_up.set()
+            if not begun.is_set():
+                making.cancel()
             await asyncio.shield(_close_all(making))
             raise
 
-    async def _branches(self, count: int, given_up: asyncio.Event) -> "list[Session]":
+    async def _branches(self, count: int, begun: asyncio.Event, given_up: asyncio.Event) -> "list[Session]":
         branches: list[Session] = []
         async with self._turn:
+            begun.set()
             workspace = await self._readable("")
             worker = self._worker
             if not isinstance(worker, BranchingWorker):

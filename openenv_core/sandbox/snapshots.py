@@ -51,6 +51,8 @@ class BranchingWorker(Worker):
         self.family = family or Family(self)
         self._head = 0
         self._held: dict[int, int] = {}
+        self._branching = False
+        self._late = False  # ended because a branch was not there in time
 
     def follow(self, over: asyncio.Future[Exit]) -> None:
         """Take over how the root will have ended. A member of the family may have ended before."""
@@ -68,9 +70,14 @@ class BranchingWorker(Worker):
 
         What code has forked is not stopped after an execution: whenever the end comes, it may be the code's doing.
         """
-        if not self.exited.done() or self.exited.result().zygote:
+        if not self.exited.done() or self.exited.result().zygote or self._late:
             return None
         return self._broken or "the code ended the interpreter after its last execution"
+
+    def stop(self, why: str) -> None:
+        """See `Worker.stop`. While it branches no code runs, and there is nothing to interrupt."""
+        if not self._branching:
+            super().stop(why)
 
     def kill(self) -> None:
         """End what runs; the state before it goes on. Where nothing runs, end the state."""
@@ -170,6 +177,7 @@ class BranchingWorker(Worker):
         self._answered = self._loop.create_future()
         self.exited.add_done_callback(self._ended)
         born = False
+        self._branching = True
         try:
             async with asyncio.timeout(BRANCH_S):
                 self._pace(signal.SIGCONT)
@@ -180,7 +188,11 @@ class BranchingWorker(Worker):
                 if await self._answered is not None and heard is not None:
                     other.watch_head(heard[0])
                     born = True
-        except (TimeoutError, OSError):
+        except TimeoutError:
+            # It may be made yet, and the answer would be taken for the next one's: nothing else can be asked.
+            self._late = True
+            self.kill_all()
+        except OSError:
             pass  # told below
         except BaseException:
             # Whoever asked is gone, and the answer is still to come: nothing else can be asked.
@@ -191,6 +203,7 @@ class BranchingWorker(Worker):
             self.exited.remove_done_callback(self._ended)
             ends.hand_over()
             self._expected = self._answered = None
+            self._branching = False
             self._pace(signal.SIGSTOP)
         if not born:
             await other.close()

@@ -105,6 +105,9 @@ class MonarchConfig(Section):
 
     heartbeat_interval: Positive = 1.0
     """Seconds between two looks at whether a process is alive: about how late a death is noticed."""
+    start_timeout_s: Positive = 600.0
+    """How long a replica may take from its process to its first call: it loads the model, and a generator that joins
+    later fetches the weights."""
     roles: RolesConfig = RolesConfig()
     restarts: RestartConfig = RestartConfig()
     workers: tuple[str, ...] = ()

@@ -28,6 +28,8 @@ class RewardConfig(Section):
     """The share of the weight that has to have voted; with less the answer has no reward, and is left out."""
     timeout_seconds: Positive = 10.0
     """How long a function may take. One that takes longer is killed with all that it started, and votes None."""
+    start_timeout_seconds: Positive = 60.0
+    """How long the import of the functions may take, in each of their processes."""
     workers: Count = 2
     """Processes in which functions are called, in each replica of monarch.roles.reward."""
     drop_failures: bool = False

@@ -43,7 +43,8 @@ class TrainerConfig(Section):
     checkpoint_interval: Annotated[int, Field(ge=0)] = 50
     """Iterations between checkpoints; 0 keeps none."""
     timeout_s: Positive = 1800.0
-    """How long one step, one checkpoint or the way of new weights to the generator may take."""
+    """How long one step, one checkpoint or the way of new weights to the generators may take; one generator's transfer
+    of them a quarter of it."""
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
 

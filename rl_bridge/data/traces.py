@@ -20,7 +20,7 @@ from rl_bridge.rollout.tool_task import ToolTask
 from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer, Message
 from rl_bridge.tokens.conversation import Conversation
-from rl_bridge.tokens.tool_calls import CLOSE, OPEN, ToolCall
+from rl_bridge.tokens.tool_calls import CLOSE, OPEN, THOUGHT_END, ToolCall
 from rl_bridge.types import NO_VERSION, Completion, Ending, TrainSample, Trajectory, Turn
 
 ASSISTANT = "assistant"
@@ -191,6 +191,8 @@ def _begins_with_a_prompt(messages: Sequence[Message]) -> bool:
 def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[TrainSample]:
     """The training rows of a trace: its mask selects what the assistant wrote, with the token that ends an answer.
 
+    Where the policy's template opens a thought, an answer without one begins by closing it.
+
     Args:
         trace: The chat.
         tokenizer: Of the policy that is to learn it.
@@ -206,8 +208,11 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
             continue
         if turns:
             conversation.go_on(turns[-1].completion.tokens, told)
-        answer = tokenizer.answer(message["content"])
-        turns.append(Turn(prompt=conversation.prompt, completion=_learned(answer)))
+        said = message["content"]
+        if tokenizer.opens_thought(conversation.prompt) and THOUGHT_END not in said:
+            # Behind a mark that opens a thought it would be one, which never ends, and calls nothing.
+            said = f"\n{THOUGHT_END}\n\n{said}"
+        turns.append(Turn(prompt=conversation.prompt, completion=_learned(tokenizer.answer(said))))
         told = []
     trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=trace.reward)
     return training_rows(trajectory, advantage=1.0, index=index)

@@ -131,9 +131,9 @@ def _can_be_looked_at(module: ModuleType) -> bool:
 
 
 def _options(settings: EngineSettings) -> dict[str, Any]:
-    import torch
+    from rl_bridge.devices import own_device
 
-    on_gpu = torch.cuda.is_available()
+    on_gpu = own_device().type == "cuda"
     options: dict[str, Any] = {
         "model": settings.model_path,
         "skip_tokenizer_init": True,  # tokens in, tokens out

@@ -43,6 +43,9 @@ from rl_bridge.weights import WeightStore
 JOB_MESH = "hosts"
 LOGS = "logs"
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
+TRANSFER_SHARE = 0.25
+"""How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
+the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
 
 
 @asynccontextmanager
@@ -214,7 +217,7 @@ def _hosts(monarch: MonarchConfig) -> Hosts:
 
 
 def _store(config: Config) -> WeightStore:
-    monarch, timeout_s = config.monarch, config.trainer.timeout_s
+    monarch, timeout_s = config.monarch, config.trainer.timeout_s * TRANSFER_SHARE
     if monarch.transport != "auto":
         return WeightStore.create(transport=monarch.transport, transfer_timeout_s=timeout_s)
     return WeightStore.create(

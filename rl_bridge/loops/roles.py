@@ -31,9 +31,6 @@ from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 600.0
-"""For loading models: large checkpoints take their time."""
-
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Roles:
@@ -100,16 +97,17 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
             (reward_model_settings(config, config.reward.model),),
         )
     tasks: dict[str, asyncio.Task[Service]] = {}
+    longest_s = config.monarch.start_timeout_s
     try:
-        async with asyncio.timeout(START_TIMEOUT_S), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
             # They are given room in the order in which their tasks begin.
             for name in by_need({name: bound.options for name, (bound, _) in starting.items()}):
                 bound, args = starting[name]
                 tasks[name] = group.create_task(bound.as_service(*args))
     except TimeoutError:
         raise RoleFailed(
-            f"expected {', '.join(starting)} to be ready within {START_TIMEOUT_S:g} s, they are not; "
-            f"see the logs in {folder / 'logs'}"
+            f"expected {', '.join(starting)} to be ready within {longest_s:g} s, they are not; "
+            f"see the logs in {folder / 'logs'}, or raise monarch.start_timeout_s"
         ) from None
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from several
@@ -145,5 +143,5 @@ def _of(
         name=name,
         environment=environment,
         restarts=restart_policy(config.monarch),
-        start_timeout_s=START_TIMEOUT_S,
+        start_timeout_s=config.monarch.start_timeout_s,
     )

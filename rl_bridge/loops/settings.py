@@ -184,6 +184,7 @@ def reward_settings(config: Config) -> RewardSettings:
         ),
         workers=reward.workers,
         timeout_s=reward.timeout_seconds,
+        start_timeout_s=reward.start_timeout_seconds,
         drop_failures=reward.drop_failures,
     )
 

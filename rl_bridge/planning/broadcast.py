@@ -14,18 +14,19 @@ def broadcast_seconds(size_bytes: float, gbps: float) -> float:
     return size_bytes * 8 / (gbps * 1e9)
 
 
-def fan_out_seconds(broadcast_s: float, receivers: int, senders: int) -> float:
+def fan_out_seconds(broadcast_s: float, receivers: int, senders: int, most_on_one_host: int) -> float:
     """How long all generators take, each of which fetches a whole version from the trainer's hosts.
 
     Args:
         broadcast_s: What one of them takes, at the bandwidth of a host.
         receivers: The generators.
-        senders: The trainer's hosts; each has its share of the weights.
+        senders: The hosts that they fetch from, the trainer's; each has its share of the weights.
+        most_on_one_host: Of the generators: a host takes as many copies as it has.
 
     Returns:
-        broadcast x receivers / senders, or broadcast where that is more, in seconds.
+        broadcast x the greater of receivers / senders and most_on_one_host, in seconds.
     """
-    return broadcast_s * max(1.0, receivers / senders)
+    return broadcast_s * max(receivers / senders, most_on_one_host)
 
 
 def idle_share(broadcast_s: float, rollout_s: float) -> float:

@@ -1,16 +1,20 @@
 """A plan: memory, broadcast and cost of a run, as far as what is known goes."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, MonarchConfig, RoleConfig
 from rl_bridge.errors import ConfigError
 from rl_bridge.planning.broadcast import broadcast_seconds, fan_out_seconds, idle_share
 from rl_bridge.planning.cost import RentedFleet
 from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
 from rl_bridge.planning.model_size import ModelSize
+from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.placement import Placement, by_need
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -63,13 +67,10 @@ class Plan:
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None
     ) -> "Plan":
         """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout."""
-        roles = None if config is None else config.monarch.roles
 
         def at(bandwidth: float) -> BroadcastPlan:
             one = broadcast_seconds(size_bytes, bandwidth)
-            every = (
-                None if roles is None else fan_out_seconds(one, roles.policy.replicas, roles.trainer.hosts)
-            )
+            every = None if config is None else _until_all_have_them(one, config.monarch)
             taken = one if every is None else every
             return BroadcastPlan(
                 gbps=bandwidth,
@@ -81,7 +82,7 @@ class Plan:
         return replace(
             self,
             sent_bytes=size_bytes,
-            generators=None if roles is None else roles.policy.replicas,
+            generators=None if config is None else config.monarch.roles.policy.replicas,
             broadcasts=tuple(at(each) for each in gbps),
         )
 
@@ -142,6 +143,31 @@ def gpus_of(config: Config) -> tuple[int, int]:
     everything, policy = config.monarch.roles.gpus(), config.monarch.roles.policy
     spot = policy.replicas * policy.gpus if config.rollout.spot_eligible else 0
     return spot, everything - spot
+
+
+def _until_all_have_them(one_s: float, monarch: MonarchConfig) -> float:
+    """With TorchStore the one sender is the controller's host, where its volume is."""
+    generators, trainer = monarch.roles.policy.replicas, monarch.roles.trainer
+    senders = 1 if monarch.transport == "torchstore" else trainer.hosts
+    return fan_out_seconds(one_s, generators, senders, _most_on_one_host(monarch))
+
+
+def _most_on_one_host(monarch: MonarchConfig) -> int:
+    """Of the generators, as the run itself would place them, beside a trainer that has its place first."""
+    if monarch.num_nodes == 1 or not monarch.roles.policy.gpus:
+        return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
+    placement, on = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
+    roles = {name: _room(getattr(monarch.roles, name)) for name in ("trainer", "policy")}
+    for name in by_need(roles):
+        for _ in range(getattr(monarch.roles, name).replicas):
+            slot = placement.take(roles[name], 0.0)
+            if name == "policy":
+                on[slot.first] += 1
+    return max(on.values())
+
+
+def _room(role: RoleConfig) -> ServiceOptions:
+    return ServiceOptions(procs=role.procs, hosts=role.hosts, with_gpus=role.gpus > 0)
 
 
 def _reward_model(config: Config) -> ModelSize | None:

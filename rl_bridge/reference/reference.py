@@ -5,8 +5,9 @@ import torch
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.devices import own_device
 from rl_bridge.titan.logprobs import log_distributions
-from rl_bridge.titan.model import TitanModel, own_device
+from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.settings import TrainerSettings
 
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from rl_bridge.devices import own_device
 from rl_bridge.errors import BridgeError, MissingStack, ModelError, RewardFailed
 from rl_bridge.metrics.spans import span
 from rl_bridge.rewards.settings import RewardModelSettings
@@ -39,7 +40,7 @@ class RewardModel:
 
     def __init__(self, settings: RewardModelSettings) -> None:
         self._settings = settings
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = own_device()
         torch.set_num_threads(settings.num_threads)
         path = settings.model_path
         try:
@@ -84,7 +85,7 @@ class RewardModel:
                 if not math.isfinite(value):
                     raise RewardFailed(
                         f"expected a finite reward of the model at {self._settings.model_path!r}, got {value}; "
-                        "look at its weights, or try reward.model.dtype=float32"
+                        "look at its weights"
                     )
                 rewards[place] = value
         return rewards

@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_bridge.rollout.task import EvaluationResult, Policy
+from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Policy
 from rl_bridge.types import Trajectory
-
-REPORT_FILE = "report.json"
 
 
 class DatasetReport:

@@ -1,10 +1,15 @@
 """What ties a training run to one environment. Subclasses live with the examples, never in this package."""
 
+import json
+import statistics
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
+
+from rich.console import Console
 
 from openenv_core import EnvClient, StepResult
 from rl_bridge.config import Config, resolve
@@ -12,6 +17,9 @@ from rl_bridge.errors import ConfigError
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.chat import Message
 from rl_bridge.types import Completion, Ending, Trajectory
+
+REPORT_FILE: Final = "report.json"
+"""What came out, in the run's folder."""
 
 
 class Policy(Protocol):
@@ -172,9 +180,23 @@ class Task(ABC):
         """Look at the greedy policy, cheaply; called every `evaluation.interval` iterations and at the end."""
         return {}
 
-    @abstractmethod
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Write and print what came out, after the held-out episodes have been played."""
+        """Write and print what came out, after the held-out episodes have been played.
+
+        By default `report.json` in the run's folder: what they earned in the mean, and how they ended.
+        """
+        report = {
+            "episodes": len(result.rewards),
+            "mean_reward": statistics.fmean(result.rewards) if result.rewards else None,
+            "endings": dict(Counter(map(str, result.endings))),
+            "dropped": result.dropped,
+            "unscored": result.unscored,
+            "train_seconds": result.train_seconds,
+        }
+        (self.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        if result.rewards:
+            told = f"{len(result.rewards):,} held-out episodes: mean reward {report['mean_reward']:.4g}"
+            Console().print(told, highlight=False, soft_wrap=True)
 
 
 class _NewestState:

@@ -1,19 +1,15 @@
 """The task of a run that names none: a world of tools, by what it says of itself."""
 
-import json
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openenv_core import MCPToolClient, ValidationFailed
 from rl_bridge.errors import RolloutError
-from rl_bridge.rollout.task import EvaluationResult, Policy, Session
+from rl_bridge.rollout.task import Session
 from rl_bridge.rollout.tool_task import ToolTask
 from rl_bridge.tokens.chat import Message
 
-REPORT_FILE = "report.json"
-REMEDY = "write a subclass of rl_bridge.rollout.Task for this environment, and name it by rollout.task"
+REMEDY = "write a subclass of rl_bridge.rollout.Task for this environment, and name it by rollout.task (docs/tasks.md)"
 
 
 class World(ToolTask):
@@ -62,18 +58,6 @@ class World(ToolTask):
                 "expected what a call gave, as rollout.task is not set, got an observation of "
                 f"{_fields(observation)}; {REMEDY}"
             ) from None
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Write what the held-out episodes earned, and how they ended."""
-        report = {
-            "episodes": len(result.rewards),
-            "mean_reward": statistics.fmean(result.rewards) if result.rewards else None,
-            "endings": dict(Counter(map(str, result.endings))),
-            "dropped": result.dropped,
-            "unscored": result.unscored,
-            "train_seconds": result.train_seconds,
-        }
-        (self.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _fields(observation: Any) -> str:

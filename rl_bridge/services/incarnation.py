@@ -34,10 +34,13 @@ _LOG_VARIABLE = "ROPEWALK_ROLE_LOG"
 _SHELL = """mkdir -p "${ROPEWALK_ROLE_LOG%/*}" 2>/dev/null
 ( : >>"$ROPEWALK_ROLE_LOG" ) 2>/dev/null || ROPEWALK_ROLE_LOG=/dev/null
 if [ -n "${ROPEWALK_GPU-}" ]; then
-  if [ -n "${CUDA_VISIBLE_DEVICES-}" ]; then
-    ROPEWALK_GPU=$(echo "$CUDA_VISIBLE_DEVICES," | cut -d, -f"$((ROPEWALK_GPU + 1))")
+  export ROPEWALK_GPUS="${CUDA_VISIBLE_DEVICES-}"
+  if [ -n "$ROPEWALK_GPUS" ]; then
+    CUDA_VISIBLE_DEVICES=$(echo "$ROPEWALK_GPUS," | cut -d, -f"$((ROPEWALK_GPU + 1))")
+  else
+    CUDA_VISIBLE_DEVICES=$ROPEWALK_GPU
   fi
-  export CUDA_VISIBLE_DEVICES="$ROPEWALK_GPU"
+  export CUDA_VISIBLE_DEVICES
 fi
 trap "" INT
 exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1

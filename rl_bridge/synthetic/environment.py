@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from openenv_core import StepResult
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.task import EvaluationResult, Policy, Task
+from rl_bridge.rollout.task import Task
 from rl_bridge.synthetic.settings import SyntheticSettings
 from rl_bridge.tokens.chat import Message
 from rl_bridge.types import Completion, PolicyVersion, Turn
@@ -52,9 +52,6 @@ class SleepingTask(Task):
     def parse(self, text: str) -> int:
         """The number that the answer is."""
         return int(text)
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """There is nothing to say."""
 
 
 class InstantPolicy(ChatPolicy):

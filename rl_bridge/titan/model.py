@@ -20,7 +20,6 @@ from rl_bridge.errors import ConfigError, ModelError
 from rl_bridge.titan.architecture import read_architecture
 from rl_bridge.titan.attention import document_mask
 from rl_bridge.titan.definitions import DEFINITIONS, VALUE_HEAD, CheckpointNames, keep_whole, model_config
-from rl_bridge.titan.devices import own_device
 from rl_bridge.titan.ranks import is_of_siblings, join_process_group
 from rl_bridge.titan.tying import EMBEDDING, OUTPUT, has_another_output_layer
 
@@ -31,7 +30,7 @@ from torchtitan.distributed import utils as titan_dist  # isort: skip
 from torchtitan.distributed.activation_checkpoint import FullAC  # isort: skip
 from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
-__all__ = ["ONE_RANK", "Parallelism", "TitanDecoder", "TitanModel", "own_device"]
+__all__ = ["ONE_RANK", "Parallelism", "TitanDecoder", "TitanModel"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -107,9 +107,16 @@ class Checkpoints:
         with _damaged(path):
             load_distributed(state, storage_reader=FileSystemReader(path))
 
-    def ranks(self, version: PolicyVersion) -> int:
-        """How many ranks wrote a checkpoint."""
-        return int(self._note(version)["ranks"])
+    def below(self, key: str, version: PolicyVersion) -> set[str]:
+        """The names that a checkpoint has below a key of its state.
+
+        Raises:
+            ModelError: The checkpoint is damaged.
+        """
+        path = self._folder / f"step-{version}"
+        with _damaged(path):
+            names = FileSystemReader(path).read_metadata().state_dict_metadata
+        return {name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")}
 
     def run_state(self, version: PolicyVersion) -> ResumeState:
         """What the controller stored with a checkpoint."""
@@ -181,7 +188,7 @@ def _begin(
     if partial.exists():
         shutil.rmtree(partial)
     (partial / _ATTACHMENTS).mkdir(parents=True)
-    note = {"version": version, "ranks": dist.get_world_size(), "run_state": run_state}
+    note = {"version": version, "run_state": run_state}
     _write(partial / _RUN, json.dumps(note, allow_nan=False).encode())
     for name, content in attachments.items():
         _write(partial / _ATTACHMENTS / name, content)

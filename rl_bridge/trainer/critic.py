@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rl_bridge.algorithms.value_loss import value_loss
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.devices import own_device
 from rl_bridge.titan.critic import CriticModel, token_values
-from rl_bridge.titan.model import Parallelism, own_device
+from rl_bridge.titan.model import Parallelism
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.settings import TrainerSettings

@@ -27,10 +27,14 @@ class Optimization:
         self._model = model
         self._max_norm = config.max_grad_norm
         self._updates_per_iteration = config.updates_per_iteration
-        self._chosen = {"betas": tuple(config.betas), "weight_decay": config.weight_decay}
-        optimizer = default_adamw(lr=learning_rate, **self._chosen)
+        optimizer = default_adamw(
+            lr=learning_rate, betas=tuple(config.betas), weight_decay=config.weight_decay
+        )
         optimizer.implementation = "fused" if model.device.type == "cuda" else "for-loop"
         self._optimizer = optimizer.build(model_parts=[model.module])
+        (group, *_) = next(iter(self._optimizer)).param_groups
+        # Those of a checkpoint may be another run's, or of another kind of device.
+        self._chosen = {key: group[key] for key in ("betas", "weight_decay", "fused", "foreach")}
         updates = config.iterations * config.updates_per_iteration
         self._scheduler = LRSchedulersContainer.Config(
             warmup_steps=min(config.warmup_updates, updates),

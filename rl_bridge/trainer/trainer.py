@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.devices import own_device
 from rl_bridge.errors import CheckpointError, NonFiniteLoss, TrainerWentBack
-from rl_bridge.titan.model import Parallelism, TitanModel, own_device
+from rl_bridge.titan.model import Parallelism, TitanModel
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
 from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
 from rl_bridge.trainer.critic import Critic
@@ -77,7 +78,7 @@ class Trainer:
     def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
 
-        It may have been written by another number of ranks.
+        It may have been written by another number of ranks, and on other devices.
 
         Returns:
             What was stored with it; version 0 where there was none.
@@ -91,8 +92,11 @@ class Trainer:
             if not version:
                 return ResumeState()
             state = self._state()
-            if self._rank.index >= self._checkpoints.ranks(version):
-                del state[self._random_key]  # there was no such rank: its generator stays as it was seeded
+            # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
+            generators = state.pop(self._random_key)
+            kept = self._checkpoints.below(self._random_key, version)
+            if known := {device: generators[device] for device in generators if device in kept}:
+                state[self._random_key] = known
             self._checkpoints.load(version, state)
         self._model.module.load_state_dict(state["model"])
         self._optimizer.restored(version)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from rl_bridge.errors import WeightsError
+from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.snapshot import Snapshot
 
@@ -26,7 +26,7 @@ async def under_lease(
 
     Raises:
         SnapshotOverwritten: The snapshot has been given up, and what was transferred may be anything.
-        WeightsError: The directory did not answer, or the store is closed.
+        WeightsError: The directory did not answer at the beginning or the end, or the store is closed.
         Exception: What the transfer raised.
     """
     key, publication = snapshot.key, snapshot.publication
@@ -37,7 +37,12 @@ async def under_lease(
     async def keep() -> None:
         while True:
             await asyncio.sleep(LEASE_S / 3)
-            await renew()
+            try:
+                await renew()
+            except SnapshotOverwritten:
+                raise
+            except WeightsError:
+                continue  # whether the bytes count is said at the end; a directory that is busy now may answer then
 
     work: list[asyncio.Task[object]] = []
     try:

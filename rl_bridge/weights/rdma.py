@@ -237,7 +237,7 @@ class BufferReader:
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(
                 f"cannot fetch {told(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {error}; "
-                "does it live, and does the network between?"
+                "does it live, and does the network between? A slow one needs a higher trainer.timeout_s"
             ) from error
 
     async def close(self) -> None:

@@ -257,7 +257,10 @@ class VolumeReader:
         except KeyError as error:
             raise SnapshotOverwritten(f"{told(snapshot.key)} has been deleted for a newer one") from error
         except Exception as error:  # TorchStore raises nothing narrower
-            raise WeightsError(f"cannot fetch {told(snapshot.key)} from TorchStore: {error}") from error
+            why = str(error)
+            if isinstance(error, TimeoutError):
+                why = f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
+            raise WeightsError(f"cannot fetch {told(snapshot.key)} from TorchStore: {why}") from error
         yield dict(zip(needed, fetched, strict=True))
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
-from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+from mcp.server.streamable_http import GET_STREAM_KEY, EventCallback, EventMessage, EventStore
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
 RETRY_MS: Final = 1000
@@ -47,10 +47,13 @@ class Kept:
         self.weight = 0
         self._events: deque[Event] = deque()
         self._last = 0
+        self._standing: int | None = None  # the last event of the stream that waits for whatever comes
 
     def add(self, stream: str, message: JSONRPCMessage | None) -> str:
         """Keep an event; return its id."""
         self._last += 1
+        if stream == GET_STREAM_KEY:
+            self._standing = self._last
         weight = len(stream) + weigh(message)  # streams are named by clients
         if weight > MAX_WEIGHT:
             message = _in_place_of(message)
@@ -70,6 +73,8 @@ class Kept:
     def after(self, event_id: str) -> tuple[str, list[Event]] | None:
         """Return the stream of an event, and what followed it there; None where it is known no more."""
         stream = next((event.stream for event in self._events if str(event.number) == event_id), None)
+        if stream is None and event_id == str(self._standing):
+            return GET_STREAM_KEY, []  # what has been forgotten since was told on other streams
         if stream is None:
             return None
         later = [event for event in self._events if event.stream == stream and event.number > int(event_id)]

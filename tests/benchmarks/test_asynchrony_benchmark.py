@@ -10,8 +10,9 @@ from benchmarks.wire.figures import Figures
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(400)
 def test_a_quick_run_measures_every_bound(tmp_path: Path) -> None:
-    found = quick_benchmark("asynchrony", tmp_path)
+    found = quick_benchmark("asynchrony", tmp_path, timeout_s=280)
     rates = {row["of"] for row in found["figures"] if row["figure"] == "groups/s" and row["median"] > 0}
     assert rates == {"synchronous", "max_staleness 1", "max_staleness 4"}
     held = {bar["what"]: bar["met"] for bar in found["bars"]}

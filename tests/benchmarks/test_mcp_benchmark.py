@@ -12,8 +12,9 @@ from benchmarks.wire.figures import Figures
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_quick_run_measures_every_way(tmp_path: Path) -> None:
-    found = quick_benchmark("mcp", tmp_path)
+    found = quick_benchmark("mcp", tmp_path, timeout_s=280)
     measured = {(row["of"], row["figure"]) for row in found["figures"] if row["median"] > 0}
     expected = {(way.name, name) for way in WAYS for name in NAMES}
     assert measured == expected - {(IN_PROCESS, "server µs a call")}

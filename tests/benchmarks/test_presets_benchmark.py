@@ -16,10 +16,10 @@ from rl_bridge.config import PRESETS, AlgorithmConfig, Config, load_config
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["dr_grpo", "gspo", "cispo", "ppo"])  # the others train in other tests
 def test_a_quick_run_measures_a_preset(tmp_path: Path, name: str) -> None:
-    found = quick_benchmark("presets", tmp_path, "--presets", name)
+    found = quick_benchmark("presets", tmp_path, "--presets", name, timeout_s=280)
     rounds = {row["figure"]: row["rounds"] for row in found["figures"] if row["of"] == name}
     assert [len(rounds[figure]) for figure in (RATIO, EXACT)] == [2, 2]
     assert rounds[HANDS] == [32.0, 64.0]

@@ -11,8 +11,9 @@ from benchmarks.wire.figures import Figures
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_quick_run_plays_every_game(tmp_path: Path) -> None:
-    found = quick_benchmark("rollouts", tmp_path)
+    found = quick_benchmark("rollouts", tmp_path, timeout_s=280)
     medians = {(row["figure"], row["of"], row["load"]): row["median"] for row in found["figures"]}
     for game in GAMES:
         for load in ("1 session", "8 sessions"):

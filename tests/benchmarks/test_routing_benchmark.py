@@ -10,8 +10,9 @@ from benchmarks.wire.figures import Figures
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(400)
 def test_a_quick_run_measures_both_ways(tmp_path: Path) -> None:
-    found = quick_benchmark("routing", tmp_path)
+    found = quick_benchmark("routing", tmp_path, timeout_s=280)
     assert len(found["bars"]) == 4
     measured = {(row["figure"], row["of"]) for row in found["figures"] if row["median"] > 0}
     assert measured == {

@@ -9,8 +9,9 @@ from benchmarks.wire.figures import Figures
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(400)
 def test_a_quick_run_measures_one_rank_and_two(tmp_path: Path) -> None:
-    found = quick_benchmark("weights", tmp_path, "--transport", "shared_memory")
+    found = quick_benchmark("weights", tmp_path, "--transport", "shared_memory", timeout_s=280)
     measured = {
         (row["of"], row["load"]) for row in found["figures"] if row["figure"] == "to tensors / memcpy"
     }

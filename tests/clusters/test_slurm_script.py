@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples/grpo_blackjack/slurm/train.sbatch"
 
+ON_CPUS = ["monarch.roles.policy.gpus=0", "monarch.roles.trainer.gpus=0"]
+
 # What is called is written down; a run that is told to go says so by its status, as ropewalk's does.
 ROPEWALK = """#!/bin/bash
 if [[ $1 == serve ]]; then
@@ -78,7 +80,7 @@ def test_a_worker_a_node_and_the_controller_that_knows_them(slurm: SlurmNode, fo
     until_called(folder, "worker gone")
     (trained,) = (call for call in calls(folder) if call.startswith("train "))
     assert trained.replace(str(folder), "HERE").split() == [
-        *("train", "--config", "examples/grpo_blackjack/config.yaml", "--name", "seven"),
+        *("train", "--config", "examples/grpo_blackjack/config.yaml", "--name", "seven", *ON_CPUS),
         *("output_dir=runs", "env.app=null"),
         *("env.url=[http://localhost:26702]", "env.token_file=HERE/runs/.seven.token"),
         *("monarch.workers=[tcp://localhost:26700]", "monarch.num_nodes=1", "monarch.gpus_per_node=0"),
@@ -109,7 +111,8 @@ def test_a_job_whose_time_is_over_queues_up_again_and_goes_on(slurm: SlurmNode, 
     assert slurm.wait(job, "COMPLETED", "FAILED", timeout_s=120) == "COMPLETED"
     first, second = (call for call in calls(folder) if call.startswith("train "))
     assert first.startswith("train --config ")
-    assert second.startswith("train --resume runs/seven output_dir=runs env.app=null ")
+    resumed = ["train", "--resume", "runs/seven", *ON_CPUS, "output_dir=runs", "env.app=null"]
+    assert second.split()[: len(resumed)] == resumed
     assert calls(folder).count("told") == 1
 
 

@@ -13,8 +13,10 @@ from slurm_node import SlurmNode, require_slurm
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
+ITERATIONS = 20
+"""More than it gets to before the signal is delivered."""
 TOY = (
-    "trainer.iterations=6",
+    f"trainer.iterations={ITERATIONS}",
     "rollout.batch_size=64",
     "env.sessions=16",
     "evaluation.episodes=64",
@@ -55,7 +57,7 @@ def test_a_job_trains_and_goes_on_where_its_time_was_over(tmp_path: Path) -> Non
         slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         ended = slurm.wait(job, "COMPLETED", "FAILED", timeout_s=START_S)
         assert ended == "COMPLETED", log.read_text()[-3000:] + slurm.logs()
-    assert 1 <= len(before) < 6
+    assert 1 <= len(before) < ITERATIONS
     assert "go on with: ropewalk train --resume runs/toy" in log.read_text()
-    assert iterations(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert iterations(tmp_path) == list(range(1, ITERATIONS + 1))
     assert json.loads((tmp_path / "runs/toy/report.json").read_text())["hands"] == 64

@@ -9,6 +9,8 @@ import pytest
 from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient, compat
 from openenv_core.providers.docker import Engine
 
+pytestmark = pytest.mark.timeout(600)  # the first waits for the image
+
 STEP = {"what": "identity"}
 
 

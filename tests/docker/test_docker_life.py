@@ -22,7 +22,7 @@ from openenv_core.providers.docker import (
 )
 from openenv_core.providers.health import status_of
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first waits for the image
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
@@ -136,7 +136,9 @@ def test_a_server_that_dies_at_its_start_shows_its_log(hostile_image: str) -> No
 
 def test_a_server_killed_for_its_memory_at_its_start_says_so(hostile_image: str) -> None:
     options = ContainerOptions(env_vars={"HOSTILE_START": "memory"}, memory="64m")
-    with pytest.raises(ServerStartFailed, match=r"exit code 137, killed for its memory; raise memory"):
+    # Engines lose the kernel's notice where a container ends quickly; then it is said as what it may be.
+    told = r"exit code 137(, killed for its memory; raise memory|; something killed it: raise memory if)"
+    with pytest.raises(ServerStartFailed, match=told):
         start_container(hostile_image, options)
 
 

@@ -9,7 +9,7 @@ import pytest
 from openenv_core import ConnectionLost, GenericEnvClient
 from openenv_core.providers.docker import LocalDockerProvider
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first waits for the image
 
 
 @contextmanager

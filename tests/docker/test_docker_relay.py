@@ -31,6 +31,8 @@ from openenv_core.providers.docker import (
     start_container,
 )
 
+pytestmark = pytest.mark.timeout(600)  # one waits for an image to be built
+
 PATIENCE_S = 30
 INNER = str(Path(_mux.__file__))
 

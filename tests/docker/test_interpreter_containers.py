@@ -127,7 +127,12 @@ async def test_a_server_that_knows_code_alone(interpreter_image: str) -> None:
         assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, True)
         ran = await session.execute("print('x' in globals())")
         assert (ran.status, ran.stdout) == ("ok", "False\n")
-        # Its memory is the code's affair.
+        # Its memory is the code's affair. Engines lose the kernel's notice where a container ends at once, but not
+        # that of a child under a server that lives on: it counts as well.
+        child = "[sys.executable, '-c', 'b\"x\" * (1 << 30)']"
+        code = f"import subprocess, sys\nprint(subprocess.run({child}).returncode)"
+        ran = await session.execute(code, timeout_s=20)
+        assert (ran.status, ran.stdout) == ("ok", "-9\n")
         ran = await session.execute("x = [bytearray(1 << 20) for _ in range(2000)]", timeout_s=20)
         assert (ran.status, ran.exit_code, ran.state_lost) == ("memory", 137, True)
         assert (await session.execute("print(1)")).stdout == "1\n"

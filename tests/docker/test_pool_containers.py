@@ -19,7 +19,7 @@ from openenv_core.errors import ImageNotFound
 from openenv_core.providers.docker import Engine
 from openenv_core.providers.pool import DockerPool, PoolTimeout
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # one waits for an image to be built
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60

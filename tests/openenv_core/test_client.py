@@ -33,7 +33,7 @@ from openenv_core import (
     ValidationFailed,
 )
 from openenv_core.client.session import websocket_url
-from openenv_core.client.urls import shown
+from openenv_core.protocol.urls import shown
 from servers import create_app
 
 SUPPORT = str(Path(__file__).parents[1] / "support")

@@ -119,13 +119,13 @@ def test_code_is_given_what_released_executors_give(executor: PyExecutor) -> Non
 
 
 def test_code_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors, "LIMITS", Limits(timeout_s=0.3, grace_s=0.1))
+    monkeypatch.setattr(executors, "LIMITS", Limits(timeout_s=2.0, grace_s=0.1))
     executor = PyExecutor()
     executor.run("x = 1")
     for code in ("while True: pass", "import time; time.sleep(600)"):
         told = executor.run(f"print('so far', flush=True)\n{code}")
         assert (told.stdout, told.exit_code) == ("so far\n", 124)
-        assert told.stderr.endswith("it ran longer than 0.3 s")
+        assert told.stderr.endswith("it ran longer than 2 s")
     assert executor.run("print(2)").stdout == "2\n"
 
 

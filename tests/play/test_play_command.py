@@ -117,7 +117,7 @@ def test_ctrl_c_leaves_and_ends_the_server() -> None:
     with in_terminal("play", "blackjack", "--seed", "7") as terminal:
         terminal.until("\naction (hit|stand): ")
         family = terminal.family
-        terminal.keys("\x03")
+        terminal.interrupt()
         assert terminal.ended() == 130
         assert "episode 1 was left after 0 steps: return 0" in terminal.shown
         assert "Traceback" not in terminal.shown
@@ -131,7 +131,7 @@ def test_ctrl_c_leaves_a_step_that_hangs() -> None:
         family = terminal.family
         terminal.type("1")
         terminal.until("1\n")  # a terminal forgets what is unread when Ctrl-C comes
-        terminal.keys("\x03")
+        terminal.interrupt()
         assert terminal.ended() == 130
         assert all(gone(process) for process in family)
 

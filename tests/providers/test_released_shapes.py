@@ -12,7 +12,7 @@ from serving import eventually
 
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
-from openenv_core.errors import ProviderError
+from openenv_core.errors import ClientClosed, ProviderError, ServerStartFailed
 from openenv_core.providers.released import Released
 
 PATIENCE_S = 20
@@ -64,6 +64,33 @@ async def test_a_start_that_is_cancelled_stops_what_it_has_made(client: Callable
     await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
 
 
+async def test_a_client_that_is_closed_while_its_server_starts_waits_for_nothing() -> None:
+    slow = Slow()
+    env = GenericEnvClient(provider=slow)
+    using = asyncio.create_task(env.reset())
+    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    await env.close()
+    with pytest.raises(ClientClosed, match="closed meanwhile"):
+        await using
+    assert slow.calls == ["stopped"]
+    slow.go.set()
+    await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
+
+
+def test_a_client_whose_loop_has_gone_in_the_middle_of_a_start_is_closed_on_another() -> None:
+    slow = Slow()
+    env = GenericEnvClient(provider=slow)
+    loop = asyncio.new_event_loop()
+    starting = loop.create_task(env.reset())
+    while not slow.begun.is_set():
+        loop.run_until_complete(asyncio.sleep(0.001))
+    loop.close()
+    asyncio.run(env.close())
+    assert slow.calls == ["stopped"]
+    slow.go.set()
+    starting._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be left
+
+
 def test_a_stop_during_the_wait_fails_the_start() -> None:
     waiting, go = threading.Event(), threading.Event()
     stops: list[str] = []
@@ -103,3 +130,26 @@ def test_the_wait_for_a_container_s_server_brings_its_token() -> None:
             url=server.url, options=ContainerOptions(env_vars=variables), output=str
         )
         provider.wait_for_ready(server.url, timeout_s=PATIENCE_S)
+
+
+def test_a_container_that_is_stopped_while_its_server_is_waited_for_has_not_started() -> None:
+    provider: Any = LocalDockerProvider()
+    asked = threading.Event()
+
+    class Stopping:
+        url = "http://127.0.0.1:9"
+
+        @property
+        def options(self) -> ContainerOptions:
+            asked.set()
+            provider._provider = None  # as stop_container() in another thread
+            return ContainerOptions()
+
+        def output(self) -> str:
+            return "said"
+
+    provider._provider = Stopping()
+    with pytest.raises(ServerStartFailed, match="to be healthy within") as told:
+        provider.wait_for_ready("http://127.0.0.1:9", timeout_s=0.3)
+    assert asked.is_set()
+    assert told.value.output == "said"

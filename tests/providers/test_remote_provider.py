@@ -242,15 +242,21 @@ def test_settings_that_cannot_be_are_refused_at_once(options: dict[str, Any], sa
         RemoteSandboxProvider("http://127.0.0.1:1", **options)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "nothing", "http://", "http://[:::"])
+SECRETS = ("http://me:hush/x@host:80", "http://me:hush#x@host:y", "ftp://me:hush@host")
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "nothing", "http://", "http://[:::", *SECRETS])
 def test_a_service_has_a_url(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="URL"):
+    with pytest.raises(ConfigurationError, match="URL") as told:
         RemoteSandboxProvider(url, image="x")
+    assert "hush" not in str(told.value)
 
 
 def test_a_service_that_is_not_there() -> None:
-    with pytest.raises(SandboxServiceUnavailable, match="is it running there"):
-        RemoteSandboxProvider("http://127.0.0.1:1", image="x").start()
+    with pytest.raises(SandboxServiceUnavailable, match="is it running there") as told:
+        RemoteSandboxProvider("http://me:hush@127.0.0.1:1", image="x").start()
+    assert "at http://127.0.0.1:1 within" in str(told.value)
+    assert "hush" not in str(told.value)
     assert threads() == []
 
 

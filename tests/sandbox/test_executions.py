@@ -85,17 +85,20 @@ async def test_exiting_is_no_end_of_the_interpreter(
     assert (done.status, done.exit_code, done.state_lost) == (status, exit_code, False)
 
 
+# What an interrupt reaches; a machine that stands still for a moment must not end it.
+REACHED = ("while True: pass", "import time; time.sleep(60)")
+
+
 @pytest.mark.parametrize(
     "code",
     [
-        "while True: pass",
-        "import time; time.sleep(60)",
+        *REACHED,
         "sum(range(10**12))",
         "import threading; threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start()\nwhile True: pass",
     ],
 )
 async def test_a_time_out_interrupts_and_keeps_what_can_be_kept(sandbox: Sandbox, code: str) -> None:
-    session = await sandbox.open(Limits(grace_s=0.5))
+    session = await sandbox.open(Limits(grace_s=20.0 if code in REACHED else 0.5))
     await session.execute("x = 7")
     done = await session.execute(code, timeout_s=0.2)
     after = await session.execute("x")
@@ -103,7 +106,7 @@ async def test_a_time_out_interrupts_and_keeps_what_can_be_kept(sandbox: Sandbox
     assert (done.status, done.exit_code) == ("timeout", 124)
     assert done.reason == "it ran longer than 0.2 s"
     assert after.result == ("7" if not done.state_lost else None)
-    if code == "while True: pass":
+    if code in REACHED:
         assert not done.state_lost
 
 

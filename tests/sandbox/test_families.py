@@ -7,7 +7,7 @@ import signal
 import pytest
 from living import DEADLINE_S, descendants, until
 
-from openenv_core.sandbox import Sandbox, Session
+from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailable, Session, snapshots
 from openenv_core.sandbox.kernel.identity import session_uid
 from openenv_core.sandbox.worker import STILL_S
 
@@ -96,6 +96,56 @@ async def test_a_fork_that_is_given_up_leaves_nothing_and_its_session_goes_on(sa
     assert (sandbox.sessions, sandbox._slots) == (0, set())
     await until(lambda: descendants(zygote) == processes)
     await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+async def test_a_fork_that_is_given_up_while_something_runs_waits_for_nothing(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=20.0), snapshot=True)
+    await session.execute("x = 1")
+    running = asyncio.create_task(session.execute("open('begun', 'w').close()\nimport time; time.sleep(60)"))
+    workspace = session._workspace
+    assert workspace is not None
+    await until(lambda: any(file.path == "begun" for file in workspace.list()))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await session.fork(2)
+    assert not running.done()
+    assert sandbox.sessions == 1
+    session.interrupt()
+    done = await running
+    assert done.error is not None
+    assert done.error.ename == "KeyboardInterrupt"
+    await session.close()
+
+
+async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await sandbox.open(snapshot=True)
+    await session.execute("x = 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "BRANCH_S", 0.0)
+        with pytest.raises(SandboxUnavailable, match="expected a branch"):
+            await session.fork(1)
+    lost = await session.execute("x")
+    assert (lost.status, lost.state_lost) == ("sandbox_error", True)
+    assert await value(session, "'x' in globals()") == "False"
+    await session.close()
+
+
+async def test_an_interrupt_while_it_branches_ends_nothing(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=0.0), snapshot=True)
+    await session.execute("x = 1")
+    worker = session._worker
+    assert worker is not None
+    forking = asyncio.create_task(session.fork(1))
+    while worker._answered is None:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0)
+    session.interrupt()
+    (branch,) = await forking
+    assert await value(session, "import time; time.sleep(0.1); x") == "1"
+    assert await value(branch, "x") == "1"
+    await branch.close()
+    await session.close()
 
 
 async def test_a_session_that_is_closed_while_it_branches_leaves_nothing(sandbox: Sandbox) -> None:

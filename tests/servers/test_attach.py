@@ -170,3 +170,16 @@ async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls()
             release.set()
             assert (await call)["result"]["data"] == 0
             assert json.loads(await ws.recv())["data"]["observation"]["total"] == 2
+        # One that leaves while its step waits is seen to leave, and the step is not taken for nobody.
+        entered.clear(), release.clear()
+        async with socket_to(address, f"?session_id={session}") as ws:
+            call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
+            await entered.wait()
+            await ws.send(json.dumps(STEP))
+            await eventually(lambda: app.sessions.find("", session)._waiting == 1)
+        await eventually(lambda: not app.sessions.find("", session).attached)
+        release.set()
+        assert (await call)["result"]["data"] == 2
+        async with socket_to(address, f"?session_id={session}") as ws:
+            await ws.send(json.dumps({"type": "state"}))
+            assert json.loads(await ws.recv())["data"]["total"] == 2

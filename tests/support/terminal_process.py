@@ -59,12 +59,30 @@ class TerminalProcess:
         """Press keys: "\\x03" is Ctrl-C, "\\x04" Ctrl-D, "\\t" Tab."""
         os.write(self._terminal, text.encode())
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C once the process waits for something.
+
+        Python only notes a signal that comes between a prompt and the wait for an answer, and readline waits on.
+        """
+        self._until_it_sleeps()
+        self.keys("\x03")
+
     def ended(self) -> int:
         """Read to the end; return the exit status."""
         deadline = time.monotonic() + PATIENCE_S
         while self._more(deadline):
             pass
         return self.process.wait(PATIENCE_S)
+
+    def _until_it_sleeps(self) -> None:
+        if sys.platform != "linux":
+            return  # nobody tells there
+        process = psutil.Process(self.process.pid)  # whose state is its main thread's
+        deadline = time.monotonic() + PATIENCE_S
+        while (state := process.status()) != psutil.STATUS_SLEEPING:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"expected a process that waits, got one that is {state}: {self.shown}")
+            time.sleep(0.01)
 
     def _more(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))

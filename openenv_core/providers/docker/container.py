@@ -22,6 +22,15 @@ OUTPUT_LINES: Final = 200
 OUTPUT_BYTES: Final = 16_384
 """How much of a container's log goes into an error."""
 
+KILLED: Final = 137
+"""What a container ends with whose first process somebody killed: 128 and SIGKILL."""
+
+OOM_EVENT_S: Final = 1.0
+"""How long it is waited for the engine's word that the kernel killed it for its memory: that may follow its end."""
+
+OOM_LOOK_S: Final = 0.25
+"""How often it is looked for meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
@@ -128,6 +137,20 @@ class Container:
             self.id, self._born - 1, time.time()
         )
         return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
+
+    def end_state(self) -> ContainerState:
+        """Return what became of the container; of one that was killed, once the engine has had time to tell for what.
+
+        Raises:
+            EngineUnavailable: The engine does not answer.
+            EngineRefused: There is no such container any more.
+        """
+        state = self.state()
+        told_by = time.monotonic() + OOM_EVENT_S
+        while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < told_by:
+            time.sleep(OOM_LOOK_S)
+            state = self.state()
+        return state
 
     def logs(self, tail: int = OUTPUT_LINES) -> str:
         """Return the last lines that the container printed, at most 16 KiB of them.

@@ -16,7 +16,7 @@ from openenv_core.errors import (
 )
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.address import is_local
-from openenv_core.providers.docker.container import Container
+from openenv_core.providers.docker.container import KILLED, Container
 from openenv_core.providers.docker.engine import Engine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.providers.docker.spec import dropped, spec
@@ -128,14 +128,17 @@ def _wait_until_healthy(
 
 def _require_running(container: Container) -> None:
     try:
-        state = container.state()
+        state = container.end_state()
     except EngineRefused as error:
         raise ServerStartFailed(f"expected {container.image} to start, but somebody removed it") from error
-    if not state.running:
-        hint = "raise memory" if state.out_of_memory else "the output tells why"
-        raise ServerStartFailed(
-            f"expected {container.image} to start, but its container {state}; {hint}", container.logs()
-        )
+    if state.running:
+        return
+    hint = "raise memory" if state.out_of_memory else "the output tells why"
+    if state.exit_code == KILLED and not state.out_of_memory:
+        hint = "something killed it: raise memory if the kernel did so for that, which engines do not always notice"
+    raise ServerStartFailed(
+        f"expected {container.image} to start, but its container {state}; {hint}", container.logs()
+    )
 
 
 def _publishes(engine: Engine, options: ContainerOptions) -> bool:

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import is_bearer_token
+from openenv_core.protocol.urls import shown
 from openenv_core.providers.remote.errors import (
     SandboxAccessRefused,
     SandboxLimitReached,
@@ -51,14 +52,20 @@ class SandboxApi:
         try:
             url = httpx.URL(base_url)
         except (httpx.InvalidURL, TypeError) as error:
-            raise ConfigurationError(f"expected the service's URL, got {base_url!r}: {error}") from None
+            why = "" if "@" in str(base_url) else f": {error}"  # which may have a part of the password
+            raise ConfigurationError(
+                f"expected the service's URL, got {shown(str(base_url))!r}{why}"
+            ) from None
         if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigurationError(f"expected an http:// or https:// URL of the service, got {base_url!r}")
+            raise ConfigurationError(
+                f"expected an http:// or https:// URL of the service, got {shown(base_url)!r}"
+            )
         if token is not None and not is_bearer_token(token):
             raise ConfigurationError(
                 f"expected a token of printable ASCII without spaces, got {len(token)} other characters"
             )
         self.base_url = str(url).rstrip("/")
+        self._shown = shown(self.base_url)
         self.timeout_s = timeout_s
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = client_for(self.base_url, headers)
@@ -123,7 +130,7 @@ class SandboxApi:
             found = Sandbox.model_validate_json(body)
         except ValidationError as error:
             raise SandboxServiceUnavailable(
-                f"expected {self.base_url} to describe a sandbox as docs/sandboxes.md says, got: "
+                f"expected {self._shown} to describe a sandbox as docs/sandboxes.md says, got: "
                 f"{error.errors(include_url=False, include_input=False)[0]['msg']}; is it a sandbox service?"
             ) from None
         if found.url is not None:
@@ -154,11 +161,11 @@ class SandboxApi:
                     if len(answer) > _MAX_ANSWER_BYTES or time.monotonic() > deadline:
                         raise SandboxServiceUnavailable(
                             f"expected an answer of at most {_MAX_ANSWER_BYTES} bytes within {limit_s:g} s from "
-                            f"{self.base_url}, got {len(answer)} bytes and no end"
+                            f"{self._shown}, got {len(answer)} bytes and no end"
                         )
         except self._errors as error:
             raise SandboxServiceUnavailable(
-                f"expected an answer from the sandbox service at {self.base_url} within {limit_s:g} s, got "
+                f"expected an answer from the sandbox service at {self._shown} within {limit_s:g} s, got "
                 f"{type(error).__name__}: {error}; is it running there? `ropewalk sandboxes` starts one"
             ) from error
         if not response.is_success:
@@ -171,12 +178,12 @@ class SandboxApi:
         except ValidationError:
             said = Refused(detail=body[:300].decode(errors="replace").strip())
         status = response.status_code
-        text = f"the sandbox service at {self.base_url} answered {status}: {said.detail or 'without words'}"
+        text = f"the sandbox service at {self._shown} answered {status}: {said.detail or 'without words'}"
         if status in (401, 403):
             return SandboxAccessRefused(text, status, said.code)
         if status == 404 and path and not said.code.startswith("image"):
             return SandboxLost(
-                f"expected the sandbox {path.split('/')[1]} at {self.base_url}, got 404: it ended, or its lease ran out"
+                f"expected the sandbox {path.split('/')[1]} at {self._shown}, got 404: it ended, or its lease ran out"
             )
         if status == 429:
             return SandboxLimitReached(text, status, said.code, _seconds(response.headers.get("retry-after")))

@@ -231,7 +231,7 @@ async def test_an_answer_of_no_use_is_the_servers_fault_and_the_session_lives(
 @pytest.mark.slow
 async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
     site = Site()
-    async with at_site(site, other=entry(), timeout_s=0.3) as env:
+    async with at_site(site, other=entry(), timeout_s=2.0) as env:
         assert (await call(env, "site__count")).result == "1"
         assert kind(await call(env, "site__hang")) == "timeout"
         assert (await call(env, "site__count")).result == "2"

@@ -29,7 +29,7 @@ def gone(pid: int) -> bool:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - other processes set no event of ours
             await asyncio.sleep(0.01)
 
@@ -95,7 +95,7 @@ async def test_restarts_come_to_an_end() -> None:
 
 
 async def test_a_tool_that_hangs_is_given_up_and_its_server_goes_on() -> None:
-    async with playing(house_of({"one": entry(timeout_s=0.3)})) as env:
+    async with playing(house_of({"one": entry(timeout_s=2.0)})) as env:
         assert (await call(env, "count")).result == 1
         hung = await call(env, "hang", seconds=60)
         assert kind(hung) == "timeout"
@@ -116,7 +116,7 @@ async def test_a_call_that_its_caller_gives_up_is_cancelled_at_the_server_too() 
 
 @pytest.mark.slow
 async def test_a_server_that_hears_nothing_after_a_hang_is_started_anew() -> None:
-    async with playing(house_of({"one": entry(timeout_s=0.3)})) as env:
+    async with playing(house_of({"one": entry(timeout_s=2.0)})) as env:
         pid = await pid_of(env)
         assert kind(await call(env, "wedge", seconds=600)) == "timeout"
         seen = await call(env, "count")
@@ -277,7 +277,7 @@ async def test_a_reset_that_is_given_up_leaves_nothing() -> None:
     began = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await reset
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     await env.close()
 
 

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from openenv_core.tools import (
 from rl_bridge.config import Config
 from rl_bridge.data.traces import Recorder, Trace, load_traces, save_traces, written
 from rl_bridge.errors import ConfigError, EpisodeLost
-from rl_bridge.rollout import EvaluationResult, Policy, ToolTask
+from rl_bridge.rollout import ToolTask
 from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, parse_tool_calls
 
 
@@ -31,7 +33,7 @@ class Riddle(Observation):
 
 
 class RiddleTask(ToolTask):
-    async def report(self, policy: Policy, result: EvaluationResult) -> None: ...
+    pass
 
 
 class RiddleSession:
@@ -269,3 +271,34 @@ async def test_what_the_assistant_wrote_is_learned_and_nothing_else(task: Riddle
     assert learned == [*tokenizer.answer(look), *tokenizer.answer(say)]
     assert learned.count(end) == 2
     assert learned[-1] == row.tokens[-1] == end
+
+
+@pytest.mark.heavy
+async def test_where_a_template_opens_a_thought_an_answer_closes_it(
+    task: RiddleTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.sft import tiny_policy
+    from rl_bridge.data.traces import samples_of
+    from rl_bridge.tokens.chat import ChatTokenizer
+
+    trace = await recorded(task)
+    answering = "<|im_start|>assistant\n{% endif"
+    assert answering in tiny_policy.CHAT_TEMPLATE
+    thinking = tiny_policy.CHAT_TEMPLATE.replace(answering, answering.replace("{%", "<think>\n{%"))
+    monkeypatch.setattr(tiny_policy, "CHAT_TEMPLATE", thinking)
+    folder = tiny_policy.make_tool_policy(tmp_path / "policy", [trace], seed=0, width=64, layers=1)
+    tokenizer = ChatTokenizer(folder)
+    (row,) = samples_of(trace, tokenizer, index=0)
+    spans = [
+        list(span)
+        for own, span in groupby(zip(row.tokens, row.loss_mask, strict=True), key=itemgetter(1))
+        if own
+    ]
+    answers = [tokenizer.written([token for token, _ in span][:-1]) for span in spans]
+    said = [m["content"] for m in trace.messages if m["role"] == "assistant"]
+    assert answers == [f"\n</think>\n\n{text}" for text in said]
+    for answer, text in zip(answers, said, strict=True):
+        as_played = parse_tool_calls(answer, style=CallStyle.HERMES, repair=False, in_thought=True)
+        assert (
+            as_played == parse_tool_calls(text, style=CallStyle.HERMES, repair=False, in_thought=False) != []
+        )

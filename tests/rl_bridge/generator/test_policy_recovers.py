@@ -9,10 +9,10 @@ from generator_fixtures import perturbed, policy_service, prompts
 
 from rl_bridge.types import SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=4)
-STUCK_S = 15.0
+STUCK_S = 30.0
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The calculators against the guide's figures, and what each role keeps against sums worked out by hand."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from rl_bridge.planning.broadcast import broadcast_seconds, fan_out_seconds, idl
 from rl_bridge.planning.cost import RentedFleet
 from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
 from rl_bridge.planning.model_size import ModelSize
-from rl_bridge.planning.plan import gpus_of
+from rl_bridge.planning.plan import Plan, gpus_of
 
 SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_layer=250, width=5)
 FILE = """
@@ -31,15 +32,64 @@ def test_broadcast_of_the_guides_70b(gbps: float, seconds: float) -> None:
 
 
 def test_all_generators_share_the_links_of_the_trainers_hosts() -> None:
-    assert fan_out_seconds(2.56, receivers=14, senders=1) == pytest.approx(35.84)
-    assert fan_out_seconds(2.56, receivers=14, senders=7) == pytest.approx(5.12)
+    assert fan_out_seconds(2.56, receivers=14, senders=1, most_on_one_host=2) == pytest.approx(35.84)
+    assert fan_out_seconds(2.56, receivers=14, senders=7, most_on_one_host=1) == pytest.approx(5.12)
+    # Eight generators of a host have one link, whoever sends.
+    assert fan_out_seconds(2.56, receivers=16, senders=16, most_on_one_host=8) == pytest.approx(20.48)
     # Each generator's own link is what is left where there are more hosts than generators.
-    assert fan_out_seconds(2.56, receivers=2, senders=4) == 2.56
+    assert fan_out_seconds(2.56, receivers=2, senders=4, most_on_one_host=1) == 2.56
 
 
 @pytest.mark.parametrize(("broadcast_s", "percent"), [(11.2, 52.8), (2.8, 21.9)])
 def test_idle_beside_ten_seconds_of_rollout(broadcast_s: float, percent: float) -> None:
     assert round(100 * idle_share(broadcast_s, 10.0), 1) == percent
+
+
+@pytest.mark.parametrize(
+    ("monarch", "times"),
+    [
+        ({"num_nodes": 8, "gpus_per_node": 8, "roles": {"policy": {"replicas": 14, "gpus": 1}}}, 14),
+        # Sixteen hosts send, and two with eight generators each receive.
+        (
+            {
+                "num_nodes": 18,
+                "gpus_per_node": 8,
+                "roles": {
+                    "policy": {"replicas": 16, "gpus": 1},
+                    "trainer": {"procs": 8, "hosts": 16, "gpus": 128},
+                },
+            },
+            8,
+        ),
+        # Six ranks on each of two hosts, which have room for two generators each.
+        (
+            {
+                "num_nodes": 2,
+                "gpus_per_node": 8,
+                "roles": {
+                    "policy": {"replicas": 4, "gpus": 1},
+                    "trainer": {"procs": 6, "hosts": 2, "gpus": 12},
+                },
+            },
+            2,
+        ),
+        ({"roles": {"policy": {"replicas": 3}}}, 3),
+        # Its volume is on the controller's host, whatever the trainer is.
+        (
+            {
+                "transport": "torchstore",
+                "num_nodes": 8,
+                "roles": {"policy": {"replicas": 4}, "trainer": {"hosts": 4}},
+            },
+            4,
+        ),
+    ],
+)
+def test_how_often_a_version_goes_over_the_narrowest_link(monarch: dict[str, Any], times: int) -> None:
+    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {}, "monarch": monarch})
+    (told,) = Plan().with_broadcasts(140e9, [100.0], None, config).broadcasts
+    assert told.seconds == pytest.approx(11.2)
+    assert told.all_seconds == pytest.approx(11.2 * times)
 
 
 def test_fleet_of_64_for_a_day() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rl_bridge.config import Config
 from rl_bridge.errors import RewardFailed
+from rl_bridge.loops.settings import reward_settings
 from rl_bridge.rewards import pool as pool_module
 from rl_bridge.rewards.pool import RewardPool
 from rl_bridge.rewards.worker import RewardWorker
@@ -88,7 +91,7 @@ async def test_many_are_evaluated_by_few_processes() -> None:
     ["start_daemons", *(pytest.param(way, marks=pytest.mark.slow) for way in ("say_and_sleep", "backtrack"))],
 )
 async def test_what_takes_too_long_is_killed_with_all_that_it_started(way: str, tmp_path: Path) -> None:
-    async with open_pool(workers=1, timeout_s=1.5) as pool:
+    async with open_pool(workers=1, timeout_s=5.0) as pool:
         assert await ask(pool, way, str(tmp_path / "pids")) is None
         pids = await pids_in(tmp_path / "pids")
         assert len(pids) == (4 if way == "start_daemons" else 1)
@@ -214,6 +217,29 @@ async def test_a_module_that_cannot_be_imported_is_told_at_the_start() -> None:
             pytest.fail("it was started")
 
 
+async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lasting.py").write_text("import time\n\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    config = Config.model_validate(
+        {
+            "data": {"source": "a.jsonl"},
+            "rollout": {},
+            "reward": {"function": "lasting.f", "start_timeout_seconds": 1.0},
+        }
+    )
+    settings = reward_settings(config)
+    names, longest = settings.ensemble.functions, settings.start_timeout_s
+    with pytest.raises(
+        RewardFailed, match=r"lasting.f to be imported within 1 s.*raise reward\.(\w+),"
+    ) as told:
+        async with RewardPool(names, workers=1, timeout_s=HANG_S, start_timeout_s=longest):
+            pytest.fail("it was started")
+    assert re.findall(r"reward\.(\w+),", str(told.value)) == ["start_timeout_seconds"]
+    assert guards() == []
+
+
 @pytest.mark.slow
 async def test_a_pool_that_can_have_no_processes_any_more_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -302,5 +328,6 @@ async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
             await until(lambda: len(pool.pids) == 3 and not pool._renewals)
         assert len(pool._idle) == 3
         assert not pool._waiting
+        pool._timeout_s = HANG_S  # from here on nothing is meant to take too long
         assert len(set(await asyncio.gather(*(ask(pool, "pid") for _ in range(30))))) == 3
     assert guards() == []

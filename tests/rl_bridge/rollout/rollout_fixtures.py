@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation
 from envs.blackjack_env.server.app import app as blackjack
 from openenv_core import Action, EnvClient, Environment, Observation, State
-from rl_bridge.rollout import EvaluationResult, Policy, Task
+from rl_bridge.rollout import Task
 from rl_bridge.tokens.chat import Message
 from rl_bridge.types import Completion, SamplingSettings
 from servers import create_app
@@ -108,9 +108,6 @@ class TableTask(Task):
             return BlackjackAction(action="hit")
         return BlackjackAction(action="stand") if text == "stand" else None
 
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Nobody asks for one here."""
-
 
 class NotebookTask(Task):
     client_type = NotebookClient
@@ -122,9 +119,6 @@ class NotebookTask(Task):
         if text == "explode":
             raise ZeroDivisionError("the task is wrong")
         return None if text == "nonsense" else Note(text=text)
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Nobody asks for one here."""
 
 
 class BrokenTask(NotebookTask):

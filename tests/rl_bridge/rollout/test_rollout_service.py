@@ -27,12 +27,12 @@ from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.types import Group, Trajectory
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 RUN_SEED = 3
 SIBLINGS = 4
 GROUPS = 3
-WAIT_S = 60.0
+WAIT_S = 150.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 SILENCE_S = 15.0
 """Less than that: to Monarch a process that dies while it is being asked is silent, not dead."""

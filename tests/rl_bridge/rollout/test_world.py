@@ -79,7 +79,7 @@ def test_what_a_call_gave_has_to_look_like_it() -> None:
         world.result(Told(task="again"))
 
 
-async def test_report(tmp_path: Path) -> None:
+async def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = task_of(World)
     task.folder = tmp_path
     endings = [Ending.COMPLETED, Ending.TRUNCATED_TURNS, Ending.COMPLETED]
@@ -89,5 +89,6 @@ async def test_report(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "report.json").read_text())
     assert told["endings"] == {"completed": 2, "truncated_turns": 1}
     assert (told["episodes"], told["mean_reward"], told["dropped"]) == (3, 0.5, 2)
+    assert capsys.readouterr().out == "3 held-out episodes: mean reward 0.5\n"
     await task.report(policy, EvaluationResult(rewards=[], endings=[], dropped=0, train_seconds=1.0))  # type: ignore[arg-type]
     assert json.loads((tmp_path / "report.json").read_text())["mean_reward"] is None

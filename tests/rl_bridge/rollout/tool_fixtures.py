@@ -21,7 +21,7 @@ from jinja2 import Environment as Jinja
 from openenv_core import Action, Environment, MCPToolClient, Observation, State, StepResult
 from openenv_core.tools import CallToolAction, ToolAction, ToolEnvironment, ToolFailed, ToolObservation, tool
 from rl_bridge.config import Config
-from rl_bridge.rollout import EvaluationResult, Policy, Task, ToolTask
+from rl_bridge.rollout import Task, ToolTask
 from rl_bridge.tokens.chat import ChatTokenizer, Message
 from rl_bridge.types import Completion, SamplingSettings
 from servers import create_app
@@ -218,9 +218,6 @@ desk_app = create_app(
 class DeskTask(ToolTask):
     client_type = DeskClient
 
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Nobody asks for one here."""
-
 
 class AnsweringDeskTask(DeskTask):
     """An answer that begins with a number and calls nothing ends the episode too."""
@@ -354,9 +351,6 @@ class RecitalTask(Task):
 
     def parse(self, text: str) -> Line | None:
         return Line(text=text) if text else None
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Nobody asks for one here."""
 
 
 class LastLineTask(RecitalTask):

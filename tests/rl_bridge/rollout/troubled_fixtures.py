@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rollout_fixtures import Note, with_session_count
 
 from openenv_core import EnvClient, Environment, Observation, State
-from rl_bridge.rollout import EvaluationResult, Policy, Task
+from rl_bridge.rollout import Task
 from rl_bridge.tokens.chat import Message
 from servers import create_app
 
@@ -99,6 +99,3 @@ class TroubledTask(Task):
 
     def parse(self, text: str) -> Note | None:
         return Note(text=text)
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Nobody asks for one here."""

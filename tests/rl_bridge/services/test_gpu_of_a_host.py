@@ -39,6 +39,22 @@ def test_remote_hosts_are_told_positions() -> None:
     assert here.variables_of(1) == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
+def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.devices import own_device
+    from rl_bridge.errors import ModelError
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("ROPEWALK_GPU", raising=False)
+    assert own_device().type == "cpu"
+    monkeypatch.setenv("ROPEWALK_GPU", "1")
+    for told, said in (("6", "6"), ("", "all there are")):
+        monkeypatch.setenv("ROPEWALK_GPUS", told)
+        with pytest.raises(
+            ModelError, match=rf"at position 1 on .* \({said}\), got none; lower monarch\.gpus"
+        ):
+            own_device()
+
+
 def shown(folder: Path, told: dict[str, str], given: str | None) -> str:
     from rl_bridge.services.incarnation import _SHELL
 

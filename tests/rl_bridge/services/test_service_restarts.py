@@ -414,7 +414,7 @@ async def test_a_death_is_noticed_as_soon_as_the_heartbeat_says(tmp_path: Path) 
             return time.monotonic() - begin
 
     quick = await seconds_to_notice(0.2)
-    slow = await seconds_to_notice(6.0)
+    slow = await seconds_to_notice(20.0)
     # The slow one has looked when the replica started, and does not look again before its time.
     assert slow > 2.0
     assert quick < slow - 1.0

@@ -173,6 +173,41 @@ def train_alone(policy: Path, folder: Path, numbers: range) -> tuple[list[dict[s
     return [trainer.step(batch(number)) for number in numbers], trainer
 
 
+def test_it_may_have_been_written_on_another_kind_of_device(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.trainer.trainer import Trainer
+
+    def as_on_a_gpu(self: Any) -> dict[str, Tensor]:
+        return {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
+
+    def groups(trainer: Any) -> list[dict[str, Any]]:
+        return [group for optimizer in trainer._optimizer._optimizer for group in optimizer.param_groups]
+
+    taken: list[set[str]] = []
+    take = Trainer._take_random
+
+    def taking(self: Any, states: Any) -> None:
+        taken.append(set(states))
+        take(self, states)
+
+    monkeypatch.setattr(Trainer, "_take_random", taking)
+    onwards = alone(policy, tmp_path)
+    onwards.step(batch(0))
+    onwards.save(1, RUN_STATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_random", as_on_a_gpu)
+        assert alone(policy, tmp_path).resume().version == 1
+        for group in groups(onwards):
+            group.update(fused=True, foreach=None)
+        onwards.save(1, RUN_STATE)
+    back = alone(policy, tmp_path)
+    assert back.resume().version == 1
+    assert taken == [{"cpu"}, {"cpu"}]
+    assert [(group["fused"], group["foreach"]) for group in groups(back)] == [(False, False)]
+    back.step(batch(1))
+
+
 def test_two_ranks_resume_to_the_last_bit(pair: Ranks, policy: Path, tmp_path: Path) -> None:
     options = settings(policy, folder=tmp_path, **OPTIONS)
     pair.build(options)

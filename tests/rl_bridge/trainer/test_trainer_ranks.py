@@ -173,7 +173,7 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
         killed = time.monotonic()
         [answer] = two.answers(0)
         assert isinstance(answer, RankLost), answer
-        assert time.monotonic() - killed < 10.0
+        assert time.monotonic() - killed < 60.0
         assert "in iteration 1, one is gone" in str(answer)
         # Nor is what cannot be loaded without it taken for damaged.
         answer = two.ask_one(0, "resume")

@@ -357,17 +357,19 @@ async def test_transfers_may_take_longer_than_it_is_waited_for_a_publisher() -> 
     await store.close()
 
 
-def test_the_weights_of_a_run_may_take_as_long_as_its_trainer_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_hangs_is_given_up_before_the_synchronisation_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from rl_bridge.config import Config
     from rl_bridge.loops import assembly
 
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(assembly.WeightStore, "create", lambda **options: asked.append(options))
     for monarch in ({}, {"workers": ["tcp://10.0.0.2:26600"]}, {"transport": "torchstore"}):
-        config = {"env": {"app": "a:b"}, "rollout": {}, "trainer": {"timeout_s": 7.0}, "monarch": monarch}
+        config = {"env": {"app": "a:b"}, "rollout": {}, "trainer": {"timeout_s": 8.0}, "monarch": monarch}
         assembly._store(Config.model_validate(config))
     assert [options["transport"] for options in asked] == ["shared_memory", "rdma", "torchstore"]
-    assert [options["transfer_timeout_s"] for options in asked] == [7.0] * 3
+    assert [options["transfer_timeout_s"] for options in asked] == [2.0] * 3
 
 
 async def test_a_buffer_that_is_not_given_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

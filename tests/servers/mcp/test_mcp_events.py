@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+from mcp.server.streamable_http import GET_STREAM_KEY
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
 from serving import PATIENCE_S, eventually, serving
 from test_mcp_sessions import STREAMS, greet
@@ -133,6 +134,19 @@ def test_what_is_kept_has_bounds() -> None:
     assert kept.after(one) is None
     assert kept.after(heavy[0]) is None
     assert kept.after(heavy[1]) is not None
+
+
+def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_nothing() -> None:
+    kept = Kept()
+    note = JSONRPCNotification(jsonrpc="2.0", method="m", params={})
+    older, last = kept.add(GET_STREAM_KEY, note), kept.add(GET_STREAM_KEY, note)
+    for _ in range(MAX_EVENTS):
+        kept.add("a call", note)
+    assert kept.after(last) == (GET_STREAM_KEY, [])
+    assert kept.after(older) is None
+    assert (found := kept.add(GET_STREAM_KEY, note))
+    assert kept.after(last) is None
+    assert kept.after(found) == (GET_STREAM_KEY, [])
 
 
 async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,7 @@ def _end_of(lease: Lease[Container]) -> ContainerState | None:
     deadline = time.monotonic() + DEATH_S
     with suppress(ProviderError):
         while time.monotonic() < deadline:
-            state = lease.container.state()
+            state = lease.container.end_state()
             if not state.running:
                 return state
             time.sleep(LOOK_S)
