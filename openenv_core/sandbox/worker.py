@@ -24,6 +24,10 @@ _REMOVAL_S: Final = 0.02
 STILL_S: Final = 0.25
 """Seconds after the last request until the interpreter stands still for certain, and its end has been heard of."""
 
+AGAIN_S: Final = 0.05
+"""Seconds until an interrupt is repeated, and then twice as many, and so on: one that comes before the code does
+reaches nobody, and of several the runner lets the code see only the first."""
+
 EXIT_S: Final = 5.0
 """Seconds that a killed process gets to be gone. It has no say in that, the kernel has."""
 
@@ -102,6 +106,7 @@ class Worker:
         self._expected: int | None = None
         self._answered: asyncio.Future[Answer | None] | None = None
         self._stopped: str | None = None
+        self._again_later: asyncio.TimerHandle | None = None
         self._kill_later: asyncio.TimerHandle | None = None
         self._process: int | None = None
         self.exited: asyncio.Future[Exit] = self._loop.create_future()
@@ -166,9 +171,10 @@ class Worker:
             raise
         finally:
             timer.cancel()
-            if self._kill_later is not None:
-                self._kill_later.cancel()
-                self._kill_later = None
+            for later in (self._again_later, self._kill_later):
+                if later is not None:
+                    later.cancel()
+            self._again_later = self._kill_later = None
             self.exited.remove_done_callback(self._ended)
             self._expected = self._answered = None
             self._pace(signal.SIGSTOP)
@@ -198,8 +204,12 @@ class Worker:
         if self._answered.done() or self._broken is not None:
             return
         self._stopped = why
-        self._signal(self._process, signal.SIGINT)
+        self._interrupt(AGAIN_S)
         self._kill_later = self._loop.call_later(self.limits.grace_s, self._lose_patience)
+
+    def _interrupt(self, again_s: float) -> None:
+        self._signal(self._process, signal.SIGINT)
+        self._again_later = self._loop.call_later(again_s, self._interrupt, 2 * again_s)
 
     def kill(self) -> None:
         """End the process and all that it started. Its exit is told later."""

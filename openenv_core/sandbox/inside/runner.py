@@ -30,7 +30,7 @@ class Runner:
         self.control = control
         self._outputs_bytes = outputs_bytes
         self._cells = Cells()
-        self._running = False
+        self._interruptible = False
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Runner:
         try:
             try:
                 self._streams_again(request.get("stdin"))
-                self._running = True
+                self._interruptible = True
                 if request["op"] == "call":
                     value = self._cells.call(
                         request["name"], decode(request["args"]), decode(request["kwargs"])
@@ -70,7 +70,7 @@ class Runner:
                 elif (result := self._cells.run(request["code"], shown)) is not None:
                     texts.append(result)
             finally:
-                self._running = False
+                self._interruptible = False
         except SystemExit as error:
             self._exited(answer, error)
         except MemoryError as error:
@@ -98,8 +98,10 @@ class Runner:
         answer.update(status="error", exit_code=number & 0xFF or 1, error=describe(error))
 
     def _interrupted(self, *_: object) -> None:
-        # One that comes a moment too late finds nobody to interrupt.
-        if self._running:
+        # One that comes a moment too soon or too late finds nobody to interrupt. The supervisor repeats it, and code
+        # that has heeded the first is left to its clearing up.
+        if self._interruptible:
+            self._interruptible = False
             raise KeyboardInterrupt
 
     def _open_streams(self) -> None:
