@@ -306,7 +306,7 @@ class TalkativeAsync(Talkative):
 async def test_a_client_that_does_not_read_is_dropped(
     env: type[Counter], attached: bool, protocol: dict[str, str]
 ) -> None:
-    app = app_of(env, send_timeout_s=0.2)
+    app = app_of(env, send_timeout_s=0.5)
     async with serving(app, **protocol) as address:
         query = f"?session_id={await opened(address)}" if attached else ""
         async with socket_to(address, query) as ws:

@@ -1,12 +1,12 @@
 """What lives as long as an app: begun before the first connection, ended after the last session."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from free_ports import free_port
 from serve_process import PATIENCE_S, SUPPORT, eventually, refusal, serve
 from serving import serving
 
@@ -91,9 +91,7 @@ def test_a_mistake_shows_its_traceback(notes: Path) -> None:
 
 
 def test_under_plain_uvicorn_a_refusal_is_a_message_too(notes: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     done = subprocess.run(
         [sys.executable, "-m", "uvicorn", "lifelong:app", "--port", str(port)],
         cwd=SUPPORT,

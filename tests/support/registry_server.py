@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from missing import missing
 
 PROGRAM = "docker-registry"
@@ -57,9 +57,7 @@ def program() -> str:
 @contextmanager
 def running_registry(folder: Path, *, password: bool = False, read_only: bool = False) -> Iterator[Registry]:
     """Run one that keeps all it has in a folder; with a password it asks for USER and PASSWORD."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     access = ""
     if password:
         (folder / "users").write_text(f"{HTPASSWD}\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from free_ports import free_port
 
 from rl_bridge.config import Config, load_config
 from rl_bridge.doctor import machine as machine_module
@@ -173,12 +174,6 @@ def test_own_addresses() -> None:
 def listener() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def loaded(tmp_path: Path, *overrides: str) -> Config:

