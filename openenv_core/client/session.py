@@ -308,9 +308,8 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                 "expected a server to start, but the client was closed meanwhile; make a new client"
             ) from None
         finally:
-            if (
-                self._starting is starting
-            ):  # a later loop may start the server, and this be only collected then
+            # A later loop may have begun another start by the time that this one is collected.
+            if self._starting is starting:
                 self._starting = None
 
     async def _stop_provider(self) -> None:

@@ -67,10 +67,11 @@ class Plan:
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None
     ) -> "Plan":
         """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout."""
+        links = None if config is None else _links_of(config.monarch)
 
         def at(bandwidth: float) -> BroadcastPlan:
             one = broadcast_seconds(size_bytes, bandwidth)
-            every = None if config is None else _until_all_have_them(one, config.monarch)
+            every = None if links is None else fan_out_seconds(one, *links)
             taken = one if every is None else every
             return BroadcastPlan(
                 gbps=bandwidth,
@@ -82,7 +83,7 @@ class Plan:
         return replace(
             self,
             sent_bytes=size_bytes,
-            generators=None if config is None else config.monarch.roles.policy.replicas,
+            generators=None if links is None else links[0],
             broadcasts=tuple(at(each) for each in gbps),
         )
 
@@ -145,16 +146,19 @@ def gpus_of(config: Config) -> tuple[int, int]:
     return spot, everything - spot
 
 
-def _until_all_have_them(one_s: float, monarch: MonarchConfig) -> float:
-    """With TorchStore the one sender is the controller's host, where its volume is."""
-    generators, trainer = monarch.roles.policy.replicas, monarch.roles.trainer
-    senders = 1 if monarch.transport == "torchstore" else trainer.hosts
-    return fan_out_seconds(one_s, generators, senders, _most_on_one_host(monarch))
+def _links_of(monarch: MonarchConfig) -> tuple[int, int, int]:
+    """The generators, the hosts that they fetch from, and the most generators on one host.
+
+    With TorchStore the one sender is the controller's host, where its volume is.
+    """
+    senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
+    return monarch.roles.policy.replicas, senders, _most_on_one_host(monarch)
 
 
 def _most_on_one_host(monarch: MonarchConfig) -> int:
     """Of the generators, as the run itself would place them, beside a trainer that has its place first."""
-    if monarch.num_nodes == 1 or not monarch.roles.policy.gpus:
+    if not (monarch.gpus_per_node and monarch.roles.policy.gpus):
+        # Any host will do, or the file does not say yet what there is.
         return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
     placement, on = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
     roles = {name: _room(getattr(monarch.roles, name)) for name in ("trainer", "policy")}

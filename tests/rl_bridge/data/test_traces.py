@@ -32,10 +32,6 @@ class Riddle(Observation):
     task: str
 
 
-class RiddleTask(ToolTask):
-    pass
-
-
 class RiddleSession:
     """`look` tells a number, `say` ends the episode; it earns 1 with the right one. `leave` and `fall` end it too."""
 
@@ -71,11 +67,11 @@ class RiddleSession:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> RiddleTask:
-    return RiddleTask(Config.model_validate({"rollout": {}}), tmp_path)
+def task(tmp_path: Path) -> ToolTask:
+    return ToolTask(Config.model_validate({"rollout": {}}), tmp_path)
 
 
-async def recorded(task: RiddleTask) -> Trace:
+async def recorded(task: ToolTask) -> Trace:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(3)
     seen = await recorder.call("look", {})
@@ -83,7 +79,7 @@ async def recorded(task: RiddleTask) -> Trace:
     return recorder.trace()
 
 
-async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: RiddleTask) -> None:
+async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: ToolTask) -> None:
     session = RiddleSession()
     recorder = Recorder(task, session)
     first = await recorder.begin(3, level="easy")
@@ -108,7 +104,7 @@ async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: Riddle
     )
 
 
-async def test_a_recorder_can_begin_again(task: RiddleTask) -> None:
+async def test_a_recorder_can_begin_again(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     for answer, reward in ((7, 1.0), (8, 0.0)):
         await recorder.begin(0)
@@ -117,14 +113,14 @@ async def test_a_recorder_can_begin_again(task: RiddleTask) -> None:
         assert (trace.reward, len(trace.messages)) == (reward, 2)
 
 
-async def test_a_solver_whose_call_fails_is_told(task: RiddleTask) -> None:
+async def test_a_solver_whose_call_fails_is_told(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
     with pytest.raises(ToolCallFailed, match="no such tool"):
         await recorder.call("guess", {})
 
 
-async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: RiddleTask) -> None:
+async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
     with pytest.raises(ToolCallFailed):
@@ -136,7 +132,7 @@ async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: RiddleTa
     assert trace.messages[2] == {"role": "tool", "name": "guess", "content": "error: there is no such tool"}
 
 
-async def test_a_call_that_failed_may_end_the_episode(task: RiddleTask) -> None:
+async def test_a_call_that_failed_may_end_the_episode(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
     with pytest.raises(ToolCallFailed):
@@ -145,7 +141,7 @@ async def test_a_call_that_failed_may_end_the_episode(task: RiddleTask) -> None:
     assert (trace.reward, len(trace.messages)) == (-0.5, 2)
 
 
-async def test_what_ends_an_episode_need_be_no_observation_of_tools(task: RiddleTask) -> None:
+async def test_what_ends_an_episode_need_be_no_observation_of_tools(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
     assert await recorder.call("leave", {}) == Riddle(task="nobody is there")
@@ -153,7 +149,7 @@ async def test_what_ends_an_episode_need_be_no_observation_of_tools(task: Riddle
     assert (trace.reward, len(trace.messages)) == (0.5, 2)
 
 
-async def test_what_the_infrastructure_failed_is_no_trace(task: RiddleTask) -> None:
+async def test_what_the_infrastructure_failed_is_no_trace(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession(broken=True))
     await recorder.begin(0)
     with pytest.raises(EpisodeLost, match="the disk is gone"):
@@ -168,7 +164,7 @@ def test_a_written_call_is_read_as_that_call(arguments: Mapping[str, Any]) -> No
     assert parse_tool_calls(written(call), style=CallStyle.HERMES) == [call]
 
 
-async def test_traces_come_back_from_their_file(task: RiddleTask, tmp_path: Path) -> None:
+async def test_traces_come_back_from_their_file(task: ToolTask, tmp_path: Path) -> None:
     traces = [await recorded(task), await recorded(task)]
     save_traces(tmp_path / "traces.jsonl", traces)
     assert load_traces(tmp_path / "traces.jsonl") == traces
@@ -243,7 +239,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-async def test_what_the_assistant_wrote_is_learned_and_nothing_else(task: RiddleTask, tmp_path: Path) -> None:
+async def test_what_the_assistant_wrote_is_learned_and_nothing_else(task: ToolTask, tmp_path: Path) -> None:
     from examples.sft.tiny_policy import make_tool_policy
     from rl_bridge.data.traces import samples_of
     from rl_bridge.tokens.chat import ChatTokenizer
@@ -275,7 +271,7 @@ async def test_what_the_assistant_wrote_is_learned_and_nothing_else(task: Riddle
 
 @pytest.mark.heavy
 async def test_where_a_template_opens_a_thought_an_answer_closes_it(
-    task: RiddleTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: ToolTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from examples.sft import tiny_policy
     from rl_bridge.data.traces import samples_of

@@ -74,6 +74,8 @@ def test_idle_beside_ten_seconds_of_rollout(broadcast_s: float, percent: float) 
             2,
         ),
         ({"roles": {"policy": {"replicas": 3}}}, 3),
+        # A file that does not say yet what its hosts have is planned all the same.
+        ({"num_nodes": 2, "roles": {"policy": {"replicas": 4, "gpus": 1}}}, 4),
         # Its volume is on the controller's host, whatever the trainer is.
         (
             {
