@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
 
@@ -66,13 +67,14 @@ class Killer:
             self.cold_start_s = _cold_start(status)
         for number, kind in enumerate(order):
             time.sleep(drawn.uniform(*self.pause_s))
-            status = self._until(lambda now: now is not None, RECOVERY_TIMEOUT_S)
+            status = self._until(partial(_serving, kind=kind), RECOVERY_TIMEOUT_S)
             if status is None:
+                if self.job.process.poll() is None:
+                    raise RuntimeError(
+                        f"expected a replica of {kind} to serve, none does: {self.job.status()}"
+                    )
                 break
-            serving = [one for one in _replicas(status, kind) if one.state == SERVING and one.pids]
-            if not serving:
-                raise RuntimeError(f"expected a replica of {kind} to serve, none does: {status.services}")
-            victim = drawn.choice(serving)
+            victim = drawn.choice(_serving(status, kind))
             kill = Kill(kind=kind, replica=victim.id, version=status.version)
             began = time.time()
             _kill(drawn.choice(victim.pids), kind)
@@ -96,7 +98,7 @@ class Killer:
         self._until(again, RECOVERY_TIMEOUT_S)
 
     def _until(
-        self, condition: Callable[[StatusSnapshot | None], bool], timeout_s: float
+        self, condition: Callable[[StatusSnapshot | None], object], timeout_s: float
     ) -> StatusSnapshot | None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.job.process.poll() is None:
@@ -105,6 +107,11 @@ class Killer:
                 return status
             time.sleep(LOOK_S)
         return None
+
+
+def _serving(status: StatusSnapshot | None, kind: str) -> list[ReplicaRow]:
+    rows = () if status is None else _replicas(status, kind)
+    return [one for one in rows if one.state == SERVING and one.pids]
 
 
 def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:

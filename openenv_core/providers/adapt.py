@@ -50,8 +50,12 @@ def has_died(provider: object, *, within_s: float = DEATH_S) -> bool:
 
 
 def last_words(provider: Provider) -> str:
-    """Return what to add to an error if the provider's server has died: that, and its last output."""
-    if not has_died(provider) or not isinstance(provider, Watched):
+    """Return what to add to an error if the provider's server has died: that, and its last output.
+
+    One whose deaths show later than `DEATH_S` after the connections broke says so in its attribute `death_s`.
+    """
+    within_s = getattr(provider, "death_s", DEATH_S)
+    if not has_died(provider, within_s=within_s) or not isinstance(provider, Watched):
         return ""
     output = provider.output().rstrip()
     return "; the server's process has ended" + (

@@ -56,6 +56,7 @@ class Session:
         self._worker: Worker | None = None
         self._workspace: Workspace | None = None
         self._turn = asyncio.Lock()
+        self._given_up = False
         self._closed = False
 
     @property
@@ -230,7 +231,8 @@ class Session:
         self._worker, self._workspace = life
 
     def interrupt(self) -> None:
-        """Interrupt what runs, as its time-out would; nothing where nothing runs."""
+        """Interrupt what runs, or will as soon as its interpreter lives, as its time-out would; else do nothing."""
+        self._given_up = True
         if self._worker is not None:
             self._worker.stop("interrupt")
 
@@ -258,6 +260,7 @@ class Session:
         limit = self._limits.timeout_s
         timeout = limit if timeout_s is None else max(0.0, min(timeout_s, limit))
         async with self._turn:
+            self._given_up = False
             began = time.perf_counter()
             try:
                 workspace = await self._living()
@@ -269,6 +272,8 @@ class Session:
                 return self._told(_nothing(str(error)), timeout, ()), None
             worker = self._worker
             assert worker is not None
+            if self._given_up:
+                asyncio.get_running_loop().call_soon(worker.stop, "interrupt")
             try:
                 with DiskWatch(workspace, lambda: worker.stop("disk")):
                     reply = await worker.request(message, timeout)

@@ -53,6 +53,7 @@ class BranchingWorker(Worker):
         self._held: dict[int, int] = {}
         self._branching = False
         self._late = False  # ended because a branch was not there in time
+        self._overdue = False  # whoever will run the request is to be killed when it shows itself
 
     def follow(self, over: asyncio.Future[Exit]) -> None:
         """Take over how the root will have ended. A member of the family may have ended before."""
@@ -81,14 +82,27 @@ class BranchingWorker(Worker):
 
     def kill(self) -> None:
         """End what runs; the state before it goes on. Where nothing runs, end the state."""
-        runs = self._process != self._held.get(self._head)
-        if runs and self._answered is not None:
+        if self._runs() and self._answered is not None:
             self._signal(self._process, signal.SIGKILL)
-            if self._kill_later is not None:
-                self._kill_later.cancel()
-            self._kill_later = self._loop.call_later(EXIT_S, self.kill_all)
+            self._kill_all_later()
         else:
             self.kill_all()
+
+    def _runs(self) -> bool:
+        """Whether a process of its own is known to run the request."""
+        return self._process != self._held.get(self._head)
+
+    def _end_request(self) -> None:
+        if self._runs():
+            self.kill()
+        else:
+            self._overdue = True
+            self._kill_all_later()
+
+    def _kill_all_later(self) -> None:
+        if self._kill_later is not None:
+            self._kill_later.cancel()
+        self._kill_later = self._loop.call_later(EXIT_S, self.kill_all)
 
     def kill_all(self) -> None:
         """End the state too."""
@@ -220,15 +234,20 @@ class BranchingWorker(Worker):
         data, process, descriptors = receive(self.control, RECEIVE_BYTES)
         for descriptor in descriptors:
             os.close(descriptor)
-        if process is not None and process not in self._held:
+        new = process is not None and process not in self._held
+        if new and process is not None:
             with suppress(ProcessLookupError):
                 self._held[process] = os.pidfd_open(process)
         if process in self._held and self._process != self._held[process]:
             self._process = self._held[process]
+            if new and self._stopped is not None:
+                # The interrupt has reached the head, which runs nothing.
+                self._signal(self._process, signal.SIGKILL if self._overdue else signal.SIGINT)
         return data
 
     async def request(self, message: dict[str, Any], timeout_s: float) -> Any:
         """Ask something; see `Worker.request`. Whoever answered is the head afterwards."""
+        self._overdue = False
         reply = await super().request(message, timeout_s)
         for process, descriptor in list(self._held.items()):
             if descriptor == self._process:

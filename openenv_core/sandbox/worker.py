@@ -13,6 +13,7 @@ from typing import Any, Final
 from openenv_core.sandbox.answers import Answer, AnswerReader, Forged
 from openenv_core.sandbox.capture import Capture
 from openenv_core.sandbox.inside.frames import MAX_VALUE, pack_request
+from openenv_core.sandbox.inside.interrupts import AGAIN
 from openenv_core.sandbox.kernel.cgroups import Cgroup
 from openenv_core.sandbox.limits import Limits
 
@@ -25,8 +26,7 @@ STILL_S: Final = 0.25
 """Seconds after the last request until the interpreter stands still for certain, and its end has been heard of."""
 
 AGAIN_S: Final = 0.05
-"""Seconds until an interrupt is repeated, and then twice as many, and so on: one that comes before the code does
-reaches nobody, and of several the runner lets the code see only the first."""
+"""Seconds after which an interrupt is repeated: one that comes before the code does reaches nobody."""
 
 EXIT_S: Final = 5.0
 """Seconds that a killed process gets to be gone. It has no say in that, the kernel has."""
@@ -204,12 +204,18 @@ class Worker:
         if self._answered.done() or self._broken is not None:
             return
         self._stopped = why
-        self._interrupt(AGAIN_S)
+        self._signal(self._process, signal.SIGINT)
+        self._repeat_later()
         self._kill_later = self._loop.call_later(self.limits.grace_s, self._lose_patience)
 
-    def _interrupt(self, again_s: float) -> None:
-        self._signal(self._process, signal.SIGINT)
-        self._again_later = self._loop.call_later(again_s, self._interrupt, 2 * again_s)
+    def _repeat_later(self) -> None:
+        every_s = max(0.001, min(AGAIN_S, self.limits.grace_s / 4))
+        self._again_later = self._loop.call_later(every_s, self._repeat)
+
+    def _repeat(self) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._signal(self._process, AGAIN)
+            self._repeat_later()
 
     def kill(self) -> None:
         """End the process and all that it started. Its exit is told later."""
@@ -311,7 +317,10 @@ class Worker:
         if not self._answered.done():
             self._readable()
         if not self._answered.done() and self._broken is None:
-            self.kill()
+            self._end_request()
+
+    def _end_request(self) -> None:
+        self.kill()
 
     def _note_end(self, _: asyncio.Future[Exit]) -> None:
         self._over_at = self._loop.time()

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import random
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 FAILED = 1
 MISUSED = 2
 HERE = "127.0.0.1"
+OWN_PORTS = (20_000, 32_768)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -142,9 +145,11 @@ def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: in
 
 
 def _free_port() -> int:
-    with socket.create_server((HERE, 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
+    """Below those that the kernel gives to whoever connects: seconds pass until it is listened on."""
+    while True:
+        port = random.randrange(*OWN_PORTS)
+        with suppress(OSError), socket.create_server((HERE, port)):
+            return port
 
 
 def _print(finding: "Finding", *, as_json: bool) -> None:

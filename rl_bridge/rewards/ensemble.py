@@ -68,14 +68,15 @@ class Ensemble:
         """
         weights = self.weights or (1.0,) * len(self.functions)
         cast = [(vote, weight) for vote, weight in zip(votes, weights, strict=True) if vote is not None]
-        weight_cast = sum(weight for _, weight in cast)
-        if not cast or weight_cast < self.quorum * sum(weights):
+        weight_cast, wanted = sum(weight for _, weight in cast), self.quorum * sum(weights)
+        # No sum is compared to the last bit: half of 0.3, 0.1 and 0.2 is a little more than 0.3, and 0.1 and 0.2 weigh
+        # a little more than 0.3, which is no majority.
+        if not cast or (weight_cast < wanted and not math.isclose(weight_cast, wanted)):
             return None
         if self.rule is Rule.MEAN:
             return sum(vote * weight for vote, weight in cast) / weight_cast
         if self.rule is Rule.MIN:
             return min(vote for vote, _ in cast)
-        # Apart, and not compared to the last bit: 0.1 and 0.2 weigh a little more than 0.3, which is no majority.
         pro = sum(weight for vote, weight in cast if vote > YES)
         contra = sum(weight for vote, weight in cast if vote <= YES)
         return None if math.isclose(pro, contra) else float(pro > contra)

@@ -107,6 +107,7 @@ def test_a_job_whose_time_is_over_queues_up_again_and_goes_on(slurm: SlurmNode, 
     until_called(folder, "train ")
     slurm.run("scancel", "--batch", "--signal=USR1", job)
     slurm.wait(job, "PENDING", timeout_s=60)
+    slurm.wait_idle(timeout_s=120)
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     assert slurm.wait(job, "COMPLETED", "FAILED", timeout_s=120) == "COMPLETED"
     first, second = (call for call in calls(folder) if call.startswith("train "))

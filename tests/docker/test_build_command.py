@@ -263,7 +263,7 @@ def test_ctrl_c_ends_the_build_and_leaves_nothing(
     try:
         until(lambda: running(seconds), "the step to run")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=40)
+        _, said = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -281,7 +281,7 @@ def running(seconds: str) -> bool:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < end, f"waited for {what}"
         time.sleep(0.1)

@@ -5,6 +5,7 @@ import importlib
 from typing import Any
 
 import pytest
+from free_ports import free_port
 
 from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient, compat
 from openenv_core.providers.docker import Engine
@@ -62,10 +63,10 @@ def test_the_released_provider_is_ours(engine: Engine, hostile_image: str) -> No
             provider.stop_container()
         provider.stop_container()
         # Given to a client, it is told what to run; and its host port is the one asked for.
-        port = int(url.rpartition(":")[2])
+        port = free_port()
         with GenericEnvClient.from_docker_image(hostile_image, provider=provider, port=port) as client:
             client.reset()
-            assert provider._provider.url == url
+            assert provider._provider.url == f"http://127.0.0.1:{port}"
             assert client.step(STEP).observation["said"] == "0:0"
         assert provider._provider is None
     finally:

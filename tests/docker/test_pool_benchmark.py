@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.docker
+@pytest.mark.timeout(400)
 def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: Engine, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     words = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
@@ -27,7 +28,7 @@ def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: Engine, tmp_pat
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())

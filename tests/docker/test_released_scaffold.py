@@ -16,6 +16,9 @@ from openenv_core.providers.docker import Engine, LocalDockerProvider
 VERSION = "0.10.0"
 IMAGE = "ropewalk-test-released-scaffold:latest"
 
+START_S = 300.0
+"""The released package is compiled at every start, where nothing can be written beside it."""
+
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -46,7 +49,7 @@ def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
     """Return what the checker has against a target; a check that crashed is a flaw of ours."""
-    done = ropewalk("validate", target, "--json", *options)
+    done = ropewalk("validate", target, "--json", "--start-timeout", str(START_S), *options)
     assert done.returncode == 1, done.stdout[-6000:] + done.stderr[-6000:]
     results = json.loads(done.stdout)["results"]
     assert {result["status"] for result in results} == {"passed", "failed", "skipped"}
@@ -70,7 +73,7 @@ def test_what_is_wrong_with_the_folder_is_said(folder: Path) -> None:
 
 @pytest.mark.docker
 def test_its_image_is_built_and_answers(image: str) -> None:
-    with LocalDockerProvider(image) as provider:
+    with LocalDockerProvider(image, start_timeout_s=START_S) as provider:
         url = provider.start()  # the same one again
         assert exchange(url, "GET", "/health") == (200, {"status": "healthy"})
         with GenericEnvClient(url).sync() as client:

@@ -55,7 +55,7 @@ class Watched:
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout_s:g} s:\n{self.output()[-3000:]}")
 
-    def wait_for(self, text: str, timeout_s: float = 180.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = 400.0) -> None:
         self.until(lambda: text in self.output(), f"expected {text!r} in the output", timeout_s)
 
     def until(self, condition: Callable[[], object], message: str, timeout_s: float) -> None:

@@ -11,11 +11,11 @@ from e2e.conftest import CONFIG, Watched
 from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, action_values, evaluate, optimal_policy
 from examples.grpo_blackjack import chat
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3000)]
 
 GOOD_ENOUGH = -0.055
 BEST_BLIND = -0.064
-TRAINING_TIMEOUT_S = 1200.0
+TRAINING_TIMEOUT_S = 2400.0
 
 
 def test_example_learns_the_table(ropewalk: Callable[..., Watched], tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What an execution returns, on every level that can be had here."""
 
-import asyncio
 import base64
 
 import pytest
@@ -109,33 +108,6 @@ async def test_a_time_out_interrupts_and_keeps_what_can_be_kept(sandbox: Sandbox
     assert after.result == ("7" if not done.state_lost else None)
     if code in REACHED:
         assert not done.state_lost
-
-
-@pytest.mark.parametrize("snapshot", [False, True])
-async def test_an_interrupt_that_comes_before_the_code_does_is_repeated(
-    sandbox: Sandbox, snapshot: bool
-) -> None:
-    session = await sandbox.open(Limits(grace_s=20.0), snapshot=snapshot)
-    await session.execute("x = 7")
-    late = await session.execute("while True: pass", timeout_s=0.0)
-    running = asyncio.create_task(session.execute("while True: pass"))
-    await asyncio.sleep(0)  # it is sent
-    session.interrupt()
-    given_up, after = await running, await session.execute("x")
-    await session.close()
-    assert (late.status, late.state_lost, late.reason) == ("timeout", False, "it ran longer than 0 s")
-    assert (given_up.exit_code, given_up.state_lost) == (130, False)
-    assert [each.error.ename for each in (late, given_up) if each.error] == ["KeyboardInterrupt"] * 2
-    assert after.result == "7"
-
-
-async def test_code_that_clears_up_after_an_interrupt_is_not_interrupted_again(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(grace_s=20.0))
-    code = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.5); cleared = True"
-    done = await session.execute(code, timeout_s=0.2)
-    after = await session.execute("cleared")
-    await session.close()
-    assert (done.status, done.state_lost, after.result) == ("timeout", False, "True")
 
 
 async def test_whoever_swallows_the_interrupt_is_killed(sandbox: Sandbox) -> None:

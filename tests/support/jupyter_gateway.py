@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from free_ports import free_port
 from missing import missing
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +39,7 @@ def jupyter_gateway(*options: str) -> Iterator[str]:
     """Run a gateway, and yield its URL. Its kernels end with it."""
     require_gateway()
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile() as output:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         kept = {
             name: value for name, value in kept.items() if not name.startswith(("PYTHON", "JUPYTER", "KG_"))

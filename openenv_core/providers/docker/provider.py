@@ -25,6 +25,9 @@ class LocalDockerProvider:
         ConfigurationError: There is no such option, or a value that no engine could honour.
     """
 
+    death_s = 3.0
+    """How long, in seconds, an engine that is busy may take to tell that a container has ended."""
+
     def __init__(self, image: str, *, options: ContainerOptions | None = None, **fields: Any) -> None:
         self.image = image
         self.options = options_with(options, fields)
@@ -60,7 +63,7 @@ class LocalDockerProvider:
         if container is None:
             return ""
         try:
-            state, text = container.state(), container.logs()
+            state, text = container.end_state(), container.logs()
         except ProviderError as error:
             return f"[{error}]"
         return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()

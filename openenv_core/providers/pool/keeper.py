@@ -71,6 +71,7 @@ class Keeper:
         self._next_start = 0.0
         self._next_look = time.monotonic() + IDLE_S
         self._removing: set[int] = set()
+        self._silent: set[int] = set()
         self._thread = threading.Thread(target=self._main, name="openenv-pool", daemon=True)
         self._thread.start()
 
@@ -255,16 +256,21 @@ class Keeper:
         self._wake.put(None)
 
     def _look_after_waiting(self) -> None:
-        """Take out members that have died while they waited."""
+        """Take out members that were silent twice: once may be the machine that stood still."""
         stock = self._stock
         with stock.changed:
             waiting = list(stock.ready)
+        self._silent &= {id(member) for member in waiting}
         begin = time.monotonic()
         for member in waiting:
             # Members that hang are replaced before the next are looked at, which may hang as well.
             if self._stopping.is_set() or time.monotonic() - begin >= HEALTH_S:
                 return
             if self._healthy(member, HEALTH_S):
+                self._silent.discard(id(member))
+                continue
+            if id(member) not in self._silent:
+                self._silent.add(id(member))
                 continue
             with stock.changed:
                 if any(each is member for each in stock.ready):

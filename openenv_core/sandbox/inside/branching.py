@@ -41,6 +41,7 @@ class BranchingRunner(Runner):
         if process == 0:
             os.close(done)
             random.setstate(randomness)
+            self._interrupts.forget()
             self.control.sendall(frames.HERE)
             answer = self.answer(request)
             os.write(tell, _DONE)

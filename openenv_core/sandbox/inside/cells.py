@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import builtins
+import contextlib
 import inspect
 import linecache
 import os
@@ -95,20 +96,30 @@ class Cells:
     def _await(self, value: Coroutine[Any, Any, Any]) -> Any:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(value)
+        task = self._loop.create_task(value)
+        try:
+            return self._loop.run_until_complete(task)
+        except BaseException:
+            # An interrupt comes out of the loop, and not out of what it runs: that would go on with the next `await`.
+            if not task.done() and not self._loop.is_closed():
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task]))
+            raise
 
 
 def describe(error: BaseException) -> dict[str, Any]:
     """Return an exception's name, message and traceback, bounded, whatever its class does to hinder that."""
     name = _name(type(error))
+    interrupted = False
     try:
         message = str(error)[:EVALUE_CHARS]
     except BaseException as failure:
         message = f"<no message: str() raised {_name(type(failure))}>"
-    try:
-        lines = _lines(error)
-    except BaseException:
-        lines = [f"{name}: {message}\n"]
+        interrupted = not isinstance(failure, Exception)
+    lines = [f"{name}: {message}\n"]
+    if not interrupted:  # the traceback would ask for the message once more
+        with contextlib.suppress(BaseException):
+            lines = _lines(error)
     return {"ename": name, "evalue": message, "traceback": lines}
 
 

@@ -82,12 +82,14 @@ def become(spec: Spec, standing: Standing, control: int, stdout: int, stderr: in
         _die_with(parent)
     os.nice(NICENESS)
     _filter(spec, standing)
+    kind = BranchingRunner if spec.snapshot else Runner
+    runner = kind(connection, spec.limits["outputs_bytes"])
+    runner.heed()
     connection.send(READY)
     _seed()
     if _shares_user(spec, standing):
         ease_copying()
-    runner = BranchingRunner if spec.snapshot else Runner
-    runner(connection, spec.limits["outputs_bytes"]).serve()
+    runner.serve()
 
 
 def _die_with(parent: int) -> None:

@@ -7,7 +7,6 @@ the supervisor stops the whole process: threads that code leaves behind do not r
 import io
 import os
 import resource
-import signal
 import socket
 import sys
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from openenv_core.sandbox.inside import frames
 from openenv_core.sandbox.inside.cells import Cells, describe
 from openenv_core.sandbox.inside.display import Shown
+from openenv_core.sandbox.inside.interrupts import Interrupts
 from openenv_core.sandbox.values import decode, dumps
 
 
@@ -30,18 +30,21 @@ class Runner:
         self.control = control
         self._outputs_bytes = outputs_bytes
         self._cells = Cells()
-        self._interruptible = False
+        self._interrupts = Interrupts()
 
     @property
     def namespace(self) -> dict[str, Any]:
         """The variables of the code."""
         return self._cells.namespace
 
+    def heed(self) -> None:
+        """Take interrupts from now on."""
+        self._interrupts.heed()
+
     def serve(self) -> None:
         """Answer until the supervisor is gone."""
         self._open_streams()
         self._cells.install()
-        signal.signal(signal.SIGINT, self._interrupted)
         while True:
             self.turn()
 
@@ -61,23 +64,12 @@ class Runner:
         try:
             try:
                 self._streams_again(request.get("stdin"))
-                self._interruptible = True
-                if request["op"] == "call":
-                    value = self._cells.call(
-                        request["name"], decode(request["args"]), decode(request["kwargs"])
-                    )
-                    texts.append(dumps(value, max_bytes=frames.MAX_VALUE).decode())
-                elif (result := self._cells.run(request["code"], shown)) is not None:
-                    texts.append(result)
+                self._interrupts.begin()
+                self._run(request, answer, texts, shown)
             finally:
-                self._interruptible = False
-        except SystemExit as error:
-            self._exited(answer, error)
-        except MemoryError as error:
-            answer.update(status="memory", exit_code=1, error=describe(error))
-        except BaseException as error:
+                self._interrupts.end()
+        except BaseException as error:  # interrupted after the code, and before that was told
             answer.update(status="error", exit_code=1, error=describe(error))
-        self.flush()
         answer["text"] = bool(texts)
         answer["outputs"] = []
         for kind, data in shown.bundles:
@@ -90,19 +82,27 @@ class Runner:
         )
         return frames.pack_answer(answer, texts)
 
+    def _run(self, request: dict[str, Any], answer: dict[str, Any], texts: list[str], shown: Shown) -> None:
+        try:
+            if request["op"] == "call":
+                value = self._cells.call(request["name"], decode(request["args"]), decode(request["kwargs"]))
+                texts.append(dumps(value, max_bytes=frames.MAX_VALUE).decode())
+            elif (result := self._cells.run(request["code"], shown)) is not None:
+                texts.append(result)
+        except SystemExit as error:
+            self._exited(answer, error)
+        except MemoryError as error:
+            answer.update(status="memory", exit_code=1, error=describe(error))
+        except BaseException as error:
+            answer.update(status="error", exit_code=1, error=describe(error))
+        self.flush()
+
     def _exited(self, answer: dict[str, Any], error: SystemExit) -> None:
         code = error.code
         if code is None or code == 0:
             return
         number = code if type(code) is int else 1
         answer.update(status="error", exit_code=number & 0xFF or 1, error=describe(error))
-
-    def _interrupted(self, *_: object) -> None:
-        # One that comes a moment too soon or too late finds nobody to interrupt. The supervisor repeats it, and code
-        # that has heeded the first is left to its clearing up.
-        if self._interruptible:
-            self._interruptible = False
-            raise KeyboardInterrupt
 
     def _open_streams(self) -> None:
         sys.stdout = _writer(1)

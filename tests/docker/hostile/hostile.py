@@ -138,13 +138,18 @@ class Hostile(Environment[Attempt, Outcome, State]):
                 os._exit(0)
             os._exit(0)
         os.waitpid(child, 0)
-        time.sleep(0.3)
+        end = time.monotonic() + 3
+        while (count := self._zombies()) and time.monotonic() < end:
+            time.sleep(0.1)
+        return str(count)
+
+    def _zombies(self) -> int:
         count = 0
         for each in os.listdir("/proc"):
             with contextlib.suppress(OSError):
                 if each.isdigit() and "\nState:\tZ" in Path(f"/proc/{each}/status").read_text():
                     count += 1
-        return str(count)
+        return count
 
     def _exit(self, action: Attempt) -> str:
         tell("ending on purpose")

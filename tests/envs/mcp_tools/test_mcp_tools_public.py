@@ -28,7 +28,7 @@ def configuration() -> dict[str, Any]:
         # It would fetch any address that a policy names, so that tool is not offered.
         "all": {
             **of_npm("server-everything"),
-            "ropewalk": {"timeout_s": 1.0, "deny": ["gzip-file-as-resource"]},
+            "ropewalk": {"timeout_s": 10.0, "deny": ["gzip-file-as-resource"]},
         },
         "think": of_npm("server-sequential-thinking"),
         "time": of_pypi("mcp-server-time", "--local-timezone", "UTC"),

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from rl_bridge.doctor.findings import Level
 from rl_bridge.doctor.meeting import Meeting, meet
@@ -22,8 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"127.0.0.1:{listening.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def meeting(

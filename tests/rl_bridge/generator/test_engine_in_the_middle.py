@@ -32,7 +32,7 @@ def engine(long_policy: Path, engine_environment: None) -> Iterator[Any]:
     one = VllmEngine(
         engine_settings(long_policy, max_length=512, weight_update="continue", kv_cache_bytes=64 << 20)
     )
-    one.start().result(110)
+    one.start().result(200)
     yield one
     one.close()
 

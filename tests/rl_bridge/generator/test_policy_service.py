@@ -14,7 +14,7 @@ from rl_bridge.errors import PromptRefused, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 
@@ -105,6 +105,6 @@ async def both_serve(policy: Any, *, restarts: int) -> None:
             sum(status.restarts for status in policy.replicas) == restarts and len(policy.roster.targets) == 2
         )
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(250):
         while not so():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -174,7 +174,7 @@ class Stage:
                     "timeout_s": 5.0,
                 },
                 "monarch": {"heartbeat_interval": 0.05},
-                "trainer": {"iterations": 2, "timeout_s": 0.5, "checkpoint_interval": 1, **trainer},
+                "trainer": {"iterations": 2, "timeout_s": 20.0, "checkpoint_interval": 1, **trainer},
             }
         )
 

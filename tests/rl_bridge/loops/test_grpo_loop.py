@@ -78,7 +78,7 @@ async def test_variance_is_told_of_the_rewards_that_are_trained_with(
 async def test_role_that_hangs_ends_the_run_by_its_deadline(
     tmp_path: Path, name: str, told: str, max_staleness: int
 ) -> None:
-    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4)
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=0.5)
     stage.parts.failing[name] = hang
     with pytest.raises(RoleFailed, match=rf"expected {told} within 0\.5 s.*trainer\.timeout_s"):
         await asyncio.wait_for(stage.train(reference=True), 20)

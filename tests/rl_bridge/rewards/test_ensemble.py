@@ -45,6 +45,9 @@ def test_a_quorum_of_none_takes_any_vote_and_one_of_all_takes_nothing_less() -> 
     assert ensemble(Rule.MEAN, quorum=0.0).reward([None, None, 0.5]) == 0.5
     assert ensemble(Rule.MEAN, quorum=1.0).reward([1.0, None, 0.5]) is None
     assert ensemble(Rule.MEAN, quorum=1.0).reward([1.0, 0.0, 0.5]) == 0.5
+    # Half of what these weigh is a little more than 0.3 to the last bit.
+    assert ensemble(Rule.MEAN, 0.3, 0.1, 0.2, quorum=0.5).reward([1.0, None, None]) == 1.0
+    assert ensemble(Rule.MEAN, 0.3, 0.1, 0.21, quorum=0.5).reward([1.0, None, None]) is None
 
 
 async def test_every_function_votes_and_the_first_failure_is_told_when_all_have_ended() -> None:

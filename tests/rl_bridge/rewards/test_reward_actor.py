@@ -65,7 +65,7 @@ async def test_what_a_function_does_wrong_is_told_by_the_service(tmp_path: Path)
         with pytest.raises(RewardFailed, match=r"reward_functions\.absent"):
             await RewardActor.options(name="absent").as_service(settings("absent"))
         reward = await RewardActor.options(name="reward").as_service(
-            settings("compute_reward", timeout_s=0.5)
+            settings("compute_reward", timeout_s=5.0)
         )
         with pytest.raises(RewardFailed, match="the answer '7' is not one"):
             await reward.evaluate_response.route(prompt="", response="raise", target="7")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-WAIT_S = 40.0
+WAIT_S = 150.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 

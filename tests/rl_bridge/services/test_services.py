@@ -10,7 +10,7 @@ from service_waits import WAIT_S, descendants, held, kill, until, until_gone
 
 from rl_bridge.errors import RemoteError, ReplicaLost, RoleFailed, TrainingError
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
 def names(folder: Path, pattern: str) -> set[str]:

@@ -183,7 +183,7 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
 
 
 def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path, tmp_path: Path) -> None:
-    with ranks(tmp_path, 2, timeout_s=10.0) as two:
+    with ranks(tmp_path, 2, timeout_s=30.0) as two:
         two.build(settings(policy, folder=tmp_path))
         two.call("step", batch(0))
         two.stop(1)
@@ -191,7 +191,7 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path,
         stopped = time.monotonic()
         [answer] = two.answers(0)
         assert isinstance(answer, RankLost), answer
-        assert 9.0 < time.monotonic() - stopped < WAIT_S
+        assert 29.0 < time.monotonic() - stopped < WAIT_S
 
 
 def test_a_rank_whose_siblings_never_come_gives_up(policy: Path, tmp_path: Path) -> None:

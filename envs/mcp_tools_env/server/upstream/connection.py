@@ -31,7 +31,7 @@ PING_S: Final = 2.0
 GONE_S: Final = 1.0
 """What it may take to learn how a server died, once it has."""
 
-CLOSE_S: Final = 4.5
+CLOSE_S: Final = 8.5
 """What closing may take: a process is ended within it, and whoever closes a session waits no longer."""
 
 _CALL_RESULT: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(

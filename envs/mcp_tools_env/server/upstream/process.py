@@ -20,8 +20,8 @@ GUARD: Final = str(Path(__file__).with_name("_guard.py"))
 GRACE_S: Final = 0.5
 """What a tool server gets to end after its input has, and again after SIGTERM."""
 
-END_S: Final = 4.0
-"""What the guard gets to have ended all of it."""
+END_S: Final = 8.0
+"""What the guard gets to have ended all of it: more than it takes at most, since nobody else knows what strays."""
 
 STDERR_BYTES: Final = 4096
 """How much of what a tool server wrote last to its standard error is kept, for messages."""

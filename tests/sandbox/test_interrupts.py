@@ -1,0 +1,162 @@
+"""Interrupts: whenever they come, they end what runs, and neither the state nor what runs next."""
+
+import asyncio
+import signal
+
+import pytest
+
+from openenv_core.sandbox import Limits, Sandbox
+from openenv_core.sandbox.results import Execution
+from openenv_core.sandbox.session import Session
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATIENT = Limits(grace_s=20.0)
+"""A machine that stands still for a moment must not end what heeds an interrupt."""
+ENDLESS = "while True: pass"
+
+
+async def given_up(session: Session, code: str) -> Execution:
+    """Interrupted when its request has just been sent."""
+    running = asyncio.create_task(session.execute(code))
+    await asyncio.sleep(0)
+    session.interrupt()
+    return await running
+
+
+def name_of(done: Execution) -> str | None:
+    return None if done.error is None else done.error.ename
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_one_that_comes_before_the_code_does_is_repeated(sandbox: Sandbox, snapshot: bool) -> None:
+    session = await sandbox.open(PATIENT, snapshot=snapshot)
+    await session.put_file("f", b"kept")
+    first = await given_up(session, ENDLESS)
+    await session.execute("x = 7")
+    late = await session.execute(ENDLESS, timeout_s=0.0)
+    again = await given_up(session, ENDLESS)
+    after = await session.execute("x, open('f').read()")
+    await session.close()
+    assert (late.status, late.reason) == ("timeout", "it ran longer than 0 s")
+    assert [first.exit_code, again.exit_code] == [130, 130]
+    assert [name_of(done) for done in (first, late, again)] == ["KeyboardInterrupt"] * 3
+    assert not any(done.state_lost for done in (first, late, again))
+    assert after.result == "(7, 'kept')"
+
+
+async def test_one_that_comes_before_the_interpreter_does_is_not_forgotten(sandbox: Sandbox) -> None:
+    session = await sandbox.open(PATIENT)
+    await session.execute("import os; os.kill(os.getpid(), 9)")
+    running = asyncio.create_task(session.execute(ENDLESS))
+    await asyncio.sleep(0)
+    assert not session.alive
+    session.interrupt()
+    done, after = await running, await session.execute("1")
+    await session.close()
+    assert (done.exit_code, name_of(done), done.state_lost) == (130, "KeyboardInterrupt", False)
+    assert after.result == "1"
+
+
+async def test_code_that_clears_up_is_not_interrupted_again(sandbox: Sandbox) -> None:
+    session = await sandbox.open(PATIENT)
+    code = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.5); cleared = True"
+    done = await session.execute(code, timeout_s=0.2)
+    after = await session.execute("cleared")
+    await session.close()
+    assert (done.status, done.state_lost, after.result) == ("timeout", False, "True")
+
+
+async def test_code_may_interrupt_itself(sandbox: Sandbox) -> None:
+    session = await sandbox.open(PATIENT)
+    once = "try:\n  signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n  caught += 1\n"
+    done = await session.execute(
+        f"import signal, time\ncaught = 0\n{once}{once}time.sleep(60)", timeout_s=0.5
+    )
+    after = await session.execute("caught")
+    await session.close()
+    assert (done.status, done.state_lost, after.result) == ("timeout", False, "2")
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("handler", ["signal.default_int_handler", "handle"])
+async def test_a_handler_of_the_code_s_own_is_there_while_it_runs(
+    sandbox: Sandbox, handler: str, snapshot: bool
+) -> None:
+    session = await sandbox.open(PATIENT, snapshot=snapshot)
+    code = "import signal, sys\nseen = 0\ndef handle(*_):\n  global seen\n  seen += 1\n  sys.exit(3)\n"
+    await session.execute(f"{code}signal.signal(signal.SIGINT, {handler})")
+    early = await session.execute(ENDLESS, timeout_s=0.0)
+    late = await session.execute("import time; time.sleep(60)", timeout_s=0.5)
+    after = await session.execute(f"seen, signal.getsignal(signal.SIGINT) is {handler}")
+    await session.close()
+    assert (early.status, late.status, early.state_lost, late.state_lost) == (
+        "timeout",
+        "timeout",
+        False,
+        False,
+    )
+    assert after.result == ("(2, True)" if handler == "handle" else "(0, True)")
+
+
+async def test_one_that_nobody_waits_for_any_more_reaches_nothing(sandbox: Sandbox) -> None:
+    session = await sandbox.open(PATIENT)
+    worker = session._worker
+    assert worker is not None
+    await session.execute("import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)")
+    worker._pace(signal.SIGCONT)  # it goes on, and waits for a request
+    worker._signal(worker._process, signal.SIGINT)
+    worker._pace(signal.SIGSTOP)
+    after = await session.execute("1")
+    await session.close()
+    assert (after.status, after.result) == ("ok", "1")
+
+
+async def test_what_is_awaited_ends_with_it(sandbox: Sandbox) -> None:
+    session = await sandbox.open(PATIENT)
+    code = (
+        "import asyncio\nn, cleared = 0, False\ntry:\n  while True:\n    await asyncio.sleep(0.01)\n    n += 1\n"
+        "finally:\n  cleared = True"
+    )
+    done = await session.execute(code, timeout_s=0.3)
+    before = await session.execute("n, cleared")
+    after = await session.execute("await asyncio.sleep(0.1)\nn, cleared")
+    await session.close()
+    assert (done.status, done.state_lost) == ("timeout", False)
+    assert before.result == after.result
+    assert (after.result or "").endswith("True)")
+
+
+async def test_it_reaches_what_is_asked_of_the_code_s_own_objects(sandbox: Sandbox) -> None:
+    session = await sandbox.open(PATIENT)
+    code = "x = 7\nclass Slow(Exception):\n  def __str__(self):\n    while True: pass\nraise Slow"
+    done = await session.execute(code, timeout_s=0.3)
+    after = await session.execute("x")
+    await session.close()
+    assert (done.status, done.state_lost, name_of(done)) == ("timeout", False, "Slow")
+    assert after.result == "7"
+
+
+async def test_a_snapshot_outlives_the_end_of_one_that_had_not_begun(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=0.0), snapshot=True)
+    await session.execute("x = 7")
+    for _ in range(5):
+        done = await session.execute(ENDLESS, timeout_s=0.0)
+        assert (done.status, done.state_lost) == ("timeout", False)
+    after = await session.execute("x")
+    await session.close()
+    assert after.result == "7"
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 20.0])
+async def test_one_that_the_head_got_is_passed_on_to_its_fork(sandbox: Sandbox, grace_s: float) -> None:
+    session = await sandbox.open(Limits(grace_s=grace_s), snapshot=True)
+    # The fork does not tell at once that it is there.
+    await session.execute(
+        "x = 7\nimport os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.5))"
+    )
+    done = await session.execute(ENDLESS, timeout_s=0.2)
+    after = await session.execute("x")
+    await session.close()
+    assert (done.status, done.state_lost, after.result) == ("timeout", False, "7")
+    assert name_of(done) == ("KeyboardInterrupt" if grace_s else None)
