@@ -137,8 +137,8 @@ class RolloutConfig(Section):
     """Prompts the engine works on at once."""
     kv_cache_mb: Count = 256
     """Memory for the engine's key-value cache, in MiB, on a CPU."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
-    """Share of a GPU's memory for the engine; the trainer may live on the same GPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
+    """Share of its GPU's memory for the engine, which has it to itself."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:

@@ -14,9 +14,9 @@ from operator import itemgetter
 from typing import IO, Any
 
 from rl_bridge.doctor.findings import Finding, Level
-from rl_bridge.doctor.interface import interface_towards, is_own
 from rl_bridge.doctor.place import LARGE_TIMES, SAID, RankPlace
 from rl_bridge.doctor.roll_call import COMPARED, HostFacts, differing
+from rl_bridge.interface import is_own, name_interface
 from rl_bridge.metrics.status_server import parse_address
 
 WHAT = "collectives"
@@ -141,11 +141,11 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _environment(meeting: Meeting) -> dict[str, str]:
-    """Ours, with the interface that leads to the others: host names often resolve to loopback, which reaches nobody."""
+    """Ours, with the interface that leads to the others."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    if meeting.num_nodes > 1 and (name := interface_towards(meeting.address)) is not None:
-        environment.setdefault("GLOO_SOCKET_IFNAME", name)
-        environment.setdefault("NCCL_SOCKET_IFNAME", name)
+    if meeting.num_nodes > 1:
+        host, _ = parse_address(meeting.address)
+        name_interface(environment, host)
     return environment
 
 

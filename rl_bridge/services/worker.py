@@ -5,11 +5,13 @@ next one. Whoever reaches the port can have anything run here: it belongs on a p
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
 
 from rl_bridge.errors import ConfigError, MissingStack
+from rl_bridge.interface import name_interface
 
 MISUSED = 2
 MAX_PORT = 65_535
@@ -53,6 +55,7 @@ def serve(address: str) -> None:
         from monarch.actor import run_worker_loop_forever
     except ModuleNotFoundError as missing:
         raise MissingStack("torchmonarch") from missing
+    name_interface(os.environ, found[1].strip("[]"))  # all that runs here inherits it
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 

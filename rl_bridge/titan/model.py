@@ -227,15 +227,21 @@ class TitanModel(TitanDecoder):
         state = self.adapter.to_hf(self.module.state_dict())
         return {name: value.detach() for name, value in state.items()}
 
-    def hf_state_dict(self) -> dict[str, Tensor]:
+    def hf_state_dict(self, *, keep: bool = True) -> dict[str, Tensor]:
         """The weights under their Hugging Face names, whole and detached. All ranks have to ask.
 
-        On one rank they share the model's storage.
+        They are in the host's memory, and on one rank of a CPU share the model's storage. They are gathered one by one:
+        a GPU that holds its part of a model need not have room for all of it.
+
+        Args:
+            keep: Whether this rank wants them, or only helps others to have them; then there are none.
         """
-        return {
-            name: value.full_tensor() if hasattr(value, "full_tensor") else value
-            for name, value in self.sharded_state_dict().items()
-        }
+        kept: dict[str, Tensor] = {}
+        for name, value in self.sharded_state_dict().items():
+            whole = value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+            if keep:
+                kept[name] = whole
+        return kept
 
 
 def _filled(module: Any, device: torch.device) -> Any:

@@ -245,8 +245,9 @@ class Trainer:
         if version is not None:
             self._expect(version)
         with siblings_needed("for the export"):
-            state = self.hf_state_dict()
-            failure = export_weights(state, Path(folder)) if self._rank.index == 0 else None
+            writes = self._rank.index == 0
+            state = self._model.hf_state_dict(keep=writes)
+            failure = export_weights(state, Path(folder)) if writes else None
             if (failure := agree(failure)) is not None:
                 raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
 

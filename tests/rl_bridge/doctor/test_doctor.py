@@ -19,10 +19,10 @@ from rl_bridge.doctor import machine as machine_module
 from rl_bridge.doctor import meeting
 from rl_bridge.doctor.cluster import cluster
 from rl_bridge.doctor.findings import Finding, Level
-from rl_bridge.doctor.interface import interface_towards, is_own
 from rl_bridge.doctor.limits import Limits, limits
 from rl_bridge.doctor.machine import machine
 from rl_bridge.doctor.packages import packages, requirements
+from rl_bridge.interface import interface_towards, is_own
 
 FILE = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"
 
@@ -155,13 +155,13 @@ def test_what_a_small_container_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_interface_that_leads_to_this_host() -> None:
-    assert interface_towards("127.0.0.1:1") == "lo"
-    assert interface_towards("no-such-host.invalid:1") is None
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("no-such-host.invalid") is None
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
 def test_interface_of_an_ipv6_address() -> None:
-    assert interface_towards("[::1]:1") == "lo"
+    assert interface_towards("::1") == "lo"
 
 
 def test_own_addresses() -> None:

@@ -1,8 +1,13 @@
 """The command that runs on further hosts: what it refuses. That it serves is shown by tests/clusters."""
 
+import os
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from rl_bridge.services.worker import main
+from rl_bridge.interface import NAMED_BY
+from rl_bridge.services.worker import main, serve
 
 
 @pytest.mark.parametrize(
@@ -23,3 +28,29 @@ def test_an_address_that_nobody_could_use_is_refused(
 def test_an_address_that_every_host_has_is_nobodys(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([address]) == 2
     assert f"by which other hosts reach this one, got {address!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "before", "interfaces"),
+    [
+        ("tcp://127.0.0.1:29500", {}, ["lo", "lo"]),
+        ("tcp://127.0.0.1:29500", {"NCCL_SOCKET_IFNAME": "ib0"}, ["lo", "ib0"]),
+        ("tcp://no-such-host.invalid:29500", {}, [None, None]),
+    ],
+)
+def test_ranks_meet_where_the_host_is_reached(
+    monkeypatch: pytest.MonkeyPatch, address: str, before: dict[str, str], interfaces: list[str | None]
+) -> None:
+    """Monarch is a stand-in that starts nothing."""
+    told: list[list[str | None]] = []
+
+    def run_worker_loop_forever(**_: str) -> None:
+        told.append([os.environ.get(name) for name in NAMED_BY])
+
+    environment = {name: value for name, value in os.environ.items() if name not in NAMED_BY}
+    monkeypatch.setattr(os, "environ", environment | before)
+    actor = SimpleNamespace(run_worker_loop_forever=run_worker_loop_forever)
+    monkeypatch.setitem(sys.modules, "monarch", SimpleNamespace(actor=actor))
+    monkeypatch.setitem(sys.modules, "monarch.actor", actor)
+    serve(address)
+    assert told == [interfaces]

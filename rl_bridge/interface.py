@@ -5,26 +5,43 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import MutableMapping
 from pathlib import Path
-
-from rl_bridge.metrics.status_server import parse_address
 
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR; see netdevice(7)."""
+_ANY_PORT = 9
 _NAME_BYTES, _REQUEST_BYTES, _ADDRESS_AT = 15, 256, 20
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 """A line each: the address in hexadecimal first, the interface last."""
 
 
-def interface_towards(address: str) -> str | None:
-    """The name of the interface whose address a packet to another host would carry; None where none is known.
+NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Where torch.distributed looks for the interface to use."""
+
+
+def name_interface(environment: MutableMapping[str, str], host: str) -> None:
+    """Have ranks that get this environment meet where a host is reached, unless it says where already.
+
+    Left alone they look up the host's own name, which often resolves to loopback, where nobody else comes.
 
     Args:
-        address: HOST:PORT. Nothing is sent there.
+        environment: Of processes to come; changed in place.
+        host: A name or an address: another host's, or of this one that by which others reach it.
     """
-    host, port = parse_address(address)
+    if (name := interface_towards(host)) is not None:
+        for variable in NAMED_BY:
+            environment.setdefault(variable, name)
+
+
+def interface_towards(host: str) -> str | None:
+    """The name of the interface whose address a packet to a host would carry; None where none is known.
+
+    Args:
+        host: A name or an address. Nothing is sent there.
+    """
     with contextlib.suppress(OSError):
-        family, kind, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, there = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as asking:
             asking.connect(there)
             own = asking.getsockname()[0]
