@@ -18,6 +18,7 @@ from rl_bridge.services import starts
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.incarnation import Incarnation
+from rl_bridge.services.leaving import leave_quietly
 from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.placement import Placement
 from rl_bridge.services.service import Service
@@ -106,6 +107,7 @@ class Fleet:
             await service.stop()
         await self._hosts.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        leave_quietly()
 
     async def launch(
         self, actor: type[ServiceActor], options: ServiceOptions, args: tuple[Any, ...]

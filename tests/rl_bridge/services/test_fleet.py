@@ -207,3 +207,35 @@ async def test_roles_do_not_outlive_a_controller_that_is_killed(tmp_path: Path) 
         finally:
             controller.kill()
     await until_gone(roles)
+
+
+LATE = """
+import asyncio, sys
+from pathlib import Path
+from fleet_roles import Worker
+from rl_bridge.services import leaving
+from rl_bridge.services.fleet import Fleet
+
+leaving.LEAVE_S = 1e-6
+
+async def main():
+    async with Fleet(Path(sys.argv[1])):
+        await Worker.options(name="worker").as_actor(7)
+
+asyncio.run(main())
+raise SystemExit(3)
+"""
+
+
+def test_a_goodbye_that_is_late_shows_nothing(tmp_path: Path) -> None:
+    paths = [str(HERE), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
+    ended = subprocess.run(
+        [sys.executable, "-c", LATE, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 3, ended.stderr
+    assert "Traceback" not in ended.stderr
