@@ -234,13 +234,13 @@ class BranchingWorker(Worker):
         data, process, descriptors = receive(self.control, RECEIVE_BYTES)
         for descriptor in descriptors:
             os.close(descriptor)
-        new = process is not None and process not in self._held
-        if new and process is not None:
+        new = None if process in self._held else process
+        if new is not None:
             with suppress(ProcessLookupError):
-                self._held[process] = os.pidfd_open(process)
+                self._held[new] = os.pidfd_open(new)
         if process in self._held and self._process != self._held[process]:
             self._process = self._held[process]
-            if new and self._stopped is not None:
+            if new is not None and self._stopped is not None:
                 # The interrupt has reached the head, which runs nothing.
                 self._signal(self._process, signal.SIGKILL if self._overdue else signal.SIGINT)
         return data

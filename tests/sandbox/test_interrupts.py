@@ -24,6 +24,16 @@ async def given_up(session: Session, code: str) -> Execution:
     return await running
 
 
+async def timed_out(sandbox: Sandbox, code: str, then: str) -> tuple[Execution, str | None]:
+    """What became of code that is out of time, and the result of what ran next; the state was kept."""
+    session = await sandbox.open(PATIENT)
+    done = await session.execute(code, timeout_s=0.5)
+    after = await session.execute(then)
+    await session.close()
+    assert (done.status, done.state_lost) == ("timeout", False)
+    return done, after.result
+
+
 def name_of(done: Execution) -> str | None:
     return None if done.error is None else done.error.ename
 
@@ -59,23 +69,16 @@ async def test_one_that_comes_before_the_interpreter_does_is_not_forgotten(sandb
 
 
 async def test_code_that_clears_up_is_not_interrupted_again(sandbox: Sandbox) -> None:
-    session = await sandbox.open(PATIENT)
     code = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.5); cleared = True"
-    done = await session.execute(code, timeout_s=0.2)
-    after = await session.execute("cleared")
-    await session.close()
-    assert (done.status, done.state_lost, after.result) == ("timeout", False, "True")
+    _, after = await timed_out(sandbox, code, "cleared")
+    assert after == "True"
 
 
 async def test_code_may_interrupt_itself(sandbox: Sandbox) -> None:
-    session = await sandbox.open(PATIENT)
     once = "try:\n  signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n  caught += 1\n"
-    done = await session.execute(
-        f"import signal, time\ncaught = 0\n{once}{once}time.sleep(60)", timeout_s=0.5
-    )
-    after = await session.execute("caught")
-    await session.close()
-    assert (done.status, done.state_lost, after.result) == ("timeout", False, "2")
+    code = f"import signal, time\ncaught = 0\n{once}{once}time.sleep(60)"
+    _, after = await timed_out(sandbox, code, "caught")
+    assert after == "2"
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
@@ -128,13 +131,9 @@ async def test_what_is_awaited_ends_with_it(sandbox: Sandbox) -> None:
 
 
 async def test_it_reaches_what_is_asked_of_the_code_s_own_objects(sandbox: Sandbox) -> None:
-    session = await sandbox.open(PATIENT)
     code = "x = 7\nclass Slow(Exception):\n  def __str__(self):\n    while True: pass\nraise Slow"
-    done = await session.execute(code, timeout_s=0.3)
-    after = await session.execute("x")
-    await session.close()
-    assert (done.status, done.state_lost, name_of(done)) == ("timeout", False, "Slow")
-    assert after.result == "7"
+    done, after = await timed_out(sandbox, code, "x")
+    assert (name_of(done), after) == ("Slow", "7")
 
 
 async def test_a_snapshot_outlives_the_end_of_one_that_had_not_begun(sandbox: Sandbox) -> None:

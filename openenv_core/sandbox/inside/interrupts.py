@@ -46,9 +46,9 @@ class Interrupts:
         """It does no more."""
         self._runs = False
         if self._heeded:
-            handler = _installed(signal.SIGINT)
-            self._theirs = None if handler is self._ours else handler
-            if handler is not self._ours:
+            self._theirs = None
+            if (handler := _installed(signal.SIGINT)) is not self._ours:
+                self._theirs = handler
                 _install(signal.SIGINT, self._ours)
 
     def _interrupted(self, *_: object) -> None:
