@@ -58,7 +58,7 @@ def test_pins_name_no_place() -> None:
             assert "/" not in pin, f"{file.name}: {pin}"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ready_environment_is_not_installed_into_again(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +76,7 @@ def test_ready_environment_is_not_installed_into_again(
     assert len(calls) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_failed_installation_is_not_taken_for_a_ready_one(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

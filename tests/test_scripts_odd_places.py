@@ -40,7 +40,7 @@ def test_python_whose_path_has_spaces_is_found(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(python)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_copied_environment_is_made_anew(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from benchmarks.mcp.report import NAMES, report
 from benchmarks.wire.figures import Figures
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_quick_run_measures_every_way(tmp_path: Path) -> None:
     found = quick_benchmark("mcp", tmp_path, timeout_s=280)

@@ -10,7 +10,7 @@ from benchmarks.rollouts.report import bars, report
 from benchmarks.wire.figures import Figures
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_quick_run_plays_every_game(tmp_path: Path) -> None:
     found = quick_benchmark("rollouts", tmp_path, timeout_s=280)

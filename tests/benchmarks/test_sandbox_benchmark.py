@@ -28,7 +28,7 @@ def sandbox(*words: str, timeout_s: float = 300) -> "subprocess.CompletedProcess
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(
     sys.platform != "linux", reason="needs Linux: the sandbox has no level of isolation elsewhere"
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def figures_of(path: Path) -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_figures_of_a_quick_run_add_up(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = wire("--quick", "--no-released", "--only", "step,imports,clients", "--json", str(out))
@@ -60,7 +60,7 @@ def test_the_figures_of_a_quick_run_add_up(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["notes"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_sessions_that_wait_a_second_take_a_second(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = wire(

@@ -73,7 +73,7 @@ def _of_verdicts(item: Any) -> bool:
     return item.module.__name__ == __name__ and "verdicts" in item.fixturenames
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(ENDED_S)
 @pytest.mark.parametrize("name", [GOOD])
 def test_the_good_environment_passes_every_check(name: str, verdicts: Verdicts) -> None:
@@ -84,7 +84,7 @@ def test_the_good_environment_passes_every_check(name: str, verdicts: Verdicts) 
     assert all(check.startswith("image_") for check in left)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(ENDED_S)
 @pytest.mark.parametrize("name", [bug.name for bug in BUGS])
 def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: Verdicts) -> None:
@@ -115,7 +115,7 @@ def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) 
     assert {one.check for one in results if one.status in BAD} == expected
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(ENDED_S)
 @pytest.mark.parametrize("name", [GOOD, "unseeded", "reset_keeps", "global_generator"])
 def test_at_a_url_it_is_seen_over_the_wire(name: str, tmp_path: Path) -> None:

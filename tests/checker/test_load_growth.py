@@ -98,7 +98,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_thousand_episodes_tell_small_leaks_from_none(name: str, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_findings_are_status_1_in_json_and_junit(folder: Path, tmp_path: Path, c
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_level_and_a_check_of_another_are_both_looked_at(folder: Path) -> None:
     done = validate(str(folder), "--level", "static", "--check", "episode_ends", "--json", cwd=folder)
     assert done.returncode == 1, done.stderr
@@ -107,7 +107,7 @@ def test_a_level_and_a_check_of_another_are_both_looked_at(folder: Path) -> None
     assert [one["status"] for one in found["results"] if one["check"] == "episode_ends"] == ["passed"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_nothing_found_is_status_0_and_people_are_told(folder: Path) -> None:
     (folder / "README.md").write_text(README)
     done = validate(str(folder), "--level", "static", "--level", "runtime", cwd=folder)
@@ -116,7 +116,7 @@ def test_nothing_found_is_status_0_and_people_are_told(folder: Path) -> None:
     assert "failed" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_running_server_is_looked_at_too(folder: Path) -> None:
     from serve_process import serve
 
@@ -132,7 +132,7 @@ def test_a_running_server_is_looked_at_too(folder: Path) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal.Signals) -> None:
     app = folder / "server" / "app.py"
@@ -160,7 +160,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal
     assert list(temporary.rglob("*")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_step_that_hangs_is_told(folder: Path) -> None:
     app = folder / "server" / "app.py"
     app.write_text("import time\n" + APP.format(env="Walk") + HANGS)
@@ -169,7 +169,7 @@ def test_a_step_that_hangs_is_told(folder: Path) -> None:
     assert "expected a reply within 1 s" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_process_that_ends_itself_is_told(folder: Path) -> None:
     (folder / "server" / "app.py").write_text("import os\nos._exit(7)\n")
     done = validate(str(folder), "--level", "static", "--level", "runtime", "--json", cwd=folder)
@@ -179,7 +179,7 @@ def test_a_process_that_ends_itself_is_told(folder: Path) -> None:
     assert "app_importable" in [one["check"] for one in found["results"] if one["status"] == "failed"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder: Path) -> None:
     app = folder / "server" / "app.py"
     app.write_text(
@@ -203,7 +203,7 @@ def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder:
     assert found["episode_ends"]["status"] == "failed"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: Any) -> None:
     from openenv_core.checker import isolation
     from openenv_core.checker.check import Check
@@ -219,7 +219,7 @@ def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: A
     assert "never lets go" in report.results[0].message
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_author_s_own_pytest_has_the_same_checks(folder: Path) -> None:
     tests = folder / "tests"
     tests.mkdir()

@@ -12,7 +12,7 @@ import pytest
 from free_ports import free_port
 from manifests import ROOT, container, variables
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(120)]
 
 TOKEN = "of-the-environment-0123456789"
 

@@ -22,7 +22,7 @@ from openenv_core.providers.docker import Engine
 
 __all__ = ["engine"]
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "ropewalk-test-rl:cpu"

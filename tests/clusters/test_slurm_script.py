@@ -8,7 +8,7 @@ import psutil
 import pytest
 from slurm_node import SlurmNode, require_slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples/grpo_blackjack/slurm/train.sbatch"

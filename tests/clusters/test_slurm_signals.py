@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 SCRIPT = Path(__file__).parents[2] / "examples/grpo_blackjack/slurm/train.sbatch"
 SCONTROL = """#!/bin/bash

@@ -13,7 +13,7 @@ import pytest
 from conformance_expected import CLIENT
 from conformance_runs import NEXT, RELEASED, Outcomes, Verdict, differences, listed, run, unlike
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 HERE = Path(__file__).parent
 PACKAGES = {"0.1.16": RELEASED, "next": NEXT}

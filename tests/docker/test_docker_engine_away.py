@@ -13,7 +13,7 @@ from openenv_core import EngineUnavailable
 from openenv_core.providers.docker import Engine, LocalDockerProvider
 from openenv_core.providers.docker._wire import Address
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

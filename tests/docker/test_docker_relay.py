@@ -171,7 +171,7 @@ def test_a_server_that_is_not_there_refuses() -> None:
         assert connection.recv(10) == b""
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_whose_queue_is_full_stops_nobody_and_refuses_nobody() -> None:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=1) as listener,
@@ -309,7 +309,7 @@ def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_endin
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("sessions", [8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sessions", [8, pytest.param(64, marks=pytest.mark.soak)])
 def test_sessions_of_a_container_without_a_network(hostile_image: str, sessions: int) -> None:
     room = {"ROPEWALK_MAX_SESSIONS": str(sessions)}
     with LocalDockerProvider(hostile_image, network="none", pids=None, env_vars=room) as provider:

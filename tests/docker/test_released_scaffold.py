@@ -19,7 +19,7 @@ IMAGE = "ropewalk-test-released-scaffold:latest"
 START_S = 300.0
 """The released package is compiled at every start, where nothing can be written beside it."""
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.interop, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

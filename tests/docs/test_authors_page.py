@@ -63,7 +63,7 @@ def test_commands_are_read_as_a_shell_would() -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(PATIENCE_S + 120)
 def test_every_command_of_the_page_does_what_it_says(engine: Engine, tmp_path: Path) -> None:
     there_before = engine.has_image(IMAGE)

@@ -13,7 +13,7 @@ from benchmarks.faults.kills import KINDS, Killer
 from benchmarks.faults.report import bars
 from rl_bridge.loops.history import HISTORY_FILE
 
-pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS_AFTERWARDS = 10

@@ -74,7 +74,7 @@ def document_of(url: str, **headers: str) -> Any:
     return reply.json()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("app", ["fuzz_app:app", "fuzz_app:in_threads"])
 def test_every_route_answers_as_the_document_says(app: str) -> None:
     with serve("--max-sessions", "100000", "--idle-timeout", "1", app=app) as server:

@@ -78,7 +78,7 @@ def test_a_name_that_the_hub_does_not_allow(tmp_path: Path) -> None:
         upload(tmp_path, "me/my--env", private=False, endpoint="http://127.0.0.1:1")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_hub_that_does_not_let_us_is_told_apart(folder: Path, tmp_path: Path) -> None:
     with fake_hub() as hub:
         without = push(hub, folder, tmp_path, token=None)

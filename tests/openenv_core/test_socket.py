@@ -249,7 +249,7 @@ async def test_what_is_said_unasked_is_no_reply() -> None:
         assert (await env.reset()).observation["total"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_reply_that_is_none_is_told_at_once_whatever_the_server_does_then() -> None:
     over = asyncio.Event()
 

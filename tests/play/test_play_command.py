@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused(words: tuple[str, ...], why: str) -> None:
     assert why in "".join(said)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ctrl_c_leaves_and_ends_the_server() -> None:
     with in_terminal("play", "blackjack", "--seed", "7") as terminal:
         terminal.until("\naction (hit|stand): ")
@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_and_ends_the_server() -> None:
         assert all(gone(process) for process in family)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ctrl_c_leaves_a_step_that_hangs() -> None:
     with in_terminal("play", "hanging:app", cwd=SUPPORT) as terminal:
         terminal.until("amount (integer): ")
@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_a_step_that_hangs() -> None:
         assert all(gone(process) for process in family)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_window_that_closes_ends_the_server() -> None:
     with in_terminal("play", "blackjack") as terminal:
         terminal.until("\naction (hit|stand): ")
@@ -145,7 +145,7 @@ def test_a_window_that_closes_ends_the_server() -> None:
         eventually(lambda: all(gone(process) for process in family))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_tools_are_listed_and_their_arguments_asked_for() -> None:
     with in_terminal("play", "playground:tools_app", cwd=SUPPORT) as terminal:
         terminal.until("add - Adds two numbers.\n")
@@ -172,7 +172,7 @@ def test_tools_are_listed_and_their_arguments_asked_for() -> None:
         assert "episode 1 was left after 3 steps: return 3" in terminal.shown
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_terminal_is_not_the_environments() -> None:
     with in_terminal("play", "playground:fields_app", cwd=SUPPORT) as terminal:
         terminal.until("\nsteps (integer 1..9): ")
@@ -182,7 +182,7 @@ def test_the_terminal_is_not_the_environments() -> None:
         assert terminal.ended() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_same_seed_is_the_same_random_game() -> None:
     games = [play("blackjack", "--seed", "3", "--random", "12", "--json") for _ in range(2)]
     assert [game.returncode for game in games] == [0, 0], games[0].stderr
@@ -195,7 +195,7 @@ def test_the_same_seed_is_the_same_random_game() -> None:
     assert [event["event"] for event in events(tools)] == ["reset", *["step"] * 5, "episode"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_actions_are_played_in_their_order() -> None:
     hit, stand = '{"action": "hit"}', '{"action": "stand"}'
     done = play("blackjack", "--seed", "3", "--action", hit, "--action", stand)
@@ -208,7 +208,7 @@ def test_actions_are_played_in_their_order() -> None:
     assert "episode 1 is over after 1 step" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_that_runs_already_is_left_running() -> None:
     token = "correct-horse-battery-staple"
     with serve("--token", token, app="playground:fields_app") as server:
@@ -222,7 +222,7 @@ def test_a_server_that_runs_already_is_left_running() -> None:
         assert server.process.poll() is None
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_that_reloads_is_played_on(tmp_path: Path) -> None:
     source = Path(shutil.copy(Path(SUPPORT, "playground.py"), tmp_path / "copied_playground.py"))
     with (
@@ -242,7 +242,7 @@ def test_a_server_that_reloads_is_played_on(tmp_path: Path) -> None:
         assert terminal.ended() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_that_dies_ends_the_game() -> None:
     with in_terminal("play", "blackjack", "--seed", "7") as terminal:
         terminal.until("\naction (hit|stand): ")
@@ -254,7 +254,7 @@ def test_a_server_that_dies_ends_the_game() -> None:
         assert "Traceback" not in terminal.shown
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_reader_that_has_gone_is_no_fault() -> None:
     command = f"{sys.executable} -m openenv_core.cli play blackjack --random 2000 --json | head -1"
     done = subprocess.run(

@@ -136,7 +136,7 @@ def test_a_program_without_containers_asks_nobody_at_its_end() -> None:
         assert process.communicate(timeout=PATIENCE_S) == ("", "")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_program_that_becomes_another_by_exec_loses_the_containers_of_the_first_alone(
     tmp_path: Path,
 ) -> None:

@@ -486,7 +486,7 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str)
         DockerPool("x", **options)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_pool_without_an_engine_says_so() -> None:
     code = (
         "from openenv_core.providers.pool import DockerPool, PoolTimeout\n"

@@ -108,7 +108,7 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(command: list[str]
         assert (len(app.table), threads()) == (0, [])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_server_that_is_never_healthy_runs_out_of_time() -> None:
     async with service() as (app, provider):
         with pytest.raises(ServerStartFailed, match="sick"):
@@ -127,7 +127,7 @@ async def test_a_stop_makes_a_start_in_another_thread_fail() -> None:
         assert (len(app.table), remote.url) == (0, None)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("renewing_often")
 async def test_a_sandbox_whose_owner_is_silent_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with service() as (app, provider):
@@ -171,7 +171,7 @@ async def test_a_lost_lease_is_noticed_by_its_owner() -> None:
         await asyncio.to_thread(remote.stop)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("renewing_often")
 async def test_a_service_that_is_gone_costs_the_lease_and_no_hang() -> None:
     async with service() as (app, provider):
@@ -198,7 +198,7 @@ if sys.stdin.readline():
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.slow), "ends"])
+@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.soak), "ends"])
 async def test_nothing_is_left_of_a_dead_owner(how: str) -> None:
     async with service() as (app, provider):
         base_url = provider()._service[0]
@@ -260,7 +260,7 @@ def test_a_service_that_is_not_there() -> None:
     assert threads() == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_an_environment_is_played_in_a_sandbox() -> None:
     async with service() as (app, provider):
         words = [

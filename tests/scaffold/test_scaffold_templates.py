@@ -17,7 +17,7 @@ from openenv_core.scaffold.names import names_of
 
 __all__ = ["engine"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 PLAYED = {
     "game": {"guess": 50},

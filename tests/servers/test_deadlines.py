@@ -242,7 +242,7 @@ async def test_quick_steps_do_not_add_up() -> None:
             assert (await ask(ws, STEP))["type"] == "observation"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_hung_threads_are_replaced_up_to_a_bound() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env, cap=4)

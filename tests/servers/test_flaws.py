@@ -199,7 +199,7 @@ def test_flaw_06_health_answers_while_constructors_hang(tmp_path: Path) -> None:
         assert reset.result()[0] == step.result()[0] == 200
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_flaw_07_a_session_is_found_whichever_worker_a_request_meets() -> None:
     with serve("--workers", "2", "--max-sessions", "64") as server:
         address = server.address
@@ -298,7 +298,7 @@ async def test_flaw_12_a_foreign_page_cannot_drive_a_local_server() -> None:
                 assert reply.status_code == status
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_flaw_12_strangers_need_a_token_and_the_default_is_loopback() -> None:
     with serve() as server:
         listening = [c.laddr for p in server.family for c in p.net_connections() if c.status == "LISTEN"]

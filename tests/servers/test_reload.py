@@ -208,7 +208,7 @@ def test_a_missing_library_is_named_with_its_extra(
     assert "pip install 'ropewalk[author]'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_server_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     with serve("--reload", app=str(folder)) as server:
         status, _ = server.request("POST", "/step", {"action": {"then": "start"}})
@@ -219,7 +219,7 @@ def test_the_server_ends_with_a_parent_that_is_killed(folder: Path) -> None:
         eventually(lambda: all(gone(process) for process in family))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ctrl_c_in_a_terminal_ends_it_all(folder: Path) -> None:
     with in_terminal("serve", str(folder), "--reload", "--port", "0") as terminal:
         terminal.until(f"watching {folder}")
@@ -231,7 +231,7 @@ def test_ctrl_c_in_a_terminal_ends_it_all(folder: Path) -> None:
         assert "Traceback" not in terminal.shown
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_code_that_never_ends_neither_stays_nor_keeps(folder: Path) -> None:
     with serve("--reload", app=str(folder)) as server, server.connect() as connection:
         body = b'{"action": {"then": "hang"}}'
@@ -244,7 +244,7 @@ def test_code_that_never_ends_neither_stays_nor_keeps(folder: Path) -> None:
         assert description(server) == "two"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_that_dies_waits_for_the_next_change(folder: Path) -> None:
     with serve("--reload", app=str(folder)) as server:
         with pytest.raises((http.client.HTTPException, OSError)):
@@ -254,7 +254,7 @@ def test_a_server_that_dies_waits_for_the_next_change(folder: Path) -> None:
         assert description(server) == "two"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_first_start_that_fails_waits_too_and_further_folders_are_watched(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -280,7 +280,7 @@ def test_a_first_start_that_fails_waits_too_and_further_folders_are_watched(
     fixing.join()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_tokens_reach_the_server_and_not_the_environment(folder: Path) -> None:
     token = "correct-horse-battery-staple"
     with serve("--reload", app="tell_environ:app", ROPEWALK_TOKENS=token) as server:

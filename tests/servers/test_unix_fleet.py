@@ -14,7 +14,7 @@ from serve_process import PATIENCE_S, SUPPORT, eventually
 
 from servers.fleet.ids import worker_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 WORKERS = 2
 SESSIONS = 12

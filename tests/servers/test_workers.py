@@ -22,7 +22,7 @@ from servers.fleet.exchange import ExchangeFailed, Exchanges
 from servers.fleet.ids import ids_of, worker_of
 
 # Fleets of real processes, some of them killed: seconds each.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"

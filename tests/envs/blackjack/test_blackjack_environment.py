@@ -51,7 +51,7 @@ def peer_table(**rules: bool) -> Any:
     return gymnasium.make("Blackjack-v1", disable_env_checker=True, **{"sab": False, **rules})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_transitions_are_gymnasiums() -> None:
     env, peer, coin = BlackjackEnvironment(), peer_table(), random.Random(1)
     outcomes = [check_against(env, peer, seed, coin) for seed in range(HANDS)]
@@ -62,7 +62,7 @@ def test_transitions_are_gymnasiums() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_transitions_are_gymnasiums_under_rules_that_change_from_hand_to_hand() -> None:
     env, coin = BlackjackEnvironment(), random.Random(2)
     variants: list[dict[str, bool]] = [

@@ -106,7 +106,7 @@ def test_every_action_value() -> None:
         assert np.square(z).mean() == pytest.approx(1.0, abs=0.4)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("policy", "rules"),
     [

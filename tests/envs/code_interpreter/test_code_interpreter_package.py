@@ -27,7 +27,7 @@ def test_the_distribution_names_every_package_of_the_folder() -> None:
     assert set(told["packages"]) == names == set(told["package-dir"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_wheel_holds_everything(tmp_path: Path) -> None:
     # A copy, since a build writes into the folder that it builds.
     source = tmp_path / "source"

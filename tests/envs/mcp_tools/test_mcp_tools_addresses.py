@@ -143,7 +143,7 @@ def test_a_literal_address_is_refused_where_it_is_configured(host: str) -> None:
         house_of({"site": {"url": f"http://{host}:80/mcp"}})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_no_way_of_writing_this_machine_reaches_it() -> None:
     site = Site()
     async with serving(site.app) as address:  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ async def test_proxies_of_the_environment_are_passed_over(monkeypatch: pytest.Mo
             Response(status_code=307, headers={"location": "/elsewhere"}), "redirects", id="redirect"
         ),
         *(
-            pytest.param(answer, why, id=why, marks=pytest.mark.slow)
+            pytest.param(answer, why, id=why, marks=pytest.mark.soak)
             for answer, why in (
                 (
                     Response(status_code=302, headers={"location": "http://169.254.169.254/latest"}),
@@ -228,7 +228,7 @@ async def test_an_answer_of_no_use_is_the_servers_fault_and_the_session_lives(
     assert not site.seen["POST /elsewhere"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
     site = Site()
     async with at_site(site, other=entry(), timeout_s=2.0) as env:
@@ -243,7 +243,7 @@ async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
         assert (again.result, "state_lost" in again.metadata) == ("1", True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_server_that_goes_away_and_comes_back() -> None:
     site = Site()
     async with serving(site.app) as address:  # type: ignore[arg-type]
@@ -255,7 +255,7 @@ async def test_a_server_that_goes_away_and_comes_back() -> None:
     await env.close()
 
 
-@pytest.mark.parametrize("protocol", ["auto", pytest.param("stateless", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("protocol", ["auto", pytest.param("stateless", marks=pytest.mark.soak)])
 async def test_a_server_without_handshake_is_spoken_to_without(protocol: str) -> None:
     site = Site()
     site.handshake = False
@@ -268,7 +268,7 @@ async def test_a_server_without_handshake_is_spoken_to_without(protocol: str) ->
     assert house.modes == ({"site": "auto"} if protocol == "auto" else {})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
     site = Site()
     site.handshake = False

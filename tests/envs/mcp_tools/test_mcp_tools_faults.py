@@ -84,7 +84,7 @@ async def test_without_restarts_a_death_ends_the_episode() -> None:
         assert (await call(env, "count")).result == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_restarts_come_to_an_end() -> None:
     async with playing(house_of({"one": entry(max_restarts=1)})) as env:
         for _ in range(2):
@@ -114,7 +114,7 @@ async def test_a_call_that_its_caller_gives_up_is_cancelled_at_the_server_too() 
         assert (await call(env, "heard")).result == ["notifications/initialized", "notifications/cancelled"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_server_that_hears_nothing_after_a_hang_is_started_anew() -> None:
     async with playing(house_of({"one": entry(timeout_s=2.0)})) as env:
         pid = await pid_of(env)
@@ -137,7 +137,7 @@ async def test_ten_megabytes_are_cut_with_a_flag_or_passed_whole() -> None:
         assert (await call(env, "cut__count")).result == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_message_without_end_is_dropped() -> None:
     async with playing(house_of({"one": entry()})) as env:
         endless = await call(env, "big", size=40 << 20)
@@ -155,7 +155,7 @@ async def test_invalid_json_fails_the_call_and_not_the_server() -> None:
         assert (await call(env, "count")).result == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_what_a_server_prints_is_passed_over() -> None:
     async with playing(house_of({"one": entry()})) as env:
         for line in ("Listening...", "[INFO] ready", "", "\x00\xff", '{"seen": 1}', "{'text': 1}", "{"):
@@ -195,7 +195,7 @@ async def test_nothing_is_left_behind() -> None:
     await until(lambda: not os.path.exists(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers_along(
     tmp_path: Path,
 ) -> None:
@@ -245,12 +245,12 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
         pytest.param(
             {"one": entry(), "two": entry("--start-s", "60", start_timeout_s=0.2)},
             "within 0.2 s",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.soak,
         ),
         pytest.param(
             {"one": {"command": "sh", "args": ["-c", "yes '{\"id\"}'"]}},
             "no JSON-RPC message: '{\"id\"}'",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.soak,
         ),
         (
             {name: {"command": "sh", "args": ["-c", "echo I cannot >&2; exit 7"]} for name in "abc"},
@@ -268,7 +268,7 @@ async def test_a_server_that_does_not_start_is_the_infrastructures_fault(servers
     await env.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_reset_that_is_given_up_leaves_nothing() -> None:
     env = McpToolsEnvironment(house_of({"one": entry("--start-s", "60")}))
     reset = asyncio.create_task(env.reset())

@@ -122,7 +122,7 @@ async def test_who_sends_too_many_messages_waits(monkeypatch: pytest.MonkeyPatch
     assert sum(slept) <= 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -147,7 +147,7 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
         await process.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_list_without_end_has_one_time_for_all_its_pages() -> None:
     env = McpToolsEnvironment(house_of({"one": entry("--endless", start_timeout_s=0.3)}))
     began = await env.reset()
@@ -191,7 +191,7 @@ def test_a_tree_that_is_deeper_than_there_are_calls_is_removed(tmp_path: Path) -
     assert (elsewhere / "kept").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("line", [r"\n", '{"jsonrpc": "2.0", "method": "x"}\\n'])
 async def test_a_server_that_never_stops_talking_costs_the_others_little(line: str) -> None:
     program = f"import os\nwhile True: os.write(1, b'{line}' * 4096)"
@@ -211,7 +211,7 @@ async def test_a_server_that_never_stops_talking_costs_the_others_little(line: s
     await env.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_calls_over_http_that_are_given_up_keep_no_connection() -> None:
     site = Site()
     async with at_site(site, timeout_s=0.05) as env:
@@ -226,7 +226,7 @@ async def test_calls_over_http_that_are_given_up_keep_no_connection() -> None:
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_many_values_over_http_are_refused_too() -> None:
     site = Site()
     async with at_site(site) as env:

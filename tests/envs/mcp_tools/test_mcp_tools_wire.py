@@ -69,7 +69,7 @@ async def test_the_same_tools_are_offered_over_mcp() -> None:
         assert "used up" in text_of(await client.call_tool("count", {}))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_example_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     readme = Path(__file__).parents[3] / "envs" / "mcp_tools_env" / "README.md"
     example = readme.read_text().partition("```python\n")[2].partition("```")[0]
@@ -79,7 +79,7 @@ def test_the_example_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFix
     assert [names.strip("[]").replace("'", ""), value] == said
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_nothing_is_left_of_a_server_that_is_stopped(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"one": entry()}}))

@@ -53,7 +53,7 @@ def honest(shop: ShopEnvironment, **options: Any) -> Scenario:
     return scenario
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_who_does_not_look_earns_next_to_nothing(shop: ShopEnvironment) -> None:
     for name, policy in BASELINES.items():
         source, call = random.Random(7), calls_of(shop)

@@ -35,7 +35,7 @@ def test_the_callers_side_loads_no_server_and_no_shop() -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_readme_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.DOTALL)
     done = subprocess.run(

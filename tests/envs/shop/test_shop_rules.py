@@ -99,7 +99,7 @@ def test_the_solver_comes_to_what_the_rules_say(shop: ShopEnvironment) -> None:
         every_case(shop, split, 40)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_solver_comes_to_what_the_rules_say_in_every_case(shop: ShopEnvironment) -> None:
     seen: Counter[tuple[str, str]] = Counter()
     lengths: list[int] = []

@@ -61,7 +61,7 @@ def test_the_solver_solves_every_task(world: SqliteEnvironment) -> None:
     assert world.state.step_count <= 10
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_solver_solves_every_task_of_many(world: SqliteEnvironment) -> None:
     seen: Counter[str] = Counter()
     for split in ("train", "validation", "test"):
@@ -73,7 +73,7 @@ def test_the_solver_solves_every_task_of_many(world: SqliteEnvironment) -> None:
     assert seen.keys() == FAMILIES.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_who_does_not_look_earns_next_to_nothing(world: SqliteEnvironment) -> None:
     for name, policy in BASELINES.items():
         source, call = random.Random(7), calls_of(world)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 START = "from openenv_core.cli.main import main; raise SystemExit(main())"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_an_mcp_host_solves_a_task(tmp_path: Path) -> None:
     command = ["-c", START, "mcp", "sqlite", "--seed", "7", "--option", "split=test"]
     parameters = StdioServerParameters(command=sys.executable, args=command, cwd=ROOT)

@@ -62,7 +62,7 @@ def test_sql_and_records_agree_on_every_family_and_domain() -> None:
     assert len(FAMILIES) >= 30
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_sql_and_records_agree_on_many_worlds() -> None:
     assert min(compare(range(1000, 1150)).values()) > 75
 

@@ -196,7 +196,7 @@ def test_the_learning_curve_of_a_run_without_probes(tmp_path: Path) -> None:
     assert share_of(image, EXACT) < share_of(curve(tmp_path), EXACT)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_grid_shows_the_learned_policy_beside_the_optimal_one(tmp_path: Path) -> None:
     def grid(answers: dict[DecisionState, Answer]) -> tuple[float, float, float]:
         picture = tmp_path / "grid.png"

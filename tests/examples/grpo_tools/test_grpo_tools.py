@@ -68,7 +68,7 @@ def test_a_seed_is_a_task_and_held_out_seeds_have_others() -> None:
     environment.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_whoever_answers_without_looking_is_rarely_right() -> None:
     def asked(seed: int) -> tuple[str, Any]:
         number = SmallSqliteEnvironment.task_number("train", seed)

@@ -135,7 +135,7 @@ def test_a_world_without_tools_is_refused(tmp_path: Path) -> None:
         task_of(world, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_the_solver_plays_in_a_server_of_its_own(tmp_path: Path) -> None:
     recipe = load_section(FOLDER / "tools.yaml", [], RecipeConfig)
     task = task_of(load_config(recipe.world), tmp_path)
@@ -151,7 +151,7 @@ async def test_the_solver_plays_in_a_server_of_its_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_solver_that_fails_is_not_imitated(tmp_path: Path) -> None:
     async def guess(_: Any, call: Any) -> None:
         await call("submit_answer", {"answer": -1})

@@ -144,7 +144,7 @@ def with_reference(batch: TrainBatch) -> TrainBatch:
     return batch.with_reference((-1.0 - 0.3 * (np.arange(len(batch)) % 4)).astype(np.float32))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @given(batches(), st.integers(1, 6), st.sampled_from(AGGREGATIONS))
 def test_micro_batches_add_up_to_the_batch(
     samples: list[TrainSample], rows: int, aggregation: Aggregation
@@ -157,7 +157,7 @@ def test_micro_batches_add_up_to_the_batch(
     torch.testing.assert_close(parts_gradient, whole_gradient, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @given(batches(), st.sampled_from(AGGREGATIONS))
 def test_sharing_contexts_changes_nothing(samples: list[TrainSample], aggregation: Aggregation) -> None:
     batch = with_reference(TrainBatch.from_samples(samples))

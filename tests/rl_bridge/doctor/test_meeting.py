@@ -19,7 +19,7 @@ from free_ports import free_port
 from rl_bridge.doctor.findings import Level
 from rl_bridge.doctor.meeting import Meeting, meet
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 
 def free_address() -> str:

@@ -76,7 +76,7 @@ async def step(url: str) -> int:
 
 @pytest.mark.parametrize(
     "victim",
-    ["server", pytest.param("guard", marks=pytest.mark.slow), pytest.param("silent", marks=pytest.mark.slow)],
+    ["server", pytest.param("guard", marks=pytest.mark.soak), pytest.param("silent", marks=pytest.mark.soak)],
 )
 async def test_a_server_that_is_lost_is_started_again_and_told(
     victim: str, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +152,7 @@ async def test_a_restart_budget_that_is_gone_ends_the_run_with_the_servers_last_
         assert server.status.restarts == provider.stops == 3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_server_that_dies_too_often_ends_the_run() -> None:
     restarts = RestartPolicy(budget=1, backoff_s=0.0)
     async with none_left(), EnvironmentServers(app=APP, restarts=restarts) as servers:
@@ -249,7 +249,7 @@ def test_servers_come_from_one_place(given: dict[str, object]) -> None:
         EnvironmentServers(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_episodes_survive_the_death_of_their_server() -> None:
     """Leases, told of the servers, play everything: on the other server, or on the successor."""
     leases = SessionLeases(

@@ -103,7 +103,7 @@ class Client:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))]
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))]
 )
 async def test_slots_in_equal_slots_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((address, "BACKOFF_S"), (address, "FULL_S"), (address, "MAX_BACKOFF_S")):

@@ -169,7 +169,7 @@ async def share_of(leases: SessionLeases, count: int) -> Counter[str]:
         return Counter(await asyncio.gather(*(where() for _ in range(count))))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_sessions_that_a_server_has_no_room_for_wait_for_the_others(
     urls: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,7 +190,7 @@ async def test_sessions_that_a_server_has_no_room_for_wait_for_the_others(
     assert "fewer than the 8 sessions of env.sessions" in told[0]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_worker_gets_room_when_others_have_no_more_use_for_theirs(
     urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

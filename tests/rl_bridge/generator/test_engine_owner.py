@@ -11,7 +11,7 @@ import pytest
 
 from rl_bridge.generator.vllm_api import OWNER_VARIABLE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 WAIT_S = 60.0
 REPOSITORY = str(Path(__file__).parents[3])

@@ -49,7 +49,7 @@ def test_memory_and_mapping_are_used_again_until_more_is_needed() -> None:
     giver.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_another_process_reads_them() -> None:
     giver = Giver()
     handover = giver.write({"weight": torch.arange(6, dtype=torch.float32).view(2, 3)})

@@ -78,7 +78,7 @@ async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
         assert (pool.counts.workers_started, pool.counts.workers_lost) == (2, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_many_are_evaluated_by_few_processes() -> None:
     async with open_pool(workers=2) as pool:
         pids = set(await asyncio.gather(*(ask(pool, "pid") for _ in range(200))))
@@ -88,7 +88,7 @@ async def test_many_are_evaluated_by_few_processes() -> None:
 
 @pytest.mark.parametrize(
     "way",
-    ["start_daemons", *(pytest.param(way, marks=pytest.mark.slow) for way in ("say_and_sleep", "backtrack"))],
+    ["start_daemons", *(pytest.param(way, marks=pytest.mark.soak) for way in ("say_and_sleep", "backtrack"))],
 )
 async def test_what_takes_too_long_is_killed_with_all_that_it_started(way: str, tmp_path: Path) -> None:
     async with open_pool(workers=1, timeout_s=5.0) as pool:
@@ -141,7 +141,7 @@ async def test_a_slot_that_was_given_to_somebody_who_left_goes_to_the_next() -> 
         assert await ask(pool, "return", 1) == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_guard_that_is_killed_takes_its_worker_along(tmp_path: Path) -> None:
     async with open_pool(workers=1) as pool:
         asking = asyncio.ensure_future(ask(pool, "start_daemons", str(tmp_path / "pids")))
@@ -180,7 +180,7 @@ async def test_where_failures_are_dropped_they_are_counted(caplog: pytest.LogCap
     assert "'7' is not one" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_along(tmp_path: Path) -> None:
     async with open_pool(workers=1) as pool:
         held = asyncio.ensure_future(ask(pool, "say_and_sleep", str(tmp_path / "pid")))
@@ -240,7 +240,7 @@ async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
     assert guards() == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_pool_that_can_have_no_processes_any_more_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +288,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "pids")]) as owner:  # noqa: ASYNC220
         pids = await pids_in(tmp_path / "pids")
@@ -297,7 +297,7 @@ async def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path: Path) -
     await until(lambda: not any(map(alive, [*pids, guard])))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
     """Everything at once, drawn from a seed: as many processes as ever evaluate when it is over."""
     draw = random.Random(7)

@@ -79,7 +79,7 @@ class Played:
         )
 
 
-@pytest.fixture(scope="module", params=[200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[200, pytest.param(1000, marks=pytest.mark.soak)])
 def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     with pytest.MonkeyPatch.context() as patch:
         pieces = PieceTokenizer()

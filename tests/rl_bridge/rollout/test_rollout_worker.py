@@ -395,7 +395,7 @@ async def test_a_cancelled_assignment_gives_its_sessions_back(notebook: str) -> 
     await until_no_session_is_left(notebook)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_256_episodes_at_once_against_one_server_do_not_fail(blackjack: str) -> None:
     in_flight: list[int] = []
     async with playing([blackjack], TableTask, stand_on_17, sessions=256) as play:

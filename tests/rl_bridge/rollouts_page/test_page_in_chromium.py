@@ -16,7 +16,7 @@ from rl_bridge.rollouts_page.page import whole_page
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, many, said, told
 from tests.rl_bridge.rollouts_page.page_serving import served
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 READY = "document.body.dataset.ready"
 

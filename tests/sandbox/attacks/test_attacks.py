@@ -78,7 +78,7 @@ async def test_calls_by_number_change_nothing_outside(sandbox: Sandbox) -> None:
     assert swept.calls == 601 * 3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_all_attacks_one_by_one(sandbox: Sandbox) -> None:
     calm = await play(sandbox, [], thorough=True, at_least_s=3.0)
@@ -90,14 +90,14 @@ async def test_all_attacks_one_by_one(sandbox: Sandbox) -> None:
     assert max(felt.values()) < BAR_S, felt
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_calls_by_number_with_all_patterns(sandbox: Sandbox) -> None:
     swept = await sweep(sandbox)
     assert swept.breaches == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("level", WEAK)
 async def test_what_weak_levels_contain(level: Isolation) -> None:
@@ -109,7 +109,7 @@ async def test_what_weak_levels_contain(level: Isolation) -> None:
     assert report.failures == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user, which root alone can")
 @pytest.mark.parametrize("level", LEVELS)

@@ -21,7 +21,7 @@ HARDENED = (
 
 
 @pytest.mark.docker
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_attacks_in_a_hardened_container(interpreter_image: str) -> None:
     docker = shutil.which("docker")

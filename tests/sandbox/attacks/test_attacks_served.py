@@ -90,7 +90,7 @@ def is_calm(server: ServeProcess) -> bool:
     return percentile(health.took, 0.99) <= CALM_S
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_health_answers_during_attacks(server: ServeProcess, record_property: pytest.FixtureRequest) -> None:
     calm = is_calm(server)

@@ -193,7 +193,7 @@ def test_every_attempt_is_expected_to_go_one_way() -> None:
 
 
 @NEEDS_LANDLOCK
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="matplotlib is not installed")
 def test_a_figure_is_drawn_by_what_is_imported_behind_the_walls() -> None:
     assert outcomes("plain", only=("figure",)) == {"figure": "done"}

@@ -21,8 +21,8 @@ from servers import create_app
 ERAS = [HANDSHAKE, STATELESS]
 
 # Where the two take the same way through our code, the second is left to --all.
-handshake_first = pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.slow)])
-stateless_first = pytest.mark.parametrize("era", [STATELESS, pytest.param(HANDSHAKE, marks=pytest.mark.slow)])
+handshake_first = pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.soak)])
+stateless_first = pytest.mark.parametrize("era", [STATELESS, pytest.param(HANDSHAKE, marks=pytest.mark.soak)])
 
 
 @pytest.fixture(params=ERAS)
@@ -53,14 +53,14 @@ async def test_results_in_every_form(era: str) -> None:
         assert (await client.call_tool("bump")).structured_content == {"result": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_ten_megabytes_pass(era: str) -> None:
     async with serving(boxes()) as address, await connected(address, era) as client:
         assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
         assert text_of(await client.call_tool("bump")) == "1"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_result_that_nobody_could_take_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
     async with serving(boxes()) as address, await connected(address, HANDSHAKE) as client:
@@ -89,7 +89,7 @@ async def test_an_episode_that_is_over_is_no_failure_of_the_protocol() -> None:
             assert "is over" in text_of(ended)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> None:
     ended = threading.Event()
 
@@ -169,7 +169,7 @@ async def test_progress_and_log_come_before_the_result(era: str) -> None:
     assert heard == [(1, 2, "half"), {"waiting": 0}]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_the_level_of_the_log_holds() -> None:
     heard: list[Any] = []
 
@@ -201,7 +201,7 @@ async def give_up(client: Client, tool: str, name: str) -> None:
     await eventually(lambda: name in ToolBox.cancelled)
 
 
-@pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.soak)])
 async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool: str) -> None:
     app = boxes()
     async with serving(app) as address, await connected(address, era) as client:
@@ -212,7 +212,7 @@ async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool
 
 
 @handshake_first
-@pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.soak)])
 async def test_a_tool_that_hangs_ends_its_session_and_no_other(era: str, tool: str) -> None:
     app = boxes(step_timeout_s=0.4)
     async with (
@@ -348,7 +348,7 @@ async def test_changes_are_told_on_the_stateless_wire() -> None:
     assert seen == ["ResourceUpdated", "ToolsListChanged"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_many_callers_at_once_get_their_own() -> None:
     app = boxes(cap=64)
     async with serving(app) as address:

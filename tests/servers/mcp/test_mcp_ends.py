@@ -24,7 +24,7 @@ def call(tool: str, **arguments: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_server_that_stops_lets_calls_end_and_closes_streams(workers: int) -> None:
     words = ["--workers", str(workers)] if workers > 1 else []
@@ -73,7 +73,7 @@ def nothing_left(app: EnvironmentApp) -> bool:
     )
 
 
-@pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.soak)])
 async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
@@ -96,7 +96,7 @@ async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
         await eventually(lambda: nothing_left(app))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_handshakes_at_once_do_not_get_around_the_bound_of_a_session() -> None:
     app = boxes()
     async with serving(app) as address:
@@ -134,7 +134,7 @@ async def test_a_client_that_closes_its_session_has_its_calls_answered() -> None
         await eventually(lambda: nothing_left(app))
 
 
-@pytest.mark.parametrize("tool", ["work", pytest.param("wait", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tool", ["work", pytest.param("wait", marks=pytest.mark.soak)])
 async def test_a_call_in_the_session_of_a_socket_that_is_given_up_ends_alone(tool: str) -> None:
     app = boxes()
     async with serving(app) as address, socket_to(address, path="/mcp") as socket:

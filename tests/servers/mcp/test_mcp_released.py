@@ -80,7 +80,7 @@ async def test_sockets_call_tools_in_their_own_session() -> None:
             assert reply["data"]["result"]["data"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_call_that_hangs_ends_its_socket_after_a_reply() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
     app = boxes(step_timeout_s=0.3)
@@ -114,7 +114,7 @@ class Patient(Environment[Any, Any, State]):
         return ToolResult.of(None)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_tool_may_wait_where_steps_do_not_and_has_a_deadline() -> None:
     app = create_app(Patient, ListToolsAction, ListToolsObservation, max_concurrent_envs=4)
     app.configure(replace(ServerSettings(), step_timeout_s=0.3))
@@ -223,7 +223,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_without_the_sdk_a_standard_client_is_told_what_to_install() -> None:
     script = BARE.format(root=str(ROOT), support=str(ROOT / "tests" / "support"))
     told = subprocess.run(

@@ -108,7 +108,7 @@ async def test_the_stateless_wire_lists_without_a_session_and_does_nothing_else(
         assert app.sessions.active == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_header_opens_a_session_of_the_callers_choice_once() -> None:
     app = boxes()
     async with serving(app) as address:
@@ -143,7 +143,7 @@ async def test_a_connection_is_not_taken_for_one_of_another_session() -> None:
         assert "expected one session" in refused.text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_those_who_open_one_session_at_once_reset_it_once() -> None:
     app = boxes()
     async with serving(app) as address:
@@ -158,7 +158,7 @@ async def test_those_who_open_one_session_at_once_reset_it_once() -> None:
         assert len(app.sessions.standing) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_full_session_lets_go_of_the_connection_that_was_used_least_lately() -> None:
     async with serving(boxes()) as address:
         handle = await opened(address)
@@ -240,7 +240,7 @@ class Sleepy(ToolBox):
         await asyncio.sleep(60)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_client_that_leaves_during_the_reset_leaves_no_session() -> None:
     app = create_app(Sleepy, ToolAction, ToolObservation, max_concurrent_envs=2)
     async with serving(app) as address:
@@ -269,7 +269,7 @@ async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_
         await eventually(lambda: app.sessions.active == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_client_that_drops_its_connections_holds_nothing_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -316,7 +316,7 @@ async def test_a_server_that_stops_ends_streams_and_sessions() -> None:
     assert "the SDK's connections" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_an_app_speaks_mcp_again_when_it_is_served_again_and_below_another() -> None:
     app = boxes()
     for _ in range(2):
@@ -336,7 +336,7 @@ async def test_an_environment_without_tools_says_so() -> None:
         assert "offers none" in reply.json()["error"]["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_production_keeps_mcp() -> None:
     app = boxes(mode="production")
     async with serving(app) as address, host(address, mode=HANDSHAKE) as client:
@@ -344,7 +344,7 @@ async def test_production_keeps_mcp() -> None:
         assert (await request(address, "POST", "/reset")).status_code == 404
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_socket_and_an_official_client_share_a_session() -> None:
     app = boxes()
     async with serving(app) as address:

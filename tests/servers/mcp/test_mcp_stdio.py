@@ -72,7 +72,7 @@ class Host:
         return self.process.returncode, out, err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
 async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
@@ -100,7 +100,7 @@ async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "an environment prints what it likes\n"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, None])
 async def test_the_end_closes_the_environment_in_the_middle_of_a_call(
     sign: signal.Signals | None, tmp_path: Path
@@ -118,7 +118,7 @@ async def test_the_end_closes_the_environment_in_the_middle_of_a_call(
     assert all("jsonrpc" in json.loads(line) for line in out.splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_call_that_hangs_is_told_and_ends_the_process() -> None:
     host = Host("--step-timeout", "0.5")
     host.begin()
@@ -131,7 +131,7 @@ def test_a_call_that_hangs_is_told_and_ends_the_process() -> None:
     assert "start toolbox again" in err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_is_no_json_and_what_is_too_long_harms_nobody() -> None:
     host = Host(ROPEWALK_MAX_BODY_BYTES="10000")
     host.begin()
@@ -142,7 +142,7 @@ def test_what_is_no_json_and_what_is_too_long_harms_nobody() -> None:
     assert host.ended()[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("app", "words", "told"),
     [

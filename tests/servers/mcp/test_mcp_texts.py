@@ -54,7 +54,7 @@ class Odd(ToolBox):
         return "said"
 
 
-@pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.soak)])
 async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
     app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
     seen: list[Any] = []

@@ -16,7 +16,7 @@ from serving import opened, request
 from servers.fleet.ids import worker_of
 
 # Fleets of real processes, one of them killed.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 STREAMS = {"accept": "application/json, text/event-stream"}
 

@@ -14,7 +14,7 @@ from envs.code_interpreter_env.server.backends.jupyter import JupyterBackend, Ju
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxFailure, SandboxUnavailable
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
 
 # The grace is for machines that have much to do.
 LIMITS = Limits(

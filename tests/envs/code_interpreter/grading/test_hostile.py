@@ -175,7 +175,7 @@ def f(paths):
     assert verdict.reward == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_case_that_takes_too_long_is_worth_none(sandbox: Sandbox) -> None:
     slow = task([([1], 1), ([2], 2), ([3], 3)], limits={"timeout_s": 3.0, "total_s": 60.0})
     code = "def f(x):\n    while x == 2: pass\n    return x"
@@ -187,7 +187,7 @@ async def test_a_case_that_takes_too_long_is_worth_none(sandbox: Sandbox) -> Non
     assert (never.reward, categories(never)) == (None, ["timeout", "not_run", "not_run"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_the_whole_may_take_too_long(sandbox: Sandbox) -> None:
     slow = task([([at], at) for at in range(40)], limits={"timeout_s": 5.0, "total_s": 2.0})
     verdict = await Grader(sandbox).grade(slow, "import time\ndef f(x):\n    time.sleep(0.2)\n    return x")

@@ -54,7 +54,7 @@ def test_every_task_has_a_reference_and_two_wrong_solutions_outside_the_package(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in ALL]
 )
 async def test_the_reference_is_worth_one(sandbox: Sandbox, name: str) -> None:
     _, code = next(solutions(ALL[name]))
@@ -68,7 +68,7 @@ async def test_what_is_wrong_is_worth_nothing(sandbox: Sandbox, name: str) -> No
     await fails(Grader(sandbox), ALL[name])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ALL)
 async def test_whatever_is_wrong_is_worth_nothing(sandbox: Sandbox, name: str) -> None:

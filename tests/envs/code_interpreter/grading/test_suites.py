@@ -164,7 +164,7 @@ async def test_nothing_of_a_hidden_test_is_told(sandbox: Sandbox) -> None:
         assert hidden not in text.replace(str(verdict.grading_time_s), "")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_test_that_takes_too_long(sandbox: Sandbox) -> None:
     brief = task(limits={"timeout_s": 2.0, "total_s": 60.0})
     verdict = await Grader(sandbox).grade(brief, "def add(a, b):\n    while a == 20: pass\n    return a + b")
