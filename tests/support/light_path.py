@@ -1,0 +1,29 @@
+"""Imports every module of core, servers and environments, then plays one episode of BlackJack.
+
+This is what `./scripts/test --all` asks of a newer Python.
+"""
+
+import importlib
+import pkgutil
+
+import envs
+import openenv_core
+import servers
+from envs.blackjack_env import BlackjackAction, BlackjackEnv
+
+
+def main() -> None:
+    for package in (openenv_core, servers, envs):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    with BlackjackEnv.from_process() as env:
+        result = env.reset(seed=7)
+        while not result.done:
+            result = env.step(BlackjackAction(action="stand"))
+    assert result.reward in (-1, 0, 1, 1.5), result
+    print("every module imported, one episode played")
+
+
+if __name__ == "__main__":
+    main()
