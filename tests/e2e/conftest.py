@@ -1,6 +1,7 @@
 """Real runs of the command, watched from outside."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +29,11 @@ SMALL = (
     "trainer.checkpoint_interval=1",
 )
 """Overrides that make a run short."""
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run's iterations."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 class Watched:

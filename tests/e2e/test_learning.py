@@ -1,4 +1,4 @@
-"""The promise of the front page: the example as it is configured learns to read the table."""
+"""The promise of the front page: the example learns; as it is configured, it learns to read the table."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from e2e.conftest import CONFIG, Watched
+from e2e.conftest import CONFIG, Watched, rows
+from report_fields import REPORT_FIELDS
 
 from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, action_values, evaluate, optimal_policy
 from examples.grpo_blackjack import chat
@@ -17,7 +18,32 @@ GOOD_ENOUGH = -0.055
 BEST_BLIND = -0.064
 TRAINING_TIMEOUT_S = 2400.0
 
+SHORT = (
+    "trainer.iterations=50",
+    "rollout.batch_size=512",
+    "trainer.updates_per_iteration=8",
+    "trainer.learning_rate=2e-3",
+    "trainer.warmup_updates=10",
+    "algorithm.entropy_coef=0.15",
+    "evaluation.episodes=1000",
+)
+"""Overrides by which half a minute teaches more than to stand: -0.078 to -0.080 with each of three seeds."""
 
+
+def test_short_training_beats_always_standing(ropewalk: Callable[..., Watched], tmp_path: Path) -> None:
+    run = ropewalk("train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", *SHORT)
+    assert run.wait(TRAINING_TIMEOUT_S) == 0, run.output()[-3000:]
+    folder = tmp_path / "run"
+    report = json.loads((folder / "report.json").read_text())
+    assert report.keys() >= REPORT_FIELDS
+    assert report["exact_return"] > evaluate(dict.fromkeys(DECISION_STATES, "stand")).mean_return
+    assert max(row["mismatch/logprob_max"] for row in rows(folder)) <= 1e-4
+    for picture in ("learning_curve.png", "policy_grid.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+    assert list((folder / "tensorboard").iterdir())
+
+
+@pytest.mark.soak
 def test_example_learns_the_table(ropewalk: Callable[..., Watched], tmp_path: Path) -> None:
     run = ropewalk("train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}")
     assert run.wait(TRAINING_TIMEOUT_S) == 0, run.output()[-3000:]
@@ -28,8 +54,7 @@ def test_example_learns_the_table(ropewalk: Callable[..., Watched], tmp_path: Pa
     low, high = report["ci95"]
     standard_error = (high - low) / 2 / 1.96
     assert abs(report["mean_return"] - report["exact_return"]) < 4 * standard_error
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert max(row["mismatch/logprob_max"] for row in metrics) <= 1e-4
+    assert max(row["mismatch/logprob_max"] for row in rows(tmp_path / "run")) <= 1e-4
 
     answers = ask_exported_policy(tmp_path / "run")
     assert evaluate(answers).mean_return == pytest.approx(report["exact_return"], abs=1e-9)

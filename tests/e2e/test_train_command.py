@@ -7,11 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from e2e.conftest import CONFIG, ROOT, SMALL, Watched
-from report_fields import REPORT_FIELDS
+from e2e.conftest import CONFIG, ROOT, SMALL, Watched, rows
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
@@ -19,14 +17,11 @@ Start = Callable[..., Watched]
 RUN_TIMEOUT_S = 300.0
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def small(tmp_path: Path, *words: str) -> list[str]:
     return ["train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", *SMALL, *words]
 
 
+@pytest.mark.soak
 def test_walking_skeleton() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.walking_skeleton"],
@@ -41,19 +36,15 @@ def test_walking_skeleton() -> None:
     assert "weights 1: " in done.stdout
 
 
-def test_run_writes_its_report_and_does_what_the_overrides_say(ropewalk: Start, tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_run_does_what_the_overrides_say(ropewalk: Start, tmp_path: Path) -> None:
     first = ropewalk(*small(tmp_path / "first"), "--seed", "5")
     assert first.wait(RUN_TIMEOUT_S) == 0, first.output()[-3000:]
     folder = tmp_path / "first" / "run"
     report = json.loads((folder / "report.json").read_text())
-    assert report.keys() >= REPORT_FIELDS
     assert (report["seed"], report["hands"]) == (5, 64)
     assert [row["iteration"] for row in rows(folder)] == [1, 2]
-    assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows(folder))
     assert "policy/kl_to_reference" not in rows(folder)[0]
-    for picture in ("learning_curve.png", "policy_grid.png"):
-        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
-    assert list((folder / "tensorboard").iterdir())
 
     # The second run begins with the policy that the first one trained, as with any other checkpoint.
     trained = folder / "policy"
@@ -75,6 +66,7 @@ def test_run_writes_its_report_and_does_what_the_overrides_say(ropewalk: Start, 
     assert all(step == pytest.approx(round(step)) for step in variance_steps)  # eighths: groups of eight
 
 
+@pytest.mark.soak
 def test_checkpoint_with_another_tokenizer_goes_the_same_way(ropewalk: Start, tmp_path: Path) -> None:
     checkpoint = byte_level_checkpoint(tmp_path / "checkpoint")
     run = ropewalk(
@@ -127,12 +119,11 @@ def byte_level_checkpoint(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("trainer.learning_rte=1", "did you mean 'trainer.learning_rate'?"),
-        ("algoritm=grpo", "did you mean 'algorithm'?"),
-        ("rollout.group_size=7", "a multiple of rollout.group_size"),
         ("rollout.task=examples.grpo_blackjack.task:Nothing", "has no 'Nothing'"),
         ("model.path=/nonexistent", "expected a tokenizer"),
     ],
@@ -146,10 +137,19 @@ def test_wrong_words_are_refused_before_anything_starts(
     assert "Traceback" not in run.output()
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_can_be_resumed(ropewalk: Start, tmp_path: Path, signal_number: int) -> None:
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
+)
+def test_run_outlives_a_killed_generator_and_can_be_interrupted_and_resumed(
+    ropewalk: Start, tmp_path: Path, signal_number: int
+) -> None:
     run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
     run.wait_for("   2/500")
+    killed = run.role("policy-0")
+    killed.kill()
+    run.until(lambda: not killed.is_running(), "the generator's process is still there", 60)
+    before = len(rows(tmp_path / "run"))
+    run.until(lambda: len(rows(tmp_path / "run")) >= before + 3, "no iterations after the kill", 200)
     if signal_number == signal.SIGINT:
         os.killpg(run.process.pid, signal_number)  # as a terminal does: everybody gets it
     else:
@@ -166,6 +166,7 @@ def test_interrupted_run_can_be_resumed(ropewalk: Start, tmp_path: Path, signal_
     assert [row["iteration"] for row in rows(tmp_path / "run")] == list(range(1, trained + 3))
 
 
+@pytest.mark.soak
 def test_loss_that_is_not_finite_ends_the_run_as_failed(ropewalk: Start, tmp_path: Path) -> None:
     run = ropewalk(*small(tmp_path, "trainer.learning_rate=1e30", "trainer.warmup_updates=0"))
     assert run.wait(RUN_TIMEOUT_S) == 1
@@ -173,6 +174,7 @@ def test_loss_that_is_not_finite_ends_the_run_as_failed(ropewalk: Start, tmp_pat
     assert "Traceback" not in run.output()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("role", ["policy", "trainer", "rollout"])
 def test_killed_role_without_a_restart_budget_ends_the_run_as_failed(
     ropewalk: Start, tmp_path: Path, role: str
@@ -185,6 +187,7 @@ def test_killed_role_without_a_restart_budget_ends_the_run_as_failed(
     assert "Traceback" not in run.output()
 
 
+@pytest.mark.soak
 def test_environment_that_cannot_be_reached_ends_the_run_with_its_address(
     ropewalk: Start, tmp_path: Path
 ) -> None:
@@ -217,6 +220,7 @@ def judges(prompt, response, target):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("function", "status", "told"),
     [("raises", 1, "no such column"), ("sleeps", 1, "no reward"), ("judges", 0, ""), ("runs_code", 0, "")],
@@ -239,6 +243,7 @@ def test_reward_function_that_raises_sleeps_or_judges(
         assert (figures[-1]["rollout/episodes_unscored"] > 0) == (function == "judges")
 
 
+@pytest.mark.soak
 def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path: Path) -> None:
     words = ("trainer.iterations=500", "trainer.checkpoint_interval=4", "algorithm.kl_coef=0.01")
     run = ropewalk(*small(tmp_path, *words))
@@ -257,6 +262,7 @@ def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path
     assert (reference.stat().st_mtime_ns, reference.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
+@pytest.mark.soak
 def test_killed_controller_takes_everything_along(ropewalk: Start, tmp_path: Path) -> None:
     run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
     run.wait_for("   1/500")
