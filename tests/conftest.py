@@ -79,6 +79,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(tolerated), append=False)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Item) -> bool | None:
+    return side_by_side.run_in_own_process(pyfuncitem)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     message = None
     if item.get_closest_marker("heavy") is not None and (absent := missing_stack()):

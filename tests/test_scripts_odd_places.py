@@ -73,6 +73,8 @@ def test_place_is_part_of_what_an_installation_depends_on(bootstrap: ModuleType,
     assert len(prints) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.own_process
 def test_broken_off_installation_leaves_no_pip_at_work(bootstrap: ModuleType, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (

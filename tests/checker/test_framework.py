@@ -217,6 +217,7 @@ class Everything(BaseModel):
     metadata: dict[str, Any] = {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modest", [True, False])
 def test_what_is_drawn_follows_the_schema_and_the_seed(modest: bool) -> None:
     schema = Everything.model_json_schema()

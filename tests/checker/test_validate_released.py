@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from released import ROOT, environment, released_server, scaffold
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.interop, pytest.mark.soak, pytest.mark.timeout(600)]
 
 TRUE = {"dockerfile_user", "dockerfile_port", "episode_ends"}
 """It runs as root, exposes no port, and has no end."""

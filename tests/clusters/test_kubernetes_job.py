@@ -19,7 +19,7 @@ import pytest
 from free_ports import free_port
 from manifests import ROOT, container, pod_templates
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 CONTROLLER = str(Path(__file__).with_name("pod_controller.py"))
 ADDRESSES = {"gpus-0": "127.0.0.2", "gpus-1": "127.0.0.3", "cpus-0": "127.0.0.4", "cpus-1": "127.0.0.5"}

@@ -10,7 +10,7 @@ import pytest
 from free_ports import free_ports
 from slurm_node import SlurmNode, require_slurm
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 20

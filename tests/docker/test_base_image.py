@@ -69,6 +69,7 @@ def files(image: str) -> set[str]:
     return set(in_container(image, *command, options=("--user", "0")).splitlines())
 
 
+@pytest.mark.soak
 def test_a_base_is_made_once_and_again_when_its_parts_change(
     api: docker.APIClient, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_base_is_made_once_and_again_when_its_parts_change(
     assert api.inspect_image(f"{REPOSITORY}:latest")["Id"] == after["Id"]
 
 
+@pytest.mark.soak
 def test_it_is_small_and_holds_nothing_that_only_building_needs(api: docker.APIClient, runtime: str) -> None:
     above = api.inspect_image(runtime)["Size"] - api.inspect_image(PYTHON)["Size"]
     assert above < 40 * MEGABYTE
@@ -104,6 +106,7 @@ def test_it_is_small_and_holds_nothing_that_only_building_needs(api: docker.APIC
     assert in_container(runtime, "sh", "-c", "command -v gcc cc make || true") == ""
 
 
+@pytest.mark.soak
 def test_its_user_is_nobody_s_and_may_write_to_tmp_alone(runtime: str) -> None:
     assert in_container(runtime, "id", "-u") == "10001"
     script = (
@@ -114,6 +117,7 @@ def test_its_user_is_nobody_s_and_may_write_to_tmp_alone(runtime: str) -> None:
     assert in_container(runtime, "sh", "-c", "touch ~/a && pwd", options=hardened) == "/app"
 
 
+@pytest.mark.soak
 def test_what_is_installed_is_compiled(runtime: str) -> None:
     # A read-only container would compile all of it at every start.
     said = in_container(
@@ -128,6 +132,7 @@ def test_what_is_installed_is_compiled(runtime: str) -> None:
     assert said == "True []"
 
 
+@pytest.mark.soak
 def test_pip_installs_beside_ropewalk(api: docker.APIClient, runtime: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "pyproject.toml").write_text(
@@ -148,6 +153,7 @@ def test_pip_installs_beside_ropewalk(api: docker.APIClient, runtime: str, tmp_p
     assert "Collecting fastapi" not in str(said)  # it is there
 
 
+@pytest.mark.soak
 def test_the_variant_for_released_folders_can_build(
     api: docker.APIClient, runtime: str, still: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +184,7 @@ def test_blackjack_s_container_plays_a_hand_with_everything_taken_away(blackjack
         assert result.reward in (-1, 0, 1)
 
 
+@pytest.mark.soak
 def test_the_engine_sees_that_blackjack_is_healthy(blackjack: str) -> None:
     options = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--health-interval", "1s"]
     started = subprocess.run(
@@ -212,6 +219,7 @@ def health(container: str) -> str:
     return str(json.loads(said)[0]["State"]["Health"]["Status"])
 
 
+@pytest.mark.soak
 def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(engine: Engine, tmp_path: Path) -> None:
     stage(ROOT / "envs" / "blackjack_env", tmp_path)
     tag = "ropewalk-test-space:latest"

@@ -17,7 +17,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.images import commandline
 from openenv_core.providers.docker import Engine
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
 COMMAND = (sys.executable, "-m", "openenv_core.cli", "build")
 # No base of ours: these tests are about building.

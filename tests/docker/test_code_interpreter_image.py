@@ -40,7 +40,7 @@ SAME = {
     *("Memory", "MemorySwap", "PidsLimit"),
 }
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 def docker(*words: str, check: bool = True) -> str:

@@ -34,6 +34,7 @@ def test_a_client_of_an_image_sync_and_async(engine: Engine, hostile_image: str)
     assert engine.labelled("ropewalk-test=client") == []
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_a_server_that_wants_a_token(hostile_image: str) -> None:
     token = "a-token-of-many-characters"
@@ -43,6 +44,7 @@ def test_a_server_that_wants_a_token(hostile_image: str) -> None:
         assert client.step(STEP).observation["said"] == "0:0"
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_the_released_provider_is_ours(engine: Engine, hostile_image: str) -> None:
     compat.install()

@@ -46,6 +46,7 @@ starting.start_container(sys.argv[1])
 """
 
 
+@pytest.mark.soak
 def test_an_owner_killed_between_create_and_start_leaves_no_container(
     engine: Engine, hostile_image: str
 ) -> None:
@@ -58,6 +59,7 @@ def test_an_owner_killed_between_create_and_start_leaves_no_container(
     eventually(lambda: not exists(engine, container), GONE_S)
 
 
+@pytest.mark.soak
 def test_ctrl_c_of_a_terminal_leaves_no_container(engine: Engine, hostile_image: str) -> None:
     with owner(hostile_image) as owning:
         os.killpg(owning.process.pid, signal.SIGINT)  # as a terminal does it: the whole group
@@ -65,6 +67,7 @@ def test_ctrl_c_of_a_terminal_leaves_no_container(engine: Engine, hostile_image:
         eventually(lambda: not exists(engine, owning.container), GONE_S)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ["raise", "end"])
 def test_an_owner_that_forgets_leaves_nothing(engine: Engine, hostile_image: str, how: str) -> None:
     with owner(hostile_image, how) as owning:
@@ -73,12 +76,14 @@ def test_an_owner_that_forgets_leaves_nothing(engine: Engine, hostile_image: str
         eventually(lambda: not psutil.pid_exists(owning.companion))
 
 
+@pytest.mark.soak
 def test_a_provider_that_nobody_has_any_more_is_none(engine: Engine, hostile_image: str) -> None:
     with owner(hostile_image, "forget") as owning:
         assert owning.line().strip() == "forgotten"
         assert not exists(engine, owning.container)
 
 
+@pytest.mark.soak
 def test_a_fork_that_outlives_the_owner_does_not_keep_the_container(
     engine: Engine, hostile_image: str
 ) -> None:
@@ -96,12 +101,14 @@ def test_a_fork_that_outlives_the_owner_does_not_keep_the_container(
             fork.kill()
 
 
+@pytest.mark.soak
 def test_a_fork_that_ends_does_not_end_the_container(engine: Engine, hostile_image: str) -> None:
     with owner(hostile_image, "a fork ends") as owning:
         assert owning.line().strip() == "True"
         assert exists(engine, owning.container)
 
 
+@pytest.mark.soak
 def test_a_killed_companion_is_replaced(engine: Engine, hostile_image: str) -> None:
     with owner(hostile_image) as owning:
         os.kill(owning.companion, signal.SIGKILL)
@@ -112,6 +119,7 @@ def test_a_killed_companion_is_replaced(engine: Engine, hostile_image: str) -> N
         eventually(lambda: not exists(engine, owning.container), GONE_S)
 
 
+@pytest.mark.soak
 def test_what_owner_and_companion_left_is_swept_at_the_next_start(engine: Engine, hostile_image: str) -> None:
     with owner(hostile_image) as living, owner(hostile_image) as owning:
         # The companion first, while its owner cannot replace it.
@@ -134,6 +142,7 @@ def test_a_server_that_dies_at_its_start_shows_its_log(hostile_image: str) -> No
     assert raised.value.output == "dying on purpose\n"
 
 
+@pytest.mark.soak
 def test_a_server_killed_for_its_memory_at_its_start_says_so(hostile_image: str) -> None:
     options = ContainerOptions(env_vars={"HOSTILE_START": "memory"}, memory="64m")
     # Engines lose the kernel's notice where a container ends quickly; then it is said as what it may be.
@@ -142,6 +151,7 @@ def test_a_server_killed_for_its_memory_at_its_start_says_so(hostile_image: str)
         start_container(hostile_image, options)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ["silent", "drip"])
 def test_a_server_that_is_never_healthy_is_given_up(engine: Engine, hostile_image: str, how: str) -> None:
     options = ContainerOptions(
@@ -152,6 +162,7 @@ def test_a_server_that_is_never_healthy_is_given_up(engine: Engine, hostile_imag
     assert engine.labelled(f"ropewalk-test={how}") == []
 
 
+@pytest.mark.soak
 def test_a_server_that_dies_later_is_known_to_have(hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image) as provider:
         assert provider.alive
@@ -183,6 +194,7 @@ def test_start_and_stop_as_often_as_one_likes(engine: Engine, hostile_image: str
     provider.stop()
 
 
+@pytest.mark.soak
 def test_a_start_under_way_ends_when_it_is_stopped(engine: Engine, hostile_image: str) -> None:
     labels = {"ropewalk-test": "stopped"}
     provider = LocalDockerProvider(hostile_image, env_vars={"HOSTILE_START": "silent"}, labels=labels)
@@ -217,6 +229,7 @@ def test_published_on_the_loopback_interface_alone(hostile_image: str) -> None:
         assert listening <= {"127.0.0.1"}
 
 
+@pytest.mark.soak
 def test_one_companion_for_all_containers_of_a_process(engine: Engine, hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image), LocalDockerProvider(hostile_image):
         ours = companion.ensure(engine.address)

@@ -39,6 +39,7 @@ def test_by_default_there_is_little_to_be_had(hostile_image: str) -> None:
         assert "No space left" in attempt("write", 300, "/tmp/mine")
 
 
+@pytest.mark.soak
 def test_what_is_given_back_is_had(hostile_image: str) -> None:
     options = {
         "read_only": False,
@@ -68,6 +69,7 @@ def test_memory_kills_whoever_takes_too_much(hostile_image: str) -> None:
         assert not provider.alive
 
 
+@pytest.mark.soak
 def test_no_more_processes_than_allowed(hostile_image: str) -> None:
     with trying(hostile_image, pids=40) as attempt:
         count, rest = attempt("fork", 100).split(" ", 1)
@@ -77,11 +79,13 @@ def test_no_more_processes_than_allowed(hostile_image: str) -> None:
         assert attempt("fork", 300) == "300 processes"
 
 
+@pytest.mark.soak
 def test_half_a_cpu_is_half_a_cpu(hostile_image: str) -> None:
     with trying(hostile_image, cpus=0.3) as attempt:
         assert float(attempt("work", 2000)) < 0.6
 
 
+@pytest.mark.soak
 def test_no_network_is_none(hostile_image: str) -> None:
     with trying(hostile_image, network="none") as attempt:
         assert attempt("interfaces") == "lo"
@@ -91,6 +95,7 @@ def test_no_network_is_none(hostile_image: str) -> None:
         assert attempt("interfaces") == "lo eth0"
 
 
+@pytest.mark.soak
 def test_a_network_without_a_way_out_is_entered_through_the_engine(hostile_image: str, engine: Any) -> None:
     engine.call("POST", "/networks/create", body={"Name": "ropewalk-test-inside", "Internal": True})
     try:
@@ -101,12 +106,14 @@ def test_a_network_without_a_way_out_is_entered_through_the_engine(hostile_image
         engine.call("DELETE", "/networks/ropewalk-test-inside")
 
 
+@pytest.mark.soak
 def test_users_and_variables(hostile_image: str) -> None:
     with trying(hostile_image, user="1234:99", env_vars={"COLOUR": "red"}) as attempt:
         assert attempt("identity") == "1234:99"
         assert attempt("variable", text="COLOUR") == "red"
 
 
+@pytest.mark.soak
 def test_printing_does_not_fill_the_disk(hostile_image: str) -> None:
     provider = LocalDockerProvider(hostile_image)
     with GenericEnvClient(provider=provider).sync() as client:

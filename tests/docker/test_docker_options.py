@@ -9,7 +9,7 @@ import pytest
 from openenv_core import ConfigurationError, EngineRefused, ImageNotFound, OptionUnavailable
 from openenv_core.providers.docker import ContainerOptions, Engine, LocalDockerProvider, start_container
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first waits for the image
+pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]  # the first waits for the image
 
 
 @contextmanager

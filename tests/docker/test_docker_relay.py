@@ -308,6 +308,7 @@ def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_endin
     assert "no such container" in capfd.readouterr().err
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 @pytest.mark.parametrize("sessions", [8, pytest.param(64, marks=pytest.mark.soak)])
 def test_sessions_of_a_container_without_a_network(hostile_image: str, sessions: int) -> None:
@@ -325,6 +326,7 @@ def test_sessions_of_a_container_without_a_network(hostile_image: str, sessions:
             assert list(pool.map(play, range(sessions))) == ["lo"] * sessions
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image, network="none") as provider:
@@ -346,6 +348,7 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
             assert [type(end.exception(PATIENCE_S)) for end in ends] == [ConnectionLost] * 4
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_an_inner_side_that_is_killed_is_replaced(hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image, network="none") as provider:
@@ -365,6 +368,7 @@ def answers(url: str | None) -> bool:
     return True
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_the_relay_ends_with_its_container(hostile_image: str) -> None:
     def relays() -> list[psutil.Process]:
@@ -379,6 +383,7 @@ def test_the_relay_ends_with_its_container(hostile_image: str) -> None:
     assert relays() == []
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_an_image_without_python_says_what_is_missing(engine: Engine, hostile_image: str) -> None:
     # The interpreter is there under another name only, which is what an image without one looks like.

@@ -15,7 +15,7 @@ from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnav
 
 __all__ = ["interpreter_image"]
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 
 LIMITS = Limits(timeout_s=20.0)
 LABEL = "ropewalk-test.interpreter"

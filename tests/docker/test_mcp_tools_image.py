@@ -27,7 +27,7 @@ require("readline").createInterface({input: process.stdin}).on("line", (line) =>
 });
 """
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

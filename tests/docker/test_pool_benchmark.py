@@ -17,6 +17,7 @@ POOL = ("hand-out", "while others start")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 @pytest.mark.timeout(400)
 def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: Engine, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: Engine) -> 
     assert labelled(engine, "life") == []
 
 
+@pytest.mark.soak
 def test_an_image_that_is_missing_is_said_at_once(engine: Engine) -> None:
     with DockerPool("ropewalk-test-never-built:1", 2) as pool:
         begin = time.monotonic()
@@ -109,6 +110,7 @@ if sys.argv[3] == "killed":
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ["killed", "forgets"])
 def test_nothing_is_left_of_a_dead_owner(engine: Engine, how: str) -> None:
     """Others are being started when it dies."""
@@ -142,6 +144,7 @@ def own_engine(engine: Engine) -> Iterator[OwnEngine]:
         own.close()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_pool_survives_the_restart_of_its_engine(
     own_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch

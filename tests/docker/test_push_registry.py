@@ -16,7 +16,11 @@ from registry_server import PASSWORD, USER, Registry, running_registry
 
 from openenv_core.providers.docker import Engine
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first may have to install the server
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.soak,
+    pytest.mark.timeout(600),
+]  # the first may have to install the server
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from openenv_core.providers.docker import Engine
 from openenv_core.providers.remote import RemoteSandboxProvider, SandboxRefused
 from openenv_core.providers.remote.api import SandboxApi
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
 TOKEN = "correct-horse-battery-staple"
 PATIENCE_S = 60

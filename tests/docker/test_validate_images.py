@@ -84,6 +84,7 @@ def test_a_good_image_passes_every_level(good: str) -> None:
     assert not containers(good)
 
 
+@pytest.mark.soak
 def test_what_an_image_leaks_is_seen_from_inside(leaking: str) -> None:
     words = ["--check", "threads_stay_level", "--check", "files_stay_level", "--check", "memory_stays_level"]
     told = {}
@@ -99,6 +100,7 @@ def test_what_an_image_leaks_is_seen_from_inside(leaking: str) -> None:
     assert told["files"]["files_stay_level"] == leaks
 
 
+@pytest.mark.soak
 def test_a_bad_image_is_told_what_is_wrong(bad: str) -> None:
     words = ["--level", "static", "--check", "health", "--start-timeout", "3", "--json"]
     done = ropewalk("validate", bad, *words)
@@ -110,6 +112,7 @@ def test_a_bad_image_is_told_what_is_wrong(bad: str) -> None:
     assert not containers(bad)
 
 
+@pytest.mark.soak
 def test_an_image_that_is_not_there_is_status_2(engine: Engine) -> None:
     done = ropewalk("validate", "ropewalk-test-no-such-image:latest")
     assert done.returncode == 2

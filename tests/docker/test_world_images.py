@@ -18,7 +18,7 @@ from openenv_core.tools import CallToolAction, CallToolObservation
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 
 WORLDS: dict[str, tuple[type[Any], Any]] = {
     "shop": (ShopEnv, envs.shop_env.solver.solve),

@@ -34,6 +34,7 @@ def rows(first: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_example_prints_what_the_page_is_about() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)

@@ -64,6 +64,7 @@ def test_what_a_task_may_say_is_all_there() -> None:
     assert "begin" in own
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_it_trains(folder: Path) -> None:

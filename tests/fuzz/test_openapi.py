@@ -86,6 +86,7 @@ def test_every_route_answers_as_the_document_says(app: str) -> None:
         assert "Traceback" not in server.output
 
 
+@pytest.mark.slow
 def test_nothing_is_answered_without_a_token() -> None:
     with serve("--token", TOKEN, app="fuzz_app:app") as server:
         url = f"http://{server.address}"

@@ -13,6 +13,7 @@ ALICE = {"authorization": "Bearer the-token-of-alice"}
 BERTA = {"authorization": "Bearer the-token-of-berta"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.soak)])
 async def test_a_guessed_id_is_as_good_as_none(workers: str) -> None:
     tokens = [word for of in (ALICE, BERTA) for word in ("--token", of["authorization"].split()[1])]

@@ -71,6 +71,7 @@ BODIES = st.binary() | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogate
 # Requests
 
 
+@pytest.mark.slow
 @MANY
 @given(st.integers(), TEXT, VALUE, st.binary(max_size=40), st.dictionaries(TEXT, VALUE, max_size=3))
 def test_a_step_is_read_as_it_was_written(

@@ -182,6 +182,7 @@ class Caller:
             assert reply["data"]["observation"]["extra"] in (self.token, ""), "somebody else's session"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Marked, MarkedAsync, MarkedInline])
 async def test_random_callers_leave_nothing_behind(
     kind: type[Marked], caplog: pytest.LogCaptureFixture

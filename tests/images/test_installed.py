@@ -139,6 +139,7 @@ def test_what_came_from_an_index_comes_from_it_again(tmp_path: Path, monkeypatch
     assert base.tags(base.Variant.BUILD) == ("ropewalk-base:9.8-build", "ropewalk-base:build")
 
 
+@pytest.mark.slow
 def test_the_base_s_fingerprint_follows_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     def fingerprint() -> str:
         with base.context() as request:

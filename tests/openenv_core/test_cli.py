@@ -130,6 +130,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("ropewalk ")
 
 
+@pytest.mark.slow
 def test_serve_serves_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "openenv_core.cli", "serve", "counter:app", "--port", "0"]
     with subprocess.Popen(command, cwd=SUPPORT, stdout=subprocess.PIPE, text=True) as server:
@@ -144,6 +145,7 @@ def test_serve_serves_until_it_is_interrupted() -> None:
             server.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "text"),
     [

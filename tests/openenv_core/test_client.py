@@ -330,6 +330,7 @@ async def test_a_closed_client() -> None:
         await eventually(lambda: app.state.sessions.active == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the first loop's socket
 def test_a_second_event_loop() -> None:
     with CounterEnv.from_process(cwd=SUPPORT) as server:
@@ -353,6 +354,7 @@ def test_a_second_event_loop() -> None:
         gc.collect()  # while the warning of the socket is ignored
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connections of loops that have closed
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 def test_a_loop_that_has_closed_leaves_no_session_at_the_server(transport: str) -> None:

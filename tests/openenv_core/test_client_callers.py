@@ -45,6 +45,7 @@ def test_an_action_by_its_fields() -> None:
         assert env.step(action).observation["total"] == 4
 
 
+@pytest.mark.slow
 def test_bare_use_of_what_a_constructor_returns() -> None:
     env = CounterEnv.from_process(cwd=SUPPORT)
     assert env.reset(seed=1).observation.total == 1

@@ -118,6 +118,7 @@ def test_code_is_given_what_released_executors_give(executor: PyExecutor) -> Non
     assert executor.run(helped).stdout == "ZeroDivisionError: division by zero\n"
 
 
+@pytest.mark.slow
 def test_code_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "LIMITS", Limits(timeout_s=2.0, grace_s=0.1))
     executor = PyExecutor()

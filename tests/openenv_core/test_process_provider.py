@@ -165,6 +165,7 @@ def test_a_killed_guard_takes_the_server_along() -> None:
         eventually(lambda: port_is_free(url))
 
 
+@pytest.mark.slow
 def test_start_and_stop() -> None:
     provider = LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars={"COUNTER_TEST": "1"})
     assert provider.url is None
@@ -194,6 +195,7 @@ def test_tokens_of_the_shell_are_not_the_server_s(monkeypatch: pytest.MonkeyPatc
         assert env.reset(seed=1).observation["total"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["variable", "file"])
 def test_a_server_that_gets_tokens_is_asked_with_the_first(by: str, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")

@@ -172,6 +172,7 @@ async def test_a_reader_that_does_not_read_makes_the_server_wait() -> None:
         await carrier.close()
 
 
+@pytest.mark.slow
 async def test_a_message_that_takes_longer_than_pings_are_waited_for() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()

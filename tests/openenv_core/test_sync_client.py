@@ -99,6 +99,8 @@ def test_a_server_that_does_not_start() -> None:
         pass
 
 
+@pytest.mark.slow
+@pytest.mark.own_process
 def test_ctrl_c_leaves_the_session_in_order(url: str) -> None:
     with CounterEnv(url).sync() as env:
         env.reset(seed=1)
@@ -246,6 +248,8 @@ def test_a_client_is_not_called_from_inside_of_its_own_loop(url: str) -> None:
         assert env.reset(seed=2).observation.total == 2
 
 
+@pytest.mark.slow
+@pytest.mark.own_process
 def test_ctrl_c_at_any_moment_shifts_no_reply(url: str) -> None:
     over = threading.Event()
 

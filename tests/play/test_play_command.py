@@ -61,6 +61,7 @@ def test_a_person_plays_in_a_terminal() -> None:
         assert "Traceback" not in terminal.shown
 
 
+@pytest.mark.slow
 def test_lines_of_a_pipe_are_answers() -> None:
     typed = [
         "3",  # steps

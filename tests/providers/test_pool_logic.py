@@ -371,6 +371,7 @@ def test_the_death_of_the_keeper_is_noticed(home: Home, monkeypatch: pytest.Monk
     assert set(home.removed) == set(home.made)
 
 
+@pytest.mark.slow
 def test_a_pool_and_a_lease_that_are_forgotten_leave_nothing(home: Home) -> None:
     pool = Pool[Tiny](home.start, 2, 2)
     lease = pool.lease(PATIENCE_S)

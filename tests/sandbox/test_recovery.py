@@ -144,6 +144,7 @@ async def test_nothing_stays_behind(sandbox: Sandbox) -> None:
     assert sandbox.sessions == 0
 
 
+@pytest.mark.slow
 async def test_the_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(

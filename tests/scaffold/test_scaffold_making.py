@@ -230,6 +230,7 @@ def test_the_command_says_what_it_made_and_what_to_do_next(
     assert left(tmp_path) == ["envs"]
 
 
+@pytest.mark.soak
 @pytest.mark.interop
 def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
     code = (

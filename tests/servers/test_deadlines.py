@@ -229,6 +229,7 @@ async def test_metadata_of_an_environment_that_hangs_are_those_of_its_class() ->
         await eventually(lambda: env.closed == 1)
 
 
+@pytest.mark.slow
 async def test_quick_steps_do_not_add_up() -> None:
     class Unhurried(AsyncCounter):
         async def step(self, action: Add) -> Count:

@@ -134,6 +134,7 @@ async def test_flaw_03_a_step_that_hangs_for_ever_does_not_leak_its_slot(kind: t
         env.release.set()
 
 
+@pytest.mark.slow
 def test_flaw_04_sessions_that_were_made_and_left_do_not_fill_the_server_for_ever() -> None:
     create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
     with serve("--max-sessions", "2", "--idle-timeout", "1.5") as server:
@@ -437,6 +438,7 @@ def test_flaw_15_an_installation_is_few_packages() -> None:
     assert len(server) <= 30
 
 
+@pytest.mark.slow
 async def test_flaw_16_sessions_take_no_thread_each() -> None:
     for app in ("fuzz_app:app", "fuzz_app:in_threads"):
         with serve("--max-sessions", "64", app=app) as server:

@@ -120,6 +120,7 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
         yield frame({"text": TEXT, "binary": BINARY, "ping": PING}[kind], payload[:120], mask=os.urandom(4))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

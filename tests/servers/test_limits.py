@@ -50,6 +50,7 @@ def rss(server: ServeProcess) -> int:
     return int(psutil.Process(server.process.pid).memory_info().rss)
 
 
+@pytest.mark.slow
 def test_a_large_body_is_refused_by_its_length_alone(server: ServeProcess) -> None:
     with server.connect() as connection:
         connection.sendall(b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Length: 52428800\r\n\r\n")
@@ -97,6 +98,7 @@ def test_an_identity_body_is_taken(server: ServeProcess) -> None:
     assert response.status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_body_has_to_come_in_time() -> None:
     app = create_app(counter.Counter, counter.Add, counter.Count)
     async with serving(Guard(app, ServerSettings(body_timeout_s=0.2))) as address:  # type: ignore[arg-type]
@@ -146,6 +148,7 @@ async def test_headers_that_trickle_are_dropped() -> None:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_a_body_that_trickles_on_after_its_refusal_is_dropped() -> None:
     app = create_app(counter.Counter, counter.Add, counter.Count)
     app.configure(ServerSettings(body_timeout_s=1))

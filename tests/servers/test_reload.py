@@ -91,6 +91,7 @@ def edit(folder: Path, change: Callable[[str], str]) -> None:
     app.write_text(change(app.read_text()))
 
 
+@pytest.mark.slow
 def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Path) -> None:
     with serve("--reload", app=str(folder), PYTHONDONTWRITEBYTECODE="") as server:
         assert description(server) == "one"

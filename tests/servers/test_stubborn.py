@@ -375,6 +375,7 @@ async def test_what_cannot_be_written_is_told(extra: Any) -> None:
         assert (await request(address, "POST", "/step", {"action": {"amount": 1}})).status_code == 500
 
 
+@pytest.mark.slow
 async def test_large_observations_arrive() -> None:
     app = app_of(told(np.zeros(1_000_000), reward=float("nan")))
     async with serving(app) as address, socket_to(address, max_size=None) as ws:

@@ -22,7 +22,7 @@ def main() -> None:
         while not result.done:
             result = env.step(BlackjackAction(action="stand"))
     assert result.reward in (-1, 0, 1, 1.5), result
-    print("every module imported, one episode played")
+    print("every module imported, one episode played")  # noqa: T201
 
 
 if __name__ == "__main__":

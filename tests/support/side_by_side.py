@@ -4,6 +4,8 @@ import functools
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +24,9 @@ LONGEST = (
     "tests/e2e/test_train_command.py",
 )
 """What begins first, so that it does not go on alone when all else has ended."""
+
+OWN_PROCESS = "ROPEWALK_TEST_OWN_PROCESS"
+OWN_PROCESS_TIMEOUT_S = 200
 
 _ROOT = Path(__file__).parents[2]
 _MARKED = re.compile(r"\bmark\.docker\b")
@@ -49,6 +54,33 @@ def remove_scratch(folder: Path | None) -> None:
     """Remove what `own_scratch` made."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_in_own_process(item: pytest.Item) -> bool | None:
+    """Run a test marked `own_process` by a pytest of its own, which it may interrupt.
+
+    Returns:
+        Whether the test was run: None where pytest is to run it as any other, since it is in that process already.
+    """
+    if item.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", item.nodeid]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        command,
+        cwd=item.config.rootpath,
+        env={**environment, OWN_PROCESS: "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=OWN_PROCESS_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.fail(
+            f"status {done.returncode} in a process of its own:\n{done.stdout}{done.stderr}", pytrace=False
+        )
+    return True
 
 
 def printable(told: object) -> object:

@@ -83,6 +83,7 @@ def test_the_oracle_imports_nothing_of_the_project_but_the_odds() -> None:
                 assert {alias.name for alias in node.names} <= sys.stdlib_module_names
 
 
+@pytest.mark.slow
 def test_the_readme_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.DOTALL)
     assert len(blocks) == 2

@@ -44,6 +44,7 @@ def zygotes() -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 async def test_nothing_that_code_does_is_the_infrastructures(url: str) -> None:
     async with CodeInterpreterEnv(url) as env, GenericEnvClient(url) as released:
         for code in HOSTILE:

@@ -53,6 +53,7 @@ def test_the_callers_side_loads_no_server() -> None:
     assert said.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_readme_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.DOTALL)
     said = run(sys.executable, "-W", "error", "-c", block, cwd=ROOT)

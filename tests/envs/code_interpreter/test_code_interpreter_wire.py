@@ -255,6 +255,7 @@ async def test_the_async_face_has_the_same_methods(server: ServeProcess) -> None
         assert (await env.submit("1")).observation.error.ename == "NoTask"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_beyond_loopback_weak_walls_are_refused_by_name() -> None:
     weak = {**ENVIRON, "CODE_INTERPRETER_STRONGEST_ISOLATION": "process"}
     words = ("--host", "0.0.0.0", "--port", "0", "--insecure")

@@ -94,6 +94,7 @@ async def test_restarts_come_to_an_end() -> None:
         assert infrastructure_failure(last)
 
 
+@pytest.mark.slow
 async def test_a_tool_that_hangs_is_given_up_and_its_server_goes_on() -> None:
     async with playing(house_of({"one": entry(timeout_s=2.0)})) as env:
         assert (await call(env, "count")).result == 1

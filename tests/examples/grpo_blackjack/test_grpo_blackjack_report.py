@@ -218,6 +218,7 @@ def test_the_grid_shows_the_learned_policy_beside_the_optimal_one(tmp_path: Path
     assert illegal > 0.4
 
 
+@pytest.mark.slow
 def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics(tmp_path)
     write_report(tmp_path, answers=OPTIMUM, result=TEN, config=CONFIG, rules=Rules())

@@ -204,6 +204,7 @@ def pixels(picture: Path) -> NDArray[np.float32]:
     return image
 
 
+@pytest.mark.slow
 def test_losses_are_drawn_up_to_a_single_look(tmp_path: Path) -> None:
     began = Look(update=0, loss=None, validation_loss=4.0, seconds=0.0)
     looks = [Look(update=5 * n, loss=2.0 / n, validation_loss=3.0 / n, seconds=float(n)) for n in (1, 2, 3)]

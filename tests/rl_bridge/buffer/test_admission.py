@@ -132,6 +132,7 @@ class Run:
         return self.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_staleness", "troubles"), [(0, True), (1, True), (4, True), (4, False)])
 def test_the_bound_is_never_broken_and_nobody_waits_for_ever(max_staleness: int, troubles: bool) -> None:
     steps = 10_000 // GROUPS_PER_BATCH if max_staleness == 4 and troubles else 80

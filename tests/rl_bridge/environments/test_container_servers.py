@@ -19,7 +19,7 @@ from rl_bridge.services.restarts import RestartPolicy
 
 __all__ = ["engine"]
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
 HANG_S = 60.0
 LABEL = "ropewalk-test.servers"

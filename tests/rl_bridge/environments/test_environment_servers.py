@@ -74,6 +74,7 @@ async def step(url: str) -> int:
         return int((await client.step(Wait())).observation.pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim",
     ["server", pytest.param("guard", marks=pytest.mark.soak), pytest.param("silent", marks=pytest.mark.soak)],

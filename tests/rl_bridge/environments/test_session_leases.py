@@ -238,6 +238,7 @@ async def test_a_full_server_is_left_for_one_with_room(urls: dict[str, str]) -> 
             assert Counter(await asyncio.gather(*(where() for _ in range(8)))) == {wide: 6, narrow: 2}
 
 
+@pytest.mark.slow
 async def test_a_server_that_nobody_runs_is_asked_again_until_the_deadline(urls: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dead = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -97,6 +97,8 @@ def test_what_fails_leaves_no_folder_in_the_way_of_the_next(
     assert [one.name for one in folder.iterdir()] == kept
 
 
+@pytest.mark.slow
+@pytest.mark.own_process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_ends_it_is_obeyed_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

@@ -86,6 +86,7 @@ async def test_many_are_evaluated_by_few_processes() -> None:
         assert len(pids) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     ["start_daemons", *(pytest.param(way, marks=pytest.mark.soak) for way in ("say_and_sleep", "backtrack"))],

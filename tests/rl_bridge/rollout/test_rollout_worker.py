@@ -169,6 +169,7 @@ async def test_an_environment_that_keeps_failing_is_dropped_and_counted(notebook
     assert "seed 2 is broken" in dropped.reason
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_is_never_scored_as_play() -> None:
     with LocalProcessProvider("rollout_fixtures:blackjack_app", cwd=HERE) as provider:
         url = str(provider.url)

@@ -102,6 +102,7 @@ def test_what_cannot_be_read_is_not_taken_for_an_empty_run(
     assert (answer.status_code, answer.text) == (500, "cannot read '000001.jsonl': Permission denied\n")
 
 
+@pytest.mark.slow
 def test_callers_are_bounded_and_make_room_again(run: Path) -> None:
     with served(run) as url:
         where = urlsplit(url)

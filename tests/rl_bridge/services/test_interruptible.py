@@ -17,6 +17,8 @@ def tell(number: int) -> None:
     threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
 
 
+@pytest.mark.slow
+@pytest.mark.own_process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_blocks_is_ended_and_left_in_order(number: int) -> None:
     heard: list[str] = []
@@ -37,6 +39,8 @@ def test_what_blocks_is_ended_and_left_in_order(number: int) -> None:
     assert "given back" in heard
 
 
+@pytest.mark.slow
+@pytest.mark.own_process
 def test_loop_hears_of_signals_again() -> None:
     async def told() -> bool:
         heard = asyncio.Event()

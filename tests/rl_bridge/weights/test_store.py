@@ -131,6 +131,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 async def test_memory_is_given_back(directory: Directory) -> None:
     gc.collect()
     mapped, before = segments(), descriptors()

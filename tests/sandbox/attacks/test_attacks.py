@@ -61,6 +61,7 @@ def test_the_catalogue_is_large_and_its_titles_are_unique() -> None:
     assert len(categories) == 14
 
 
+@pytest.mark.slow
 async def test_attacks_are_contained(sandbox: Sandbox) -> None:
     attacks = selected(sandbox.isolation, slow=False)
     if sandbox.isolation is Isolation.NAMESPACES:

@@ -6,6 +6,8 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from openenv_core.sandbox import Session
 
 from .watch import COARSE_S, LONG_S, Watch, alone
@@ -33,6 +35,7 @@ def test_what_two_feel_at_once_is_taken_off() -> None:
     assert alone([(2.0, 5.0), (10.0, 13.0), (14.0, 16.0)], beside) == [3.0, 1.5, 0.0]
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_held_up_shows() -> None:
     async with watch() as watched:
         for _ in range(3):  # the machine may stand still at one of them

@@ -212,6 +212,7 @@ async def test_a_rate_that_is_too_high_is_waited_out(backend: TogetherBackend, f
     assert (ran.status, ran.stdout, len(fake.fails)) == ("ok", "1\n", 0)
 
 
+@pytest.mark.slow
 async def test_patience_ends(fake: FakeTogether) -> None:
     backend = TogetherBackend(settings(fake, patience_s=3.0))
     await backend.start()
@@ -261,6 +262,7 @@ async def test_work_on_files_may_be_done_twice(backend: TogetherBackend, fake: F
     assert (await opened(backend)).session_id != session.session_id
 
 
+@pytest.mark.slow
 async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend, fake: FakeTogether) -> None:
     session = await opened(backend)
     await session.execute("x = 1")
