@@ -9,6 +9,7 @@ from benchmarks.asynchrony.report import bars, bound, report
 from benchmarks.wire.figures import Figures
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_a_quick_run_measures_every_bound(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from benchmarks.wire.figures import Figures
 from rl_bridge.config import PRESETS, AlgorithmConfig, Config, load_config
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["dr_grpo", "gspo", "cispo", "ppo"])  # the others train in other tests

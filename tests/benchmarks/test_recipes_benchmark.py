@@ -37,6 +37,7 @@ from rl_bridge.types import Ending
 ALL = (TAUGHT, REINFORCED, IMITATED, IMITATED_TO_THE_END)
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_a_quick_run_measures_every_recipe(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from benchmarks.routing.report import bars, report
 from benchmarks.wire.figures import Figures
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_a_quick_run_measures_both_ways(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from quick_benchmark import quick_benchmark
 from benchmarks.wire.figures import Figures
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_a_quick_run_measures_one_rank_and_two(tmp_path: Path) -> None:

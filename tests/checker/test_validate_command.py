@@ -107,7 +107,7 @@ def test_a_level_and_a_check_of_another_are_both_looked_at(folder: Path) -> None
     assert [one["status"] for one in found["results"] if one["check"] == "episode_ends"] == ["passed"]
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_nothing_found_is_status_0_and_people_are_told(folder: Path) -> None:
     (folder / "README.md").write_text(README)
     done = validate(str(folder), "--level", "static", "--level", "runtime", cwd=folder)

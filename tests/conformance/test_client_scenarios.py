@@ -13,7 +13,7 @@ import pytest
 from conformance_expected import CLIENT
 from conformance_runs import NEXT, RELEASED, Outcomes, Verdict, differences, listed, run, unlike
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 PACKAGES = {"0.1.16": RELEASED, "next": NEXT}

@@ -9,7 +9,7 @@ from conformance_expected import SERVER
 from conformance_runs import NEXT, RELEASED, Outcomes, differences, listed, run
 from serve_process import ServeProcess, serve
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 SKILLS = [f"sep-2640-skills-{part}" for part in ("directory", "enumeration", "manifest")]

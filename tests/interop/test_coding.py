@@ -78,6 +78,7 @@ def check_episode(outcomes: list[Any]) -> None:
     assert (last["step_count"], last["last_exit_code"]) == (1, 1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 def test_the_folder_is_what_releases_serve(version: str, served: Callable[[str], str]) -> None:
     """What the tests below expect of us is what the release itself does."""
@@ -86,6 +87,7 @@ def test_the_folder_is_what_releases_serve(version: str, served: Callable[[str],
         assert outcomes[6]["reward"] == pytest.approx(-0.9)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("version", "whose"), EVERY_CLIENT)
 def test_the_folder_is_served_by_ours_for_every_client(
     version: str | None, whose: str, served: Callable[[str], str]
@@ -95,6 +97,7 @@ def test_the_folder_is_served_by_ours_for_every_client(
         assert [outcomes[place]["reward"] for place in (1, 6)] == pytest.approx([0.1, -0.9])
 
 
+@pytest.mark.soak
 def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> None:
     plan = [
         {"reset": {}},
@@ -134,6 +137,7 @@ def test_released_coding_clients_play_our_code_interpreter(
             assert (failed["status"], failed["error"]["ename"]) == ("error", "ZeroDivisionError")
 
 
+@pytest.mark.soak
 def test_released_clients_of_any_environment_play_our_code_interpreter(
     served: Callable[[str], str],
 ) -> None:
@@ -155,6 +159,7 @@ def test_released_clients_of_any_environment_play_our_code_interpreter(
     assert (state["step_count"], state["last_exit_code"]) == (3, 0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 async def test_our_typed_client_plays_released_coding_servers(
     version: str, served: Callable[[str], str]
@@ -180,6 +185,7 @@ async def test_our_typed_client_plays_released_coding_servers(
         assert (state.last_exit_code, state.step_count, state.execution_count) == (0, 4, 0)
 
 
+@pytest.mark.soak
 def test_our_typed_client_plays_released_coding_servers_without_asyncio(
     served: Callable[[str], str],
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from released import OVER_SOCKETS, ROOT, drive, environment, our_server, released_server
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 def test_the_scaffold_of_every_release_is_served(version: str, scaffolds: Callable[[str], Path]) -> None:
     with our_server(str(scaffolds(version))) as url:
@@ -24,6 +25,7 @@ def test_the_scaffold_of_every_release_is_served(version: str, scaffolds: Callab
             assert state["step_count"] == 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("whose", ["released", "ours"])
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 def test_the_clients_of_the_scaffold_see_no_difference(
@@ -41,6 +43,7 @@ def test_the_clients_of_the_scaffold_see_no_difference(
     assert ours[1]["observation"]["echoed_message"] == "hello"
 
 
+@pytest.mark.soak
 def test_the_folder_that_one_stands_in_is_served(scaffolds: Callable[[str], Path]) -> None:
     with our_server(".", cwd=scaffolds("0.10.0")) as url:
         (outcomes,) = drive("0.10.0", "episodes", url, "sync", plan=[[{"step": {"message": "hi"}}]])
@@ -82,6 +85,7 @@ def test_where_both_packages_are_found_serving_stops(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak
 def test_the_moody_folder_runs_under_the_released_package_and_under_ours() -> None:
     folder = Path(__file__).parent / "folders" / "moody_env"
     plan = [{"reset": {"seed": 1}}, {"step": {"mood": "rubric"}}, {"step": {"mood": "done"}}, {"state": {}}]

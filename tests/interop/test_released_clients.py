@@ -99,6 +99,7 @@ def test_the_first_release_without_a_session_gets_an_instance_a_call(counter_url
     assert outcomes[-1]["step_count"] == 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("target", ["blackjack", "counter:app"])
 def test_the_released_validator_passes_our_servers(target: str) -> None:
     with our_server(target) as url:

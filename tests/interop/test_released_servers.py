@@ -120,6 +120,7 @@ async def test_the_first_release_over_plain_http(released_url: Callable[[str], s
             await client.step({"wrong": 1})
 
 
+@pytest.mark.soak
 def test_the_first_release_over_plain_http_without_asyncio(released_url: Callable[[str], str]) -> None:
     with EchoClient(base_url=released_url("0.1.1"), transport="http").sync() as client:
         client.reset()
@@ -136,6 +137,7 @@ async def test_later_releases_keep_nothing_over_plain_http_and_that_is_said(
             await client.reset()
 
 
+@pytest.mark.soak
 async def test_what_the_released_server_makes_of_moods() -> None:
     with released_server("0.10.0", "moody_env.server.app:app", MOODY) as url:
         async with GenericEnvClient(base_url=url) as client:
@@ -150,6 +152,7 @@ async def test_what_the_released_server_makes_of_moods() -> None:
             assert (over.reward, over.done, over.metadata) == (-1.5, True, {"why": "over"})
 
 
+@pytest.mark.soak
 def test_the_first_releases_own_client_and_server_agree_with_what_we_expect_of_them(
     released_url: Callable[[str], str],
 ) -> None:

@@ -142,6 +142,7 @@ async def test_our_client_calls_tools_of_a_folder(
         assert step.observation.result["data"] == 16
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", WITH_TOOLS)
 def test_our_client_without_asyncio(version: str, released_tally: Callable[[str], str]) -> None:
     with MCPToolClient(released_tally(version)).sync() as env:
@@ -153,6 +154,7 @@ def test_our_client_without_asyncio(version: str, released_tally: Callable[[str]
             env.call_tool("fail", why="because")
 
 
+@pytest.mark.soak
 async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url: str) -> None:
     heard: list[float] = []
 
@@ -194,6 +196,7 @@ async def said(process: "subprocess.Popen[str]") -> str:
         return (await asyncio.to_thread(process.stdout.readline)).strip()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_released_and_standard_clients_at_once_on_one_server(workers: int) -> None:
     """Half of the sessions are released clients', a quarter begins with initialize, a quarter is stateless."""

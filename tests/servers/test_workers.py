@@ -22,7 +22,6 @@ from servers.fleet.exchange import ExchangeFailed, Exchanges
 from servers.fleet.ids import ids_of, worker_of
 
 # Fleets of real processes, some of them killed: seconds each.
-pytestmark = pytest.mark.soak
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"
@@ -69,6 +68,7 @@ def reset(server: ServeProcess, session: str, **headers: str) -> int:
     return server.request("POST", "/reset", {"seed": 1}, X_OpenEnv_Session=session, **headers)[0]
 
 
+@pytest.mark.slow
 async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -> None:
     for session in both("http"):
         for _ in range(4):  # each on a connection of its own
@@ -83,6 +83,7 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
                 assert (status, state["step_count"]) == (200, 2)
 
 
+@pytest.mark.soak
 def test_an_environment_tells_of_itself_to_whoever_has_a_token() -> None:
     with serve("--workers", str(WORKERS), "--token", TOKEN, app="solo:described") as server:
         for _ in range(4):  # of either worker
@@ -90,6 +91,7 @@ def test_an_environment_tells_of_itself_to_whoever_has_a_token() -> None:
             assert (status, told["description"]) == (200, "by an instance")
 
 
+@pytest.mark.soak
 async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) -> None:
     for _ in range(8):
         status, reply = fleet.request("POST", "/mcp", rpc("openenv/session/create"))
@@ -108,6 +110,7 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
             assert "Unknown session_id" in json.loads(await client.recv())["data"]["message"]
 
 
+@pytest.mark.soak
 async def test_a_session_is_found_however_its_name_is_escaped(fleet: ServeProcess) -> None:
     for session in both("escaped"):
         assert reset(fleet, session) == 200
@@ -124,6 +127,7 @@ def rpc(method: str, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
+@pytest.mark.soak
 async def test_a_socket_that_attaches_is_passed_on_with_its_closes(fleet: ServeProcess) -> None:
     for session in both("attach"):
         assert reset(fleet, session) == 200
@@ -138,6 +142,7 @@ async def test_a_socket_that_attaches_is_passed_on_with_its_closes(fleet: ServeP
         assert fleet.request("POST", "/step", {"action": {"amount": 1}}, X_OpenEnv_Session=session)[0] == 200
 
 
+@pytest.mark.soak
 async def test_a_large_frame_is_passed_on(fleet: ServeProcess) -> None:
     for session in both("large"):
         reset(fleet, session)
@@ -146,6 +151,7 @@ async def test_a_large_frame_is_passed_on(fleet: ServeProcess) -> None:
             assert (await ask(client, frame))["type"] == "observation"
 
 
+@pytest.mark.soak
 async def test_a_body_too_large_is_refused_at_any_worker(fleet: ServeProcess) -> None:
     async with asyncio.timeout(60):
         for session in both("body"):
@@ -156,6 +162,7 @@ async def test_a_body_too_large_is_refused_at_any_worker(fleet: ServeProcess) ->
             writer.close()
 
 
+@pytest.mark.soak
 async def test_the_cap_holds_over_all_workers() -> None:
     with serve("--workers", "2", "--max-sessions", "6") as server:
         for _ in range(2):  # and the slots come back
@@ -189,6 +196,7 @@ async def settled(server: ServeProcess) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.soak
 async def test_the_cap_of_a_token_holds_over_all_workers() -> None:
     with serve(
         "--workers", "2", "--max-sessions-per-token", "3", "--token", TOKEN, "--token", OTHER
@@ -199,6 +207,7 @@ async def test_the_cap_of_a_token_holds_over_all_workers() -> None:
             await asyncio.gather(*(client.close() for client, reply in outcomes if reply["type"] == "error"))
 
 
+@pytest.mark.slow
 async def test_a_session_of_another_token_is_not_found() -> None:
     with serve("--workers", "2", "--token", TOKEN, "--token", OTHER) as server:
         for session in both("own"):
@@ -219,6 +228,7 @@ async def test_a_session_of_another_token_is_not_found() -> None:
         assert TOKEN not in " ".join([*commands, *environs])
 
 
+@pytest.mark.soak
 async def test_an_environment_alone_in_its_process_has_as_many_sessions_as_workers() -> None:
     with serve("--workers", "2", "--max-sessions", "2", app="solo:app") as server:
         for _ in range(4):  # whichever worker the connections meet
@@ -235,12 +245,14 @@ async def leave(client: Any) -> None:
     await asyncio.wait_for(client.wait_closed(), 20)
 
 
+@pytest.mark.soak
 def test_more_sessions_than_processes_can_hold_are_refused() -> None:
     status, said = refusal("--workers", "2", "--max-sessions", "3", app="solo:app")
     assert status == 2
     assert said.count("SUPPORTS_CONCURRENT_SESSIONS") == 1
 
 
+@pytest.mark.soak
 def test_a_worker_that_cannot_start_is_given_up_with_its_output() -> None:
     status, said = refusal("--workers", "2", app="stillborn:app")
     assert status == 1
@@ -248,6 +260,7 @@ def test_a_worker_that_cannot_start_is_given_up_with_its_output() -> None:
     assert "before it was healthy" in said
 
 
+@pytest.mark.soak
 def test_an_app_that_is_not_there_ends_the_fleet() -> None:
     status, said = refusal("--workers", "2", app="no_such_module:app")
     assert status == 2
@@ -255,11 +268,13 @@ def test_an_app_that_is_not_there_ends_the_fleet() -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.soak
 def test_a_foreign_app_has_no_workers() -> None:
     status, said = refusal("--workers", "2", app="tell_environ:app")
     assert (status, "create_app" in said) == (2, True)
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
     with serve("--workers", "2", "--max-sessions", "4") as server:
         clients = [(await first_reply(server))[0] for _ in range(4)]
@@ -282,6 +297,7 @@ async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
         assert "another is started" in server.output
 
 
+@pytest.mark.soak
 async def test_a_session_whose_worker_dies_under_it_says_so() -> None:
     """Over HTTP and over sockets, whether the caller's connection is with that worker or with another."""
     with serve("--workers", "2", app="solo:deadly") as server:
@@ -308,6 +324,7 @@ async def test_a_session_whose_worker_dies_under_it_says_so() -> None:
         assert told
 
 
+@pytest.mark.soak
 def test_a_request_whose_worker_dies_under_it_gets_502() -> None:
     with serve("--workers", "2", app="solo:deadly") as server:
         statuses = set()
@@ -327,6 +344,7 @@ def test_a_request_whose_worker_dies_under_it_gets_502() -> None:
         assert 502 in statuses
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_under_load_leaves_nothing_behind(number: signal.Signals) -> None:
     with serve("--workers", "2") as server:
@@ -350,6 +368,7 @@ async def test_a_signal_under_load_leaves_nothing_behind(number: signal.Signals)
     assert "Traceback" not in server.output
 
 
+@pytest.mark.soak
 async def test_a_step_that_hangs_does_not_keep_the_fleet() -> None:
     with serve("--workers", "2", "--drain", "0.5", app="solo:deadly") as server:
         family = server.family
@@ -366,6 +385,7 @@ async def test_a_step_that_hangs_does_not_keep_the_fleet() -> None:
             await client.close()
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_supervisor_is_killed() -> None:
     with serve("--workers", "2", "--drain", "0.5") as server:
         family, private = server.family, folder(server)
@@ -375,6 +395,7 @@ def test_workers_end_when_their_supervisor_is_killed() -> None:
         assert not private.exists(), server.output
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("gone_before", [True, False])
 def test_a_worker_that_starts_when_its_supervisor_is_killed_ends_too(
     tmp_path: Path, gone_before: bool
@@ -400,6 +421,7 @@ def test_a_worker_that_starts_when_its_supervisor_is_killed_ends_too(
     assert "Traceback" not in server.output
 
 
+@pytest.mark.soak
 async def test_workers_that_hang_leave_nothing_when_their_supervisor_is_killed() -> None:
     with serve("--workers", "2", "--drain", "0.5", app="solo:frozen") as server:
         family, private = server.family, folder(server)
@@ -413,6 +435,7 @@ async def test_workers_that_hang_leave_nothing_when_their_supervisor_is_killed()
         assert not private.exists()
 
 
+@pytest.mark.soak
 def test_ids_are_drawn_for_their_worker() -> None:
     for workers_ in (1, 2, 3, 7):
         for index in range(workers_):
@@ -420,6 +443,7 @@ def test_ids_are_drawn_for_their_worker() -> None:
     assert worker_of("\ud800", 3) in range(3)
 
 
+@pytest.mark.soak
 async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -32,7 +32,7 @@ def setuptools_is_new_enough() -> bool:
         return False
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_the_wheel_builds_and_imports_under_its_own_name(tmp_path: Path) -> None:
     # A copy, since a build writes into the folder that it builds.
     source = tmp_path / "source"

@@ -10,7 +10,7 @@ from tool_houses import call, house_of, kind, names, playing
 from openenv_core.tools import ToolContext
 from openenv_core.tools.openai import openai_tools
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 
 class Told(ToolContext):

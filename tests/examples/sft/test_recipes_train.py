@@ -36,7 +36,7 @@ def run(*words: str) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["tools", "code"])
+@pytest.mark.parametrize("name", ["tools", pytest.param("code", marks=pytest.mark.soak)])
 def test_a_taught_policy_goes_on_by_reinforcement(name: str, tmp_path: Path) -> None:
     run(
         "examples.sft",

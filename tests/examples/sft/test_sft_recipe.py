@@ -234,6 +234,7 @@ def test_no_task_is_no_success(tmp_path: Path) -> None:
     write_report(tmp_path, results([], []))
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", RECIPES)

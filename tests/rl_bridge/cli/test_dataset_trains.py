@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from module_run import run_module
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 # Siblings must not all earn the same.
 REWARD = "def short(prompt, response, target):\n    return float(len(response) % 3) + (target == 'b')\n"

@@ -9,7 +9,7 @@ from module_run import ROOT, run_module
 
 from rl_bridge.config import load_config
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 GUIDE = ROOT / "tests" / "rl_bridge" / "config" / "guide.yaml"
 HERE = ["--monarch.num_nodes", "1", "--monarch.gpus_per_node", "0", "--trainer.num_gpus", "0"]

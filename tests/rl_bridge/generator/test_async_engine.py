@@ -19,7 +19,7 @@ from torch import Tensor
 from rl_bridge.errors import GeneratorError, PromptRefused
 from rl_bridge.types import Completion, SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 START_S = 200.0

@@ -9,7 +9,7 @@ from generator_fixtures import engine_settings, policy_service, prompts
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 WARM = SamplingSettings(temperature=0.8, max_new_tokens=8)
 MANY = prompts(12, length=300)

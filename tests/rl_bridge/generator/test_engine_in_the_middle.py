@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_bridge.errors import GeneratorError
 from rl_bridge.types import Completion, SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 WAIT_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""

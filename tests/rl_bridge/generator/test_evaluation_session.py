@@ -233,6 +233,7 @@ def words_of(server: StandIn, policy: Path, folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(200)
 def test_a_servers_policy_plays_the_held_out_episodes(
@@ -248,6 +249,7 @@ def test_a_servers_policy_plays_the_held_out_episodes(
     assert {one.body["temperature"] for one in server.served} == {0.0}
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(200)
 def test_a_server_that_would_mislead_ends_it(
@@ -258,6 +260,7 @@ def test_a_server_that_would_mislead_ends_it(
     assert "return_token_ids" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
@@ -290,6 +293,7 @@ def test_what_cannot_be_played_is_no_evaluation(
     assert not (tmp_path / "look").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("engine", ["vllm", "vllm_async"])

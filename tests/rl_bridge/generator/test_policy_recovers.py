@@ -9,7 +9,7 @@ from generator_fixtures import perturbed, policy_service, prompts
 
 from rl_bridge.types import SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=4)
 STUCK_S = 30.0

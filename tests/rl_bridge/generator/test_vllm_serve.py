@@ -19,7 +19,7 @@ from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.settings import Endpoint
 from rl_bridge.types import Completion, SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
 START_S = 300.0
 WAIT_S = 60.0

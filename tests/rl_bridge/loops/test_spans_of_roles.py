@@ -8,7 +8,7 @@ import pytest
 
 from openenv_core import LocalProcessProvider
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 UNACCOUNTED = 0.02
 WAIT_S = 240.0

@@ -13,7 +13,7 @@ import pytest
 from rl_bridge.config import Config
 from rl_bridge.metrics.status import ReplicaRow, StatusSnapshot
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 PATIENCE_S = 60.0
 CONFIG = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}}

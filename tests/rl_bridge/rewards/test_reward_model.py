@@ -11,7 +11,7 @@ import pytest
 from rl_bridge.errors import ModelError, RewardFailed
 from rl_bridge.rewards.settings import RewardModelSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 WORDS = ["hit", "stand", "17 0 10", "a rather long answer that goes on for a while", "stand stand"]
 

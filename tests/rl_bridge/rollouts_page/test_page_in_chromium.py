@@ -16,8 +16,6 @@ from rl_bridge.rollouts_page.page import whole_page
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, many, said, told
 from tests.rl_bridge.rollouts_page.page_serving import served
 
-pytestmark = pytest.mark.soak
-
 READY = "document.body.dataset.ready"
 
 
@@ -72,6 +70,7 @@ def link(tab: Tab) -> str:
     return str(tab.evaluate("location.hash"))
 
 
+@pytest.mark.slow
 def test_conversation_as_it_was(tab: Tab, file: str) -> None:
     show(tab, file)
     assert where(tab) == "Step 5, group 4, sibling 0"
@@ -103,6 +102,7 @@ def test_conversation_as_it_was(tab: Tab, file: str) -> None:
         assert fact in facts
 
 
+@pytest.mark.soak
 def test_template_as_it_was_written(tab: Tab, file: str) -> None:
     show(tab, file)
     tab.press("x")
@@ -111,6 +111,7 @@ def test_template_as_it_was_written(tab: Tab, file: str) -> None:
     assert "raw=1" in link(tab)
 
 
+@pytest.mark.soak
 def test_token_tells_how_likely_it_was(tab: Tab, tmp_path: Path) -> None:
     # e^-0.1 is 90.5%, e^-1 36.8%, e^-6 0.25%.
     turn = said("ask", "surely perhaps", fresh=True, logprobs=[-0.1, -1.0, -6.0, 0.0])
@@ -130,6 +131,7 @@ def test_token_tells_how_likely_it_was(tab: Tab, tmp_path: Path) -> None:
     assert texts(tab, ".tk.at") == ["erha"]
 
 
+@pytest.mark.soak
 def test_tokens_that_the_loss_did_not_see(tab: Tab, tmp_path: Path) -> None:
     turn = said("ask", "seen unseen", fresh=True).model_copy(
         update={"trained": ((True, 1), (False, 2)), "versions": ((7, 2), (8, 1))}
@@ -147,6 +149,7 @@ def test_tokens_that_the_loss_did_not_see(tab: Tab, tmp_path: Path) -> None:
     assert texts(tab, ".answer.masked footer")[0].count("the loss does not see them") == 1
 
 
+@pytest.mark.soak
 def test_sample_that_begins_anew_is_told(tab: Tab, file: str) -> None:
     show(tab, file, "#group=4&sibling=3")
     assert texts(tab, ".begins") == ["a new training sample begins: the prompt does not continue"]
@@ -154,6 +157,7 @@ def test_sample_that_begins_anew_is_told(tab: Tab, file: str) -> None:
     assert "advantage none: not trained" in " ".join(texts(tab, "#head .facts > *"))
 
 
+@pytest.mark.slow
 def test_keys_lead_everywhere(tab: Tab, file: str) -> None:
     show(tab, file)
     seen = [where(tab)]
@@ -178,6 +182,7 @@ def test_keys_lead_everywhere(tab: Tab, file: str) -> None:
     assert "turn" not in link(tab)
 
 
+@pytest.mark.soak
 def test_every_key_is_in_the_help(tab: Tab, file: str) -> None:
     show(tab, file)
     tab.press("?")
@@ -190,6 +195,7 @@ def test_every_key_is_in_the_help(tab: Tab, file: str) -> None:
     assert where(tab) == before
 
 
+@pytest.mark.soak
 def test_siblings_beside_each_other(tab: Tab, file: str) -> None:
     show(tab, file)
     tab.press("s")
@@ -215,6 +221,7 @@ def rows(tab: Tab) -> list[str]:
     return texts(tab, ".row .where")
 
 
+@pytest.mark.soak
 def test_filters_by_ending_and_reward(tab: Tab, file: str) -> None:
     show(tab, file)
     assert texts(tab, "#endings button") == ["completed 5", "truncated length 1", "unparsable call 1"]
@@ -240,6 +247,7 @@ def test_filters_by_ending_and_reward(tab: Tab, file: str) -> None:
     assert {row.split(" · ")[0] for row in rows(tab)} == {"step 3"}
 
 
+@pytest.mark.soak
 def test_range_of_steps_is_dragged_on_the_curve(tab: Tab, tmp_path: Path) -> None:
     def step(number: int, reward: float) -> TrajectoryRecord:
         return told(said("ask", "answer"), group=number, iteration=number, reward=reward)
@@ -259,6 +267,7 @@ def test_range_of_steps_is_dragged_on_the_curve(tab: Tab, tmp_path: Path) -> Non
     assert len(rows(tab)) == 12
 
 
+@pytest.mark.soak
 def test_orders(tab: Tab, file: str) -> None:
     show(tab, file, "#sort=worst")
     assert rows(tab)[0] == "step 5 · group 4.2"
@@ -266,6 +275,7 @@ def test_orders(tab: Tab, file: str) -> None:
     tab.wait_for("document.querySelector('.row .where').textContent === 'step 3 · group 2.0'")
 
 
+@pytest.mark.soak
 def test_search_finds_across_tokens_and_marks(tab: Tab, file: str) -> None:
     show(tab, file)
     tab.press("/")
@@ -285,6 +295,7 @@ def test_search_finds_across_tokens_and_marks(tab: Tab, file: str) -> None:
     tab.wait_for("document.querySelector('#rows .empty')")
 
 
+@pytest.mark.soak
 def test_link_brings_back_the_same_view(tab: Tab, file: str) -> None:
     address = "#group=4&sibling=0&turn=2&view=siblings&colour=mask&q=17&reward=0..1&masked=1&ending=completed"
     show(tab, file, address)
@@ -300,6 +311,7 @@ def test_link_brings_back_the_same_view(tab: Tab, file: str) -> None:
     assert texts(tab, "#count") == ["7 of 7 trajectories, group 99 was not kept"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark_can_be_read(tab: Tab, file: str, scheme: str) -> None:
     tab.prefer(scheme)
@@ -355,6 +367,7 @@ def contrast(tab: Tab, selector: str) -> float:
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script></script><!--{{script}}'
 
 
+@pytest.mark.slow
 def test_what_a_model_writes_stays_text(tab: Tab, tmp_path: Path) -> None:
     run = keep(tmp_path / "a<b>&amp;", [told(said(HOSTILE, HOSTILE, fresh=True), ending="</script><b>")])
     show(tab, written(run))
@@ -366,6 +379,7 @@ def test_what_a_model_writes_stays_text(tab: Tab, tmp_path: Path) -> None:
     assert "rollouts" in tab.evaluate("document.title")
 
 
+@pytest.mark.soak
 def test_file_asks_nobody(tab: Tab, file: str) -> None:
     tab.go_offline()
     show(tab, file)
@@ -377,6 +391,7 @@ def test_file_asks_nobody(tab: Tab, file: str) -> None:
     tab.errors.clear()
 
 
+@pytest.mark.soak
 def test_cut_off_and_foreign_lines_are_counted(tab: Tab, tmp_path: Path) -> None:
     run = keep(tmp_path / "run", plain())
     with (run / "rollouts" / "000001.jsonl").open("ab") as file:
@@ -401,6 +416,7 @@ def file_line(run: Path) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("text", [" " * 3_000_000 + "x", '{"arguments": ' * 100_000 + "} " * 500_000 + "x"])
 def test_what_a_model_or_a_tool_writes_does_not_hang_the_page(tab: Tab, tmp_path: Path, text: str) -> None:
     """What takes a time that grows by the square would take hours here."""
@@ -410,6 +426,7 @@ def test_what_a_model_or_a_tool_writes_does_not_hang_the_page(tab: Tab, tmp_path
     assert len(texts(tab, ".answer .text")[1]) == len(text)
 
 
+@pytest.mark.soak
 def test_middle_that_is_not_kept_is_told(tab: Tab, tmp_path: Path) -> None:
     turn = said("😀😀head|tail", "yes", fresh=True).model_copy(
         update={"left_out": LeftOut(at=6, characters=12345)}
@@ -418,6 +435,7 @@ def test_middle_that_is_not_kept_is_told(tab: Tab, tmp_path: Path) -> None:
     assert texts(tab, ".said .text") == ["😀😀head\n… 12,345 characters are not kept …\n|tail"]
 
 
+@pytest.mark.soak
 def test_llama_s_markers(tab: Tab, tmp_path: Path) -> None:
     header = "<|start_header_id|>{}<|end_header_id|>\n\n"
     context = "<|begin_of_text|>" + header.format("system") + "Be brief.<|eot_id|>" + header.format("user")
@@ -433,6 +451,7 @@ def test_llama_s_markers(tab: Tab, tmp_path: Path) -> None:
     assert texts(tab, ".call") == ['{"name": "look", "parameters": {}}', '<|python_tag|>{"name": "take"}']
 
 
+@pytest.mark.slow
 def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
     run = keep(tmp_path / "run", plain())
     with served(run) as url:
@@ -462,6 +481,7 @@ SEARCH_MS = """new Promise(done => {
 })"""
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_thousands_of_trajectories_stay_quick(tab: Tab, tmp_path: Path) -> None:
     address = written(keep(tmp_path / "run", many(4000)))
@@ -480,6 +500,7 @@ def test_thousands_of_trajectories_stay_quick(tab: Tab, tmp_path: Path) -> None:
     assert search < 20_000
 
 
+@pytest.mark.soak
 def test_trajectory_of_many_tokens_is_filled_as_it_comes_into_sight(tab: Tab, tmp_path: Path) -> None:
     long = [said(f"turn {n} ", "word " * 2500, fresh=n == 0) for n in range(12)]
     show(tab, written(keep(tmp_path / "run", [told(*long)])))

@@ -13,7 +13,7 @@ from service_waits import WAIT_S, alive, descendants, until, until_gone
 
 from rl_bridge.errors import RoleFailed
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_ports
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
 HERE = Path(__file__).parent
 WORKER = (

@@ -10,7 +10,7 @@ from service_waits import WAIT_S, until
 
 from rl_bridge.services.place import Place
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.soak]
 
 
 class Processes:

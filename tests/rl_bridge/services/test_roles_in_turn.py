@@ -8,7 +8,7 @@ import pytest
 
 from rl_bridge.config import Config
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.soak]
 
 # Generators that were started first would spread over all hosts, and leave the trainer none that is free.
 CONFIG = {

@@ -14,7 +14,7 @@ from service_waits import WAIT_S, alive, descendants, held, kill, until, until_g
 from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed, WeightsError
 from rl_bridge.services.starts import VARIABLE, start_of
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def pids_of(service: object) -> list[int]:

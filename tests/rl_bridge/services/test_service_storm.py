@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from service_waits import descendants, kill, until, until_gone
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 KILLS = 10
 CALLERS = 8

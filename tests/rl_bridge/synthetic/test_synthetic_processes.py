@@ -7,7 +7,7 @@ import pytest
 
 from rl_bridge.cli.bench import COMMAND
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 WINDOWS = 3
 """What a busy machine takes from a process belongs to nobody; in one of so many it takes next to nothing."""

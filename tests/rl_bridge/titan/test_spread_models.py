@@ -8,7 +8,7 @@ import pytest
 from spread_models import computed, on_two_ranks
 from tiny_checkpoints import NAMES, make_checkpoint
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from trainer_ranks import batch, divisible_policy, settings
 from rl_bridge.errors import NonFiniteLoss, ReplicaLost, TrainingError
 from rl_bridge.trainer.settings import ResumeState
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
 WAIT_S = 120.0
 """A bound for what would hang otherwise; none is meant to come near it."""

@@ -72,7 +72,7 @@ class Host:
         return self.process.returncode, out, err
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
 async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"

@@ -14,7 +14,7 @@ from envs.code_interpreter_env.server.backends.jupyter import JupyterBackend, Ju
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxFailure, SandboxUnavailable
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(240)]
 
 # The grace is for machines that have much to do.
 LIMITS = Limits(
@@ -78,6 +78,7 @@ async def kernels(backend: JupyterBackend, session: Any) -> bool:
     return response.status_code == 200
 
 
+@pytest.mark.slow
 async def test_state_output_results_and_errors(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS, packages=("json",))
     first = await session.execute("import sys\nx = 20\nprint('hé')\nprint('low', file=sys.stderr)\nx + 1")
@@ -105,6 +106,7 @@ async def _names(session: Any) -> AsyncIterator[str]:
         yield name
 
 
+@pytest.mark.soak
 async def test_exits_tell_their_code(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     for code, status, exit_code in (
@@ -121,6 +123,7 @@ async def test_exits_tell_their_code(backend: JupyterBackend) -> None:
     assert (ran.status, ran.result, ran.state_lost) == ("ok", "False", False)
 
 
+@pytest.mark.soak
 async def test_standard_input_is_read_once(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     ran = await session.execute("import sys\nprint(input('? ') + '|' + sys.stdin.read())", stdin="a\nb\nc")
@@ -132,6 +135,7 @@ async def test_standard_input_is_read_once(backend: JupyterBackend) -> None:
     assert (await other.execute("input()")).status == "error"  # at once: nobody would answer
 
 
+@pytest.mark.soak
 async def test_the_gateways_secrets_stay_there(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     ran = await session.execute("import os\nprint(sorted(os.environ.items()))")
@@ -139,6 +143,7 @@ async def test_the_gateways_secrets_stay_there(backend: JupyterBackend) -> None:
     assert "KG_AUTH_TOKEN" not in ran.stdout
 
 
+@pytest.mark.soak
 async def test_output_is_cut_and_a_flood_is_stopped(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     await session.execute("x = 1")
@@ -150,6 +155,7 @@ async def test_output_is_cut_and_a_flood_is_stopped(backend: JupyterBackend) -> 
     assert (await session.execute("x")).result == "1"
 
 
+@pytest.mark.soak
 async def test_one_message_that_is_too_large_is_not_taken(backend: JupyterBackend) -> None:
     session = await backend.open(Limits(timeout_s=30.0, output_hard_bytes=1024, outputs_bytes=1024))
     ran = await session.execute("x = 1\nprint('x' * 20_000_000)")
@@ -158,6 +164,7 @@ async def test_one_message_that_is_too_large_is_not_taken(backend: JupyterBacken
     assert (after.status, after.result, after.state_lost) == ("ok", str(not ran.state_lost), False)
 
 
+@pytest.mark.slow
 async def test_files_go_in_and_out(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     data = bytes(range(256)) * 20_000
@@ -182,6 +189,7 @@ async def test_files_go_in_and_out(backend: JupyterBackend) -> None:
     assert await session.list_files() == []
 
 
+@pytest.mark.soak
 async def test_a_kernels_folder_goes_with_it(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     folders = [(await session.execute("import os; print(os.getcwd(), end='')")).stdout]
@@ -196,6 +204,7 @@ def _is_there(folder: str) -> bool:
     return Path(folder).is_dir()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("code", "kept"),
     [
@@ -214,6 +223,7 @@ async def test_code_that_takes_too_long(backend: JupyterBackend, code: str, kept
     assert (after.status, after.result, after.state_lost) == ("ok", str(kept), False)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "code", ["import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "import os; os._exit(0)"]
 )
@@ -226,6 +236,7 @@ async def test_a_kernel_that_dies_under_code_is_the_codes(backend: JupyterBacken
     assert (after.status, after.result, after.state_lost) == ("ok", "False", False)
 
 
+@pytest.mark.soak
 async def test_a_kernel_that_goes_while_nothing_runs_is_told(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     await session.execute("x = 1")
@@ -237,6 +248,7 @@ async def test_a_kernel_that_goes_while_nothing_runs_is_told(backend: JupyterBac
     assert (await session.execute("2")).result == "2"
 
 
+@pytest.mark.soak
 async def test_a_cancelled_execution_leaves_no_doubt(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     with pytest.raises(TimeoutError):
@@ -246,6 +258,7 @@ async def test_a_cancelled_execution_leaves_no_doubt(backend: JupyterBackend) ->
     assert (await session.execute("'x' in globals()")).result == "False"
 
 
+@pytest.mark.soak
 async def test_kernels_are_given_back(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     first = session._kernel
@@ -261,6 +274,7 @@ async def test_kernels_are_given_back(backend: JupyterBackend) -> None:
         await session.execute("1")
 
 
+@pytest.mark.soak
 async def test_what_there_is_not_is_refused(backend: JupyterBackend, gateway: str) -> None:
     with pytest.raises(ConfigurationError, match="snapshot"):
         await backend.open(LIMITS, snapshot=True)
@@ -277,6 +291,7 @@ async def test_what_there_is_not_is_refused(backend: JupyterBackend, gateway: st
         assert "token-here" not in repr(settings)
 
 
+@pytest.mark.soak
 async def test_a_gateway_without_room_that_drops_output_and_dies() -> None:
     with jupyter_gateway("--KernelGatewayApp.max_kernels=1") as url:
         async with started(url) as backend:
