@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 GROUP_SIZE = 4
 BATCH_SIZE = 2

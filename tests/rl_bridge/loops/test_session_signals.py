@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-pytestmark = [pytest.mark.heavy, pytest.mark.own_process]  # the session imports Monarch
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.own_process]  # the session imports Monarch
 
 
 async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: Any) -> list[str]:

@@ -27,7 +27,7 @@ from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.types import Group, Trajectory
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 RUN_SEED = 3
 SIBLINGS = 4

@@ -10,7 +10,7 @@ from tiny_checkpoints import NAMES, make_checkpoint, rows
 
 from rl_bridge.types import Completion, SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
 WAIT_S = 200.0
 """A bound for what would hang otherwise; none is meant to come near it."""

@@ -253,6 +253,7 @@ def test_from_two_ranks_to_one_and_back(
         torch.testing.assert_close(tensor, straight.hf_state_dict()[name], atol=1e-4, rtol=0.0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("count", [1, 2])
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
     policy: Path, tmp_path: Path, count: int

@@ -163,6 +163,7 @@ def test_accumulation_takes_more_passes_to_the_same_gradient(
     assert_close(*states, atol=2e-5)
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) -> None:
     with ranks(tmp_path, 2) as two:
         two.build(settings(policy, folder=tmp_path))
@@ -182,6 +183,7 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
         assert isinstance(answer, RankLost), answer
 
 
+@pytest.mark.soak
 def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path, tmp_path: Path) -> None:
     with ranks(tmp_path, 2, timeout_s=30.0) as two:
         two.build(settings(policy, folder=tmp_path))
@@ -194,6 +196,7 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path,
         assert 29.0 < time.monotonic() - stopped < WAIT_S
 
 
+@pytest.mark.soak
 def test_a_rank_whose_siblings_never_come_gives_up(policy: Path, tmp_path: Path) -> None:
     with ranks(tmp_path, 2, timeout_s=5.0) as two:
         two.kill(1)

@@ -71,6 +71,7 @@ async def test_what_one_role_puts_another_gets(fleet: "Fleet", transport: str) -
         await store.latest()
 
 
+@pytest.mark.soak
 @EVERY_TRANSPORT
 async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
     fleet: "Fleet", transport: str, tmp_path: Path
@@ -93,6 +94,7 @@ async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
         await trainers.stop()
 
 
+@pytest.mark.soak
 @OF_THE_PUBLISHER
 async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Fleet", transport: str) -> None:
     from store_roles import Publisher, Reader, state_of
@@ -120,6 +122,7 @@ async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Flee
         await store.get(2)
 
 
+@pytest.mark.soak
 @IN_A_VOLUME
 async def test_a_successor_leaves_nothing_in_the_volume_of_whom_it_follows(
     fleet: "Fleet", transport: str
@@ -224,6 +227,7 @@ async def test_what_failed_half_way_is_deleted_from_the_volume_by_the_next(trans
     assert own() == [6, 7]
 
 
+@pytest.mark.soak
 async def test_a_reader_killed_while_it_holds_does_not_hold_up_the_trainer(fleet: "Fleet") -> None:
     from store_roles import Publisher, Reader
 
