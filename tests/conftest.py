@@ -54,8 +54,8 @@ def missing_stack() -> list[str]:
     return [name for name in HEAVY_STACK if importlib.util.find_spec(name) is None]
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    return side_by_side.workers()
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return side_by_side.workers(config.option.markexpr)
 
 
 @pytest.hookimpl(wrapper=True)

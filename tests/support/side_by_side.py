@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-MOST_WORKERS = 4
-"""More would run out of memory before they ran out of cores: a worker may be training."""
+MOST_WORKERS = 8
+"""More would run out of memory before they ran out of cores."""
 
 ENGINE = "engine"
 CLUSTERS = "tests/clusters"
@@ -32,10 +32,14 @@ _ROOT = Path(__file__).parents[2]
 _MARKED = re.compile(r"\bmark\.docker\b")
 
 
-def workers() -> int:
-    """How many `-n auto` stands for."""
+def workers(selection: str) -> int:
+    """How many `-n auto` stands for: light tests wait half of their time, and a heavy one keeps several cores busy.
+
+    Args:
+        selection: The expression of markers.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, cores)
+    return min(MOST_WORKERS, 2 * cores) if "not heavy" in selection else min(MOST_WORKERS // 2, cores)
 
 
 def own_scratch() -> Path | None:

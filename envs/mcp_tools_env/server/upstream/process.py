@@ -83,7 +83,7 @@ class ServerProcess:
         process = cls(guard, lifeline_write, status_read)
         try:
             await process._connect()
-            process._pid = await process._started
+            await process._started
         except BaseException as error:
             await process.close()
             if isinstance(error, OSError):
@@ -185,13 +185,15 @@ class ServerProcess:
         try:
             while line := await status.readline():
                 word, _, number = line.decode().strip().partition(" ")
-                if word == "started":
-                    self._started.set_result(int(number))
-                elif word == "failed":
-                    self._started.set_exception(OSError(int(number), os.strerror(int(number))))
-                elif word == "ended":
+                if word == "ended":
                     self._code = int(number)
                     self.ended.set()  # the guard itself stays until it is let go
+                elif word == "started":
+                    self._pid = int(number)
+                    if not self._started.done():  # whoever waited for it may have been cancelled
+                        self._started.set_result(self._pid)
+                elif word == "failed" and not self._started.done():
+                    self._started.set_exception(OSError(int(number), os.strerror(int(number))))
         finally:
             if not self._started.done():
                 self._started.set_exception(ServerFailed("its guard ended before it was started"))
