@@ -1,7 +1,6 @@
 """The reference service of sandboxes: who may do what, what it refuses, and how it keeps its table in order."""
 
 import asyncio
-import os
 import threading
 from typing import Any
 
