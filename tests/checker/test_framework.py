@@ -14,15 +14,14 @@ from subjects import Here, folder_with, walk
 
 from openenv_core import apps, checker
 from openenv_core.checker.catalogue import MODULES, checks, chosen
-from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable, check
-from openenv_core.checker.deadline import Overran, within
+from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable
 from openenv_core.checker.drawing.actions import pool
 from openenv_core.checker.drawing.sampling import sample
 from openenv_core.checker.report import Console, as_json, as_junit
 from openenv_core.checker.runner import Report, Status, run, run_check
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ConnectionLost, ExecutionFailed, RequestTimeout
-from openenv_core.manifest import Manifest, parse_manifest, read_manifest
+from openenv_core.manifest import parse_manifest
 from openenv_core.targets import Target, TargetKind, target_of
 
 NOWHERE = Target(TargetKind.URL, "http://127.0.0.1:1")
@@ -71,32 +70,6 @@ def test_a_check_that_does_not_end_is_given_up() -> None:
     result = run_check(Subject(NOWHERE), made(lambda _: time.sleep(1), deadline_s=0.05))
     assert result.status is Status.FAILED
     assert "within 0.05 s" in result.message
-
-
-def test_what_overruns_is_told_from_what_raises() -> None:
-    assert within(20, lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        within(20, lambda: 1 // 0)
-    with pytest.raises(Overran):
-        within(0.05, lambda: time.sleep(1))
-
-
-def test_a_check_is_named_and_documented() -> None:
-    @check(Level.LOAD, deadline_s=7)
-    def check_it_holds(subject: Subject) -> None:
-        """It holds.
-
-        And more.
-        """
-
-    assert (check_it_holds.name, check_it_holds.level, check_it_holds.says) == (
-        "it_holds",
-        Level.LOAD,
-        "It holds.",
-    )
-    assert check_it_holds.deadline_s == 7
-    with pytest.raises(ValueError, match="check_"):
-        check(Level.LOAD)(lambda _: None)
 
 
 # ---- which checks there are
@@ -182,17 +155,6 @@ def test_the_report_for_people() -> None:
     assert "4 checks: 1 passed, 1 failed, 1 skipped, 1 crashed" in text
 
 
-def test_a_terminal_is_told_what_runs() -> None:
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    console = Console(out, 9)
-    console.begin(made(None))
-    assert "… thing (1 of 9)" in out.getvalue()
-
-
 # ---- what is drawn
 
 
@@ -230,18 +192,12 @@ def test_what_is_drawn_follows_the_schema_and_the_seed(modest: bool) -> None:
     assert any("metadata" in value for value in drawn) is not modest
 
 
-def test_a_small_schema_is_exhausted() -> None:
+def test_a_small_schema_is_exhausted_and_an_impossible_one_is_a_finding() -> None:
     schema = {"type": "object", "properties": {"move": {"enum": ["hit", "stand"]}}, "required": ["move"]}
     assert sorted(one["move"] for one in sample(schema, 64, 0)) == ["hit", "stand"]
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [{"type": "nonsense"}, {"$ref": "#/$defs/gone"}, {"type": "integer", "minimum": 5, "maximum": 1}],
-)
-def test_a_schema_that_nothing_follows_is_told(schema: Any) -> None:
-    with pytest.raises(CheckFailed, match="got none"):
-        sample(schema, 4, 0)
+    for impossible in ({"$ref": "#/$defs/gone"}, {"type": "integer", "minimum": 5, "maximum": 1}):
+        with pytest.raises(CheckFailed, match="got none"):
+            sample(impossible, 4, 0)
 
 
 def test_an_author_s_examples_go_first() -> None:
@@ -280,23 +236,7 @@ def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
             use()
 
 
-def test_promises_are_the_defaults_where_there_is_no_good_manifest(tmp_path: Path) -> None:
-    folder_with(tmp_path, manifest="{")
-    subject = Subject(Target(TargetKind.PATH, str(tmp_path), tmp_path))
-    with pytest.raises(CheckFailed):
-        _ = subject.manifest
-    assert subject.promises.validation.episodes.max_steps == 1000
-
-
 # ---- the manifest, targets, applications
-
-
-def test_the_manifest_of_ours_and_what_is_not_said_in_it(tmp_path: Path) -> None:
-    found = read_manifest(folder_with(tmp_path))
-    assert found.validation.reward is not None
-    assert found.validation.reward.range == (0, 1)
-    assert (found.app, found.port, found.validation.network.mode) == ("server.app:app", 8000, "public")
-    assert Manifest.model_validate(found.model_dump()) == found
 
 
 def test_every_fault_of_a_manifest_is_told_at_once() -> None:
@@ -311,10 +251,7 @@ def test_every_fault_of_a_manifest_is_told_at_once() -> None:
     ("text", "kind"),
     [
         ("https://a.org/x", TargetKind.URL),
-        ("ws://a.org", TargetKind.URL),
-        ("blackjack", TargetKind.NAME),
         ("nosuch", TargetKind.NAME),
-        ("envs.blackjack_env.server.app:app", TargetKind.MODULE),
         ("nosuch.module:app", TargetKind.MODULE),
         ("blackjack-env:latest", TargetKind.IMAGE),
         ("registry.example.org:5000/team/blackjack-env:1", TargetKind.IMAGE),

@@ -1,0 +1,273 @@
+"""The planted bugs: texts that are replaced in the good environment, and the check that has to find each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+STEP_TIMEOUT_S = 30.0
+"""For a reply that comes: a check that runs out of it would be taken for one that caught a bug."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug, by its name; the sentence says what is wrong.
+
+    Attributes:
+        environment: Texts to replace in server/environment.py.
+        files: Texts to replace in other files.
+        also_skipped: Checks that then have nothing to look at any more.
+        step_timeout_s: How long a reply is waited for.
+    """
+
+    name: str
+    sentence: str
+    caught_by: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    also_skipped: frozenset[str] = frozenset()
+    step_timeout_s: float = STEP_TIMEOUT_S
+
+
+BUGS = [
+    Bug(
+        "abort_on_huge",
+        "A huge number ends the process, as one does that reaches a careless library in C.",
+        "valid_actions_are_survived",
+        {
+            "import random\n": "import os\nimport random\n",
+            "        self._guesses.append(": "        if abs(action.number) >= 2**62:\n"
+            "            os._exit(134)\n"
+            "        self._guesses.append(",
+        },
+    ),
+    Bug(
+        "eight_tables",
+        "There are eight tables, and the ninth session sits down at the first one's.",
+        "sessions_at_once",
+        {
+            "import random\n": "import itertools\nimport random\n",
+            "GUESSES = 7\n": "GUESSES = 7\nCOUNTER = itertools.count()\nTABLES: dict[int, int] = {}\n",
+            "        self._number = 0\n": "        self._table = next(COUNTER) % 8\n",
+            "        self._number = self._random": "        TABLES[self._table] = self._random",
+            "action.number == self._number": "action.number == TABLES[self._table]",
+            "action.number < self._number": "action.number < TABLES[self._table]",
+        },
+    ),
+    Bug(
+        "endless_validator",
+        "The validator of a note unwraps lists until there is none left, which of an empty one never comes.",
+        "invalid_actions_are_survived",
+        files={
+            "models.py": {
+                "    def _unwrapped(cls, value: Any) -> Any:\n": "    def _unwrapped(cls, value: Any) -> Any:\n"
+                "        while isinstance(value, list):\n"
+                "            value = value[0] if value else value\n",
+            }
+        },
+        step_timeout_s=10.0,
+    ),
+    Bug(
+        "file_leak",
+        "Every fourth episode opens a file that nobody closes.",
+        "files_stay_level",
+        {
+            "import random\n": "import itertools\nimport os\nimport random\n",
+            "GUESSES = 7\n": "GUESSES = 7\nCOUNTER = itertools.count()\n",
+            "        self._guesses = []\n": "        self._guesses = []\n"
+            "        if next(COUNTER) % 4 == 3:\n"
+            "            os.open(os.devnull, os.O_RDONLY)\n",
+        },
+        also_skipped=frozenset(["memory_stays_level"]),
+    ),
+    Bug(
+        "global_generator",
+        "Everybody draws from the module's generator, which each reset seeds.",
+        "sessions_are_separate",
+        {
+            "self._random = random.Random(seed)": "random.seed(seed)",
+            "self._random.randint(1, 100)": "random.randint(1, 100)",
+            "self._random.randint(0, 1)": "random.randint(0, 1)",
+        },
+        also_skipped=frozenset(["sessions_at_once"]),
+    ),
+    Bug(
+        "hang_on_empty",
+        "An empty note is waited for.",
+        "valid_actions_are_survived",
+        {
+            "import random\n": "import random\nimport time\n",
+            "        self._guesses.append(": "        while not action.note:\n"
+            "            time.sleep(0.1)\n"
+            "        self._guesses.append(",
+        },
+        step_timeout_s=10.0,
+    ),
+    Bug(
+        "hashed_seed",
+        "The seed goes through hash() of a text, which differs from one process to the next.",
+        "same_seed_in_another_process",
+        {"random.Random(seed)": 'random.Random(hash(f"deal {seed}"))'},
+    ),
+    Bug(
+        "memory_by_value",
+        "What a guess may be decides how much memory it takes.",
+        "valid_actions_are_survived",
+        {
+            "        self._guesses.append(": "        _seen = [False] * action.number\n"
+            "        self._guesses.append(",
+        },
+    ),
+    Bug(
+        "memory_leak",
+        "Every episode leaves four kilobytes in a list of the module.",
+        "memory_stays_level",
+        {
+            "import random\n": "import os\nimport random\n",
+            "GUESSES = 7\n": "GUESSES = 7\nPAST: list[bytes] = []\n",
+            "        self._guesses = []\n": "        self._guesses = []\n        PAST.append(os.urandom(4000))\n",
+        },
+    ),
+    Bug(
+        "other_when_served",
+        "A shortcut for tests that is left in: outside of a server the number is one of ten.",
+        "same_seed_over_the_wire",
+        {
+            "import random\n": "import random\nimport sys\n",
+            "self._random.randint(1, 100)": 'self._random.randint(1, 100 if "uvicorn" in sys.modules else 10)',
+        },
+    ),
+    Bug(
+        "remembered_by_module",
+        "What a turn brings was drawn by whichever episode of the process came to it first.",
+        "same_seed_in_another_process",
+        {
+            "GUESSES = 7\n": "GUESSES = 7\nDRAWN: dict[int, int] = {}\n",
+            "parity=self._random.randint(0, 1)": "parity=DRAWN.setdefault("
+            "len(self._guesses), self._random.randint(0, 1))",
+        },
+    ),
+    Bug(
+        "reset_keeps",
+        "A reset leaves the guesses of the episode before.",
+        "reset_forgets",
+        {
+            "        self._guesses = []\n": "        self._guesses = self._guesses[-3:]\n",
+        },
+    ),
+    Bug(
+        "resumes_from_disk",
+        "An episode is saved under its id, and goes on from there in whatever process asks for it.",
+        "kill_and_restart",
+        {
+            "import random\n": "import json\nimport random\nfrom pathlib import Path\n",
+            "        self._guesses: list[int] = []\n": "        self._guesses: list[int] = []\n"
+            "        self._file: Path | None = None\n",
+            "        self._guesses = []\n": "        self.close()\n        self._guesses = []\n"
+            "        if episode_id:\n"
+            '            self._file = Path(__file__).with_name(f"{episode_id}.save")\n'
+            "            if self._file.exists():\n"
+            "                self._guesses = json.loads(self._file.read_text())\n",
+            "        self._state.step_count += 1\n": "        self._state.step_count += 1\n"
+            "        if self._file:\n"
+            "            self._file.write_text(json.dumps(self._guesses))\n",
+            '        """Give nothing back: there is nothing."""\n': '        """Forget what was saved."""\n'
+            "        if self._file:\n"
+            "            self._file.unlink(missing_ok=True)\n",
+        },
+    ),
+    Bug(
+        "reward_nan",
+        "The reward of a guess is a ratio of nothing and nothing.",
+        "reward_finite",
+        {"1.0 if right else 0.0": '1.0 if right else float("nan")'},
+    ),
+    Bug(
+        "root_container",
+        "The container runs as root.",
+        "dockerfile_user",
+        files={"server/Dockerfile": {"\nUSER env\n": "\n"}},
+    ),
+    Bug(
+        "seats_not_given_back",
+        "A seat is given back at the end of an episode, and never where a session ends before.",
+        "disconnect_gives_the_slot_back",
+        {
+            "    DETERMINISTIC = True\n": "    DETERMINISTIC = True\n    _seats = 28\n",
+            "        self._guesses: list[int] = []\n": "        self._guesses: list[int] = []\n"
+            "        self._seated = False\n",
+            "        self._random = random.Random(seed)\n": "        if not self._seated:\n"
+            "            if GuessEnvironment._seats == 0:\n"
+            '                raise EnvironmentFailure("no seat is free")\n'
+            "            GuessEnvironment._seats -= 1\n"
+            "            self._seated = True\n"
+            "        self._random = random.Random(seed)\n",
+            "        word = ": "        if self._state.done:\n"
+            "            GuessEnvironment._seats += 1\n"
+            "            self._seated = False\n"
+            "        word = ",
+        },
+    ),
+    Bug(
+        "seed_ignored",
+        "Every episode is that of one seed.",
+        "different_seeds_differ",
+        {"random.Random(seed)": "random.Random(7)"},
+    ),
+    Bug(
+        "shared_by_class",
+        "The hidden number belongs to the class, so that one session's reset hides another's anew.",
+        "sessions_are_separate",
+        {
+            "        self._number = self._random": "        GuessEnvironment._number = self._random",
+            "        self._number = 0\n": "",
+            "    DETERMINISTIC = True\n": "    DETERMINISTIC = True\n    _number = 0\n",
+        },
+        also_skipped=frozenset(["sessions_at_once"]),
+    ),
+    Bug(
+        "shared_list",
+        "Observations hold the environment's own list, which goes on to change.",
+        "observations_stay",
+        {
+            "        return Hint(\n": "        return Hint.model_construct(\n            metadata={},\n",
+            "guesses=list(self._guesses)": "guesses=self._guesses",
+        },
+    ),
+    Bug(
+        "telemetry",
+        "Every instance tells a host of its own beginning, which the manifest says it would not.",
+        "network_policy_holds",
+        {
+            "import random\n": "import random\nimport socket\nfrom contextlib import suppress\n",
+            "        self._number = 0\n": "        self._number = 0\n"
+            "        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:\n"
+            '            there.sendto(b"begun", ("192.0.2.7", 8125))\n',
+        },
+    ),
+    Bug(
+        "thread_leak",
+        "Every fourth episode starts a thread that nobody ends.",
+        "threads_stay_level",
+        {
+            "import random\n": "import itertools\nimport random\nimport threading\n",
+            "GUESSES = 7\n": "GUESSES = 7\nCOUNTER = itertools.count()\n",
+            "        self._guesses = []\n": "        self._guesses = []\n"
+            "        if next(COUNTER) % 4 == 3:\n"
+            "            threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+        },
+        also_skipped=frozenset(["files_stay_level", "memory_stays_level"]),
+    ),
+    Bug(
+        "unseeded",
+        "The seed is taken and forgotten: the generator is seeded by the clock.",
+        "same_seed_same_episode",
+        {"self._random = random.Random(seed)": "self._random = random.Random()"},
+        also_skipped=frozenset(
+            [
+                "different_seeds_differ",
+                "reset_forgets",
+                "same_seed_in_another_process",
+                "same_seed_over_the_wire",
+            ]
+        ),
+    ),
+]

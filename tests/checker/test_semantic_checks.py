@@ -1,0 +1,205 @@
+"""What semantic and hostile checks stand on: compared episodes, the network hook, the values that are sent."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gallery
+import pytest
+from counter import Add, AsyncCounter, Count, Counter, CountState
+
+from openenv_core.checker.check import CheckFailed
+from openenv_core.checker.hostile.values import RAW, frame, split
+from openenv_core.checker.playing.compared import play_here
+from openenv_core.checker.playing.instance import LocalSession, takes_seed
+from openenv_core.checker.playing.parting import parting
+from openenv_core.checker.subject import Subject
+from openenv_core.checker.watching import hook
+from openenv_core.checker.watching.hooking import collecting, hooked
+from servers import create_app
+
+# ---- episodes that are held against each other
+
+
+def result(reward: Any = None, done: bool = False, **observation: Any) -> dict[str, Any]:
+    return {"observation": observation, "reward": reward, "done": done, "metadata": None}
+
+
+def served(factory: Any) -> Any:
+    return create_app(factory, Add, Count, state_cls=CountState).served
+
+
+def test_equal_episodes_do_not_part_and_metadata_may_differ() -> None:
+    episode = [result(board=[1, {"x": 2}]), {"error": "EXECUTION_ERROR"}, result(1.0, True, board=[])]
+    assert parting(episode, [dict(one) for one in episode]) is None
+    one, other = ({**result(x=1), "metadata": {"at": at}} for at in (1, 2))
+    assert parting([one], [other]) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ([result(x=1)], [result(x=2)], "at the reset, observation.x is 1 in one and 2 in the other"),
+        ([result(x=[0, 1])], [result(x=[0, 2])], "observation.x[1] is 1"),
+        ([result(), result(0.5)], [result(), result(0.25)], "at step 1, reward is 0.5"),
+        ([result(), result(1)], [result(), result(True)], "reward is 1 in one and True"),
+        ([result(), result()], [result(), {"error": "EXECUTION_ERROR"}], "at step 1"),
+        ([result(), result()], [result()], "one ends after 1 steps and the other after 0"),
+    ],
+)
+def test_where_episodes_part(one: list[Any], other: list[Any], told: str) -> None:
+    found = parting(one, other)
+    assert found is not None
+    assert told in found
+
+
+@pytest.mark.parametrize("factory", [Counter, AsyncCounter])
+def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> None:
+    with LocalSession(served(factory)) as session:
+        played = play_here(session, 3, [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}])
+    assert [one.get("error") or (one["observation"]["total"], one["done"]) for one in played] == [
+        (3, False),
+        (7, False),
+        "VALIDATION_ERROR",
+        (16, True),
+    ]
+
+
+def test_what_raises_in_the_environment_is_an_error_or_a_finding() -> None:
+    class Broken(Counter):
+        def __init__(self) -> None:
+            raise RuntimeError("no table")
+
+    with LocalSession(served(Counter)) as session:
+        session.reset(50)
+        assert session.step({"amount": 1}) == {"error": "EXECUTION_ERROR"}
+    with pytest.raises(CheckFailed, match="no table"):
+        LocalSession(served(Broken))
+
+
+def test_who_takes_a_seed() -> None:
+    class Unseeded(Counter):
+        def reset(self, *, episode_id: str | None = None) -> Count:  # type: ignore[override]
+            return Count()
+
+    assert takes_seed(served(Counter)) is True
+    assert takes_seed(served(Unseeded)) is False
+    assert takes_seed(served(lambda: Counter())) is None
+
+
+# ---- whom a server talks to
+
+UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
+
+
+def test_which_hosts_are_this_machine_and_which_are_allowed() -> None:
+    for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "", "0.0.0.0", "LOCALHOST."):
+        assert hook.is_local(host), host
+    for host in ("192.0.2.7", "example.org", "1.127.0.0", "2001:db8::1"):
+        assert not hook.is_local(host), host
+    assert hook.is_allowed("API.example.org", ["api.example.org"])
+    assert hook.is_allowed("a.b.example.org", ["*.example.org"])
+    assert not hook.is_allowed("example.org", ["*.example.org"])
+    assert not hook.is_allowed("evil-example.org", ["*.example.org", "example.org"])
+
+
+def noted(code: str, *allowed: str) -> tuple[list[str], str]:
+    """Run code with the hook; return whom it tried to reach, and what it printed."""
+    with hooked() as (folder, env_vars):
+        notes = folder / "hosts"
+        env = {**os.environ, **env_vars, hook.OUT: str(notes), hook.HOSTS: json.dumps(allowed)}
+        done = subprocess.run(
+            [sys.executable, "-c", f"import socket\n{code}"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        return notes.read_text().split(), done.stdout + done.stderr
+
+
+def test_an_attempt_is_noted_and_stopped() -> None:
+    hosts, said = noted(f"{UDP}\ns.sendto(b'', ('192.0.2.7', 9))\nprint('sent')")
+    assert hosts == ["192.0.2.7"]
+    assert "does not allow 192.0.2.7" in said
+    assert "sent" not in said
+
+
+def test_an_attempt_whose_error_is_swallowed_is_noted_also_in_a_child() -> None:
+    inner = "try: socket.create_connection(('telemetry.invalid', 80), 1)\nexcept OSError: print('went on')"
+    inner = f"import socket\n{inner}"
+    hosts, said = noted(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}])")
+    assert hosts == ["telemetry.invalid"]
+    assert "went on" in said
+
+
+def test_loopback_and_what_is_allowed_pass() -> None:
+    code = (
+        f"{UDP}\ns.sendto(b'', ('127.0.0.1', 9))\n"
+        "socket.getaddrinfo('192.0.2.9', 80)\n"
+        "try: socket.getaddrinfo('nothing.invalid', 80)\nexcept socket.gaierror: pass\nprint('done')"
+    )
+    hosts, said = noted(code, "nothing.invalid")
+    assert hosts == []
+    assert "done" in said
+
+
+def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('my own')")
+    with hooked() as (folder, env_vars):
+        env = {**os.environ, **env_vars, **collecting(folder)}
+        env["PYTHONPATH"] = os.pathsep.join([env_vars["PYTHONPATH"], str(tmp_path)])
+        said = subprocess.check_output([sys.executable, "-c", ""], env=env, text=True, timeout=30)
+    assert said.strip() == "my own"
+
+
+# ---- what is sent to a server that is ill-treated
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    with Subject.of(gallery.build(tmp_path_factory.mktemp("hostile"))) as subject:
+        yield subject
+
+
+@pytest.fixture(scope="module")
+def values(good: Subject) -> tuple[list[Any], list[Any]]:
+    return split(good)
+
+
+def test_valid_values_reach_the_ends_of_the_schema(values: tuple[list[Any], list[Any]]) -> None:
+    valid, _ = values
+    numbers = [one["number"] for one in valid]
+    notes = [one.get("note", "-") for one in valid]
+    assert max(numbers) >= 2**64
+    assert min(numbers) <= -(2**63)
+    assert 0 in numbers
+    assert "" in notes
+    assert max(len(note) for note in notes) >= 1 << 20
+
+
+def test_invalid_values_are_wrong_in_many_ways_and_none_is_valid(values: tuple[list[Any], list[Any]]) -> None:
+    _, invalid = values
+    numbers = [type(one.get("number")) for one in invalid if isinstance(one, dict)]
+    assert {str, list, dict, bool, float, type(None)} <= set(numbers)
+    assert {} in invalid
+    assert any("no_such_key" in one for one in invalid)
+    valid_texts, invalid_texts = ({json.dumps(one) for one in part} for part in values)
+    assert valid_texts
+    assert not valid_texts & invalid_texts
+
+
+def test_values_are_the_same_for_the_same_seed(good: Subject) -> None:
+    with Subject.of(good.url) as one, Subject.of(good.url) as other:
+        assert json.dumps(split(one)) == json.dumps(split(other))
+
+
+def test_frames_are_text_that_any_client_could_send() -> None:
+    for raw in RAW:
+        raw.decode("utf-8")
+    assert json.loads(frame({"x": "\ud800"}))["data"] == {"x": "\ud800"}
