@@ -1,19 +1,22 @@
-"""The oracle against hand-worked values, published figures, and its own second way of counting."""
+"""The oracle against hand-worked values, published figures, its own second way of counting, and Gymnasium's hands.
+
+Seeds are fixed, so the tests do not flicker; bounds are 4.5 standard deviations or more.
+"""
 
 import math
+import random
+from collections import Counter
 
+import numpy as np
 import pytest
+from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
 
 from envs.blackjack_env import baselines as b
 from envs.blackjack_env import oracle
-from envs.blackjack_env.odds import add_card, deal_distribution, dealer_distribution
-from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, Rules
+from envs.blackjack_env.odds import add_card, deal_distribution, dealer_distribution, standing_natural
+from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, Policy, Rules
 
 ALL_RULES = [Rules(), Rules(natural=True), Rules(sab=True), Rules(natural=True, sab=True)]
-rules_cases = pytest.mark.parametrize("rules", ALL_RULES, ids=str)
-
-
-# -- worked by hand ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -21,14 +24,10 @@ rules_cases = pytest.mark.parametrize("rules", ALL_RULES, ids=str)
     [
         ((0, False), 1, (11, True)),
         ((11, True), 1, (12, True)),
-        ((11, True), 10, (21, True)),
         ((10, False), 1, (21, True)),
         ((11, False), 1, (12, False)),
         ((16, True), 10, (16, False)),
-        ((17, True), 4, (21, True)),
-        ((17, True), 5, (12, False)),
         ((12, False), 10, (22, False)),
-        ((21, False), 1, (22, False)),
     ],
 )
 def test_arithmetic_of_a_hand(hand: tuple[int, bool], card: int, after: tuple[int, bool]) -> None:
@@ -88,62 +87,23 @@ def test_optimal_policy_is_basic_strategy() -> None:
     assert {s: policy[s] for s in policy if policy[s] != published(*s)} == {}
 
 
-# -- known figures -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (b.always_hit, -1.0),
-        (b.random_policy, -0.3959),
-        (b.always_stand, -0.1864),
-        (b.hit_below(17), -0.0793),
-        (b.hit_below(16), -0.0752),
-        (b.ThresholdRule(15, 18), -0.0640),
-        (oracle.optimal_policy(), -0.0466),
-    ],
-)
-def test_known_returns(policy: oracle.Policy, expected: float) -> None:
-    assert oracle.evaluate(policy).mean_return == pytest.approx(expected, abs=6e-5)
-
-
-def test_best_blind_rule_is_found() -> None:
-    assert b.best_threshold_rule() == b.ThresholdRule(hard=15, soft=18)
-
-
-def test_baselines_come_in_order() -> None:
+def test_baselines_have_their_known_returns_in_order() -> None:
     table = b.baselines()
     assert list(table) == ["random", "always_stand", "hit_below_17", "best_blind", "basic_strategy"]
     returns = [baseline.evaluation.mean_return for baseline in table.values()]
-    assert returns == sorted(returns)
+    assert returns == pytest.approx([-0.3959, -0.1864, -0.0793, -0.0640, -0.0466], abs=6e-5)
+    assert b.best_threshold_rule() == b.ThresholdRule(hard=15, soft=18)
+    assert oracle.evaluate(b.always_hit).mean_return == pytest.approx(-1.0)
 
 
-# -- the two sweeps against each other ---------------------------------------------------------------------
-
-
-@rules_cases
-def test_forward_and_backward_sweep_agree(rules: Rules) -> None:
-    forward = oracle.evaluate(oracle.optimal_policy(), rules=rules).mean_return
-    assert math.isclose(forward, oracle.optimal_return(rules), abs_tol=1e-13)
-
-
-@rules_cases
-def test_no_single_change_improves_the_optimum(rules: Rules) -> None:
-    best = dict(oracle.optimal_policy())
-    top = oracle.evaluate(best, rules=rules).mean_return
-    for state in DECISION_STATES[::3]:
-        changed = best | {state: "stand" if best[state] == "hit" else "hit"}
-        assert oracle.evaluate(changed, rules=rules).mean_return <= top + 1e-15
-
-
-@rules_cases
-def test_probabilities_sum_to_one(rules: Rules) -> None:
-    for baseline in b.baselines(rules).values():
-        e = baseline.evaluation
-        assert math.isclose(e.win + e.push + e.loss + e.illegal, 1.0)
-        if rules == Rules():
-            assert math.isclose(e.mean_return, e.win - e.loss)
-            assert math.isclose(e.variance, e.win + e.loss - e.mean_return**2)
+@pytest.mark.parametrize("rules", ALL_RULES, ids=str)
+def test_forward_and_backward_sweep_agree_and_probabilities_sum_to_one(rules: Rules) -> None:
+    best = oracle.evaluate(oracle.optimal_policy(), rules=rules)
+    assert math.isclose(best.mean_return, oracle.optimal_return(rules), abs_tol=1e-13)
+    assert math.isclose(best.win + best.push + best.loss, 1.0)
+    if rules == Rules():
+        assert math.isclose(best.mean_return, best.win - best.loss)
+        assert math.isclose(best.variance, best.win + best.loss - best.mean_return**2)
 
 
 def test_payout_of_naturals_by_hand() -> None:
@@ -161,22 +121,18 @@ def test_payout_of_naturals_by_hand() -> None:
     assert both == sab
 
 
-# -- policies of every shape -------------------------------------------------------------------------------
-
-
-def test_a_mapping_and_a_function_score_the_same() -> None:
+def test_a_policy_is_a_mapping_a_function_or_chances() -> None:
     rule = b.hit_below(17)
     mapping = {(s.total, s.usable_ace, s.dealer): rule(*s) for s in DECISION_STATES}
     assert oracle.evaluate(mapping) == oracle.evaluate(rule)
-
-
-def test_random_policy_is_the_mean_over_coins_at_each_state() -> None:
     # With one coin at one state, the exact return is linear in its bias.
     state = DecisionState(13, False, 10)
     best = dict(oracle.optimal_policy())
     ends = [oracle.evaluate(best | {state: move}).mean_return for move in ("stand", "hit")]
     mixed: dict[DecisionState, oracle.Choice] = {**best, state: {"stand": 0.75, "hit": 0.25}}
     assert math.isclose(oracle.evaluate(mixed).mean_return, 0.75 * ends[0] + 0.25 * ends[1])
+    # States that are never reached are not visited.
+    assert set(oracle.evaluate(b.always_stand).visits) == set(deal_distribution())
 
 
 def test_illegal_answers() -> None:
@@ -199,19 +155,6 @@ def test_illegal_answers() -> None:
     assert oracle.agreement(lambda *_: None) == oracle.Agreement(0.0, 0.0)
 
 
-def test_only_reachable_states_are_asked() -> None:
-    asked = set()
-
-    def policy(total: int, usable_ace: bool, dealer: int) -> oracle.Choice:
-        asked.add((total, usable_ace, dealer))
-        return "stand"
-
-    visits = oracle.evaluate(policy).visits
-    assert asked == set(visits) == set(deal_distribution())
-    assert math.isclose(math.fsum(visits.values()), 1.0)
-    assert set(oracle.evaluate(b.random_policy).visits) == set(DECISION_STATES)
-
-
 def test_agreement() -> None:
     assert oracle.agreement(oracle.optimal_policy()) == oracle.Agreement(1.0, 1.0)
     assert oracle.agreement(b.random_policy).unweighted == pytest.approx(0.5)
@@ -228,11 +171,8 @@ def test_agreement() -> None:
     ("policy", "message"),
     [
         ({}, "expected an answer for .* found none"),
-        (lambda *_: "HIT", "'HIT'"),
         (lambda *_: 1, "expected 'hit', 'stand' or None at .* against 1, got 1"),
-        (lambda *_: ["hit"], r"got \['hit'\]"),
         (lambda *_: {"hit": 0.5}, "sum to 1"),
-        (lambda *_: {"hit": 1.5, "stand": -0.5}, ">= 0"),
         (lambda *_: {"hit": math.nan, "stand": 1.0}, ">= 0"),
     ],
 )
@@ -241,8 +181,68 @@ def test_broken_policies_are_named(policy: oracle.Policy, message: str) -> None:
         oracle.evaluate(policy)
 
 
-def test_results_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        oracle.optimal_policy()[DecisionState(4, False, 1)] = "stand"  # type: ignore[index]
-    with pytest.raises(TypeError):
-        dealer_distribution(5)[17] = 1.0  # type: ignore[index]
+DECK = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10])
+
+
+def arbitrary_policy(seed: int) -> dict[DecisionState, oracle.Choice]:
+    """A policy without rhyme or reason: it visits states that sensible ones never see."""
+    coin = random.Random(seed)
+    return {state: "hit" if coin.random() < 0.6 else "stand" for state in DECISION_STATES}
+
+
+@pytest.mark.parametrize(
+    ("policy", "rules", "hands"),
+    [
+        (arbitrary_policy(3), Rules(natural=True), 10_000),
+        *(
+            pytest.param(policy, rules, 60_000, marks=pytest.mark.soak)
+            for policy, rules in (
+                (oracle.optimal_policy(), Rules()),
+                (arbitrary_policy(1), Rules()),
+                (oracle.optimal_policy(), Rules(sab=True)),
+                (b.random_policy, Rules(natural=True, sab=True)),
+            )
+        ),
+    ],
+    ids=["arbitrary-natural", "optimum", "arbitrary", "optimum-sab", "random-both"],
+)
+def test_gymnasium_agrees(policy: Policy, rules: Rules, hands: int) -> None:
+    table = Table(natural=rules.natural, sab=rules.sab)
+    coin = random.Random(4)
+    chances = {state: oracle.choice_at(policy, state).get("hit", 0.0) for state in DECISION_STATES}
+    visits: Counter[DecisionState] = Counter()
+    rewards = []
+    seen, _ = table.reset(seed=22)
+    for _ in range(hands):
+        done, reward = False, 0.0
+        while not done:
+            state = DecisionState(seen[0], bool(seen[2]), seen[1])
+            visits[state] += 1
+            seen, reward, done, _, _ = table.step(int(coin.random() < chances[state]))  # type: ignore[no-untyped-call]
+        rewards.append(reward)
+        seen, _ = table.reset()
+    exact = oracle.evaluate(policy, rules=rules)
+    assert abs(np.mean(rewards) - exact.mean_return) < 4.5 * math.sqrt(exact.variance / hands)
+    wins = np.mean([reward > 0 for reward in rewards])
+    assert abs(wins - exact.win) < 4.5 * math.sqrt(exact.win * (1 - exact.win) / hands)
+    # No state comes twice in a hand, so the visits are binomial; rare ones get room for their skew.
+    assert set(visits) <= set(exact.visits)
+    for state, chance in exact.visits.items():
+        expected = hands * chance
+        assert abs(visits[state] - expected) < 5.0 * math.sqrt(expected) + 3.0, state
+
+
+@pytest.mark.parametrize(
+    ("rules", "upcard"), [(Rules(), 10), (Rules(natural=True), 1), (Rules(sab=True), 10)]
+)
+def test_gymnasium_pays_naturals_alike(rules: Rules, upcard: int) -> None:
+    hands = 2_000
+    table = Table(natural=rules.natural, sab=rules.sab)
+    table.reset(seed=23)
+    rewards = np.empty(hands)
+    for i in range(hands):
+        table.player, table.dealer = [10, 1], [upcard, int(table.np_random.choice(DECK))]
+        _, rewards[i], _, _, _ = table.step(0)  # type: ignore[no-untyped-call]
+    exact = standing_natural(upcard, rules)
+    spread = math.sqrt((exact.square - exact.mean**2) / hands)
+    assert abs(rewards.mean() - exact.mean) <= 4.5 * spread + 1e-12

@@ -70,16 +70,6 @@ async def test_the_same_tools_are_offered_over_mcp() -> None:
 
 
 @pytest.mark.soak
-def test_the_example_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = Path(__file__).parents[3] / "envs" / "mcp_tools_env" / "README.md"
-    example = readme.read_text().partition("```python\n")[2].partition("```")[0]
-    exec(compile(example, str(readme), "exec"), {})
-    said = [line.partition("#")[2].strip() for line in example.splitlines() if "print(" in line]
-    names, value = capsys.readouterr().out.splitlines()
-    assert [names.strip("[]").replace("'", ""), value] == said
-
-
-@pytest.mark.soak
 def test_nothing_is_left_of_a_server_that_is_stopped(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"one": entry()}}))

@@ -1,0 +1,114 @@
+"""What each environment's folder owes as a package of its own: a distribution, light imports, a README that runs."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVS = {
+    name: ROOT / "envs" / f"{name}_env"
+    for name in ("blackjack", "code_interpreter", "mcp_tools", "shop", "sqlite")
+}
+every_environment = pytest.mark.parametrize("name", ENVS)
+
+
+def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@every_environment
+def test_the_distribution_names_every_package_and_the_manifest_its_app(name: str) -> None:
+    folder = ENVS[name]
+    settings = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {file.parent.relative_to(folder) for file in folder.rglob("*.py")}
+    packages = {".".join((folder.name, *one.parts)) for one in folders}
+    assert set(settings["packages"]) == packages == set(settings["package-dir"])
+    manifest = yaml.safe_load((folder / "openenv.yaml").read_text())
+    assert (manifest["name"], manifest["app"], manifest["port"]) == (folder.name, "server.app:app", 8000)
+
+
+def test_the_callers_side_loads_no_server_and_no_world() -> None:
+    heavy = ["gymnasium", "numpy", "torch", "fastapi", "servers", "sqlite3"]
+    heavy += ["envs.shop_env.world", "envs.sqlite_env.world", *(f"envs.{name}_env.server" for name in ENVS)]
+    imports = ", ".join(["envs.blackjack_env.baselines", *(f"envs.{name}_env" for name in ENVS)])
+    code = f"import sys, {imports}\nprint([name for name in {heavy} if name in sys.modules])"
+    assert run(sys.executable, "-c", code).strip() == "[]"
+
+
+def test_the_oracle_imports_nothing_of_the_project_but_the_odds() -> None:
+    for name, allowed in (("odds.py", set()), ("oracle.py", {"odds"}), ("baselines.py", {"odds", "oracle"})):
+        for node in ast.walk(ast.parse((ENVS["blackjack"] / name).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.module in allowed
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module in sys.stdlib_module_names | {"collections.abc"}
+            elif isinstance(node, ast.Import):
+                assert {alias.name for alias in node.names} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "sqlite" else "soak")) for name in ENVS],
+)
+def test_the_wheel_holds_everything_and_imports_under_its_own_name(name: str, tmp_path: Path) -> None:
+    folder = ENVS[name]
+    # A copy, since a build writes into the folder that it builds.
+    source = tmp_path / "source"
+    shutil.copytree(folder, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    run(*command, "--wheel-dir", str(tmp_path), str(source), cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+        packed = set(archive.namelist())
+    kinds = ("*.py", "*.jsonl", "py.typed", "openenv.yaml", "README.md")
+    files = {path.relative_to(folder).as_posix() for kind in kinds for path in folder.rglob(kind)}
+    assert {f"{folder.name}/{file}" for file in files} <= packed
+    code = f"import {folder.name}.server.app as app; print(app.__file__)"
+    said = run(
+        sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(installed), str(ROOT)])
+    )
+    assert str(installed) in said
+
+
+README_OUTPUT = {
+    "blackjack": r"(?s).*The dealer holds.*",
+    "code_interpreter": r"\[3, 4\]\n 7\nerror ZeroDivisionError\n",
+    "mcp_tools": None,
+    "shop": r"(?s).*^0\.0 True\n",
+    "sqlite": r"(?s).*(wrong 0\.0|right 1\.0) True\n",
+}
+"""What the blocks of Python of a README print together; None stands for what its own comments say."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "blackjack" else "soak"))
+        for name in ENVS
+    ],
+)
+def test_the_readme_runs(name: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ENVS[name] / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    printed = "".join(run(sys.executable, "-W", "error", "-c", block) for block in blocks)
+    expected = README_OUTPUT[name]
+    if expected is None:
+        said = [line.partition("#")[2].strip() for line in blocks[0].splitlines() if "print(" in line]
+        assert [line.strip("[]").replace("'", "") for line in printed.splitlines()] == said
+    else:
+        assert re.fullmatch(expected, printed, re.MULTILINE), printed

@@ -1,0 +1,76 @@
+"""A task of the shop or of the database, solved over the wire, and by an MCP host that knows no reset and no step."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp_types import TextResourceContents
+
+from envs.shop_env import ShopEnv
+from envs.shop_env.solver import solve as solve_shop
+from envs.sqlite_env import SqliteEnv
+from envs.sqlite_env.solver import solve as solve_sqlite
+from openenv_core.tools import CallToolAction, CallToolObservation
+
+ROOT = Path(__file__).resolve().parents[2]
+START = "from openenv_core.cli.main import main; raise SystemExit(main())"
+
+
+@pytest.mark.parametrize(
+    ("name", "client", "solve"),
+    [
+        pytest.param("shop", ShopEnv, solve_shop, marks=pytest.mark.slow),
+        pytest.param("sqlite", SqliteEnv, solve_sqlite, marks=pytest.mark.soak),
+    ],
+)
+def test_tasks_are_solved_over_the_wire(name: str, client: Any, solve: Any) -> None:
+    with client.from_process() as env:
+
+        def call(name: str, arguments: dict[str, object]) -> CallToolObservation:
+            seen = env.step(CallToolAction(tool_name=name, arguments=arguments)).observation
+            assert isinstance(seen, CallToolObservation)
+            return seen
+
+        for index in range(3):
+            seen = env.reset(split="test", index=index).observation
+            assert solve(seen.task, call) == 1.0
+            assert env.state().done
+        told = httpx.post(f"{env.base_url}/{name}/task", json={"split": "test", "index": 2}, timeout=30)
+        assert told.json()["task"]["task"] == seen.task, told.text
+
+
+@pytest.mark.parametrize(
+    ("name", "solve", "tool", "last"),
+    [
+        pytest.param("shop", solve_shop, "finish", "The conversation is over.", marks=pytest.mark.soak),
+        pytest.param("sqlite", solve_sqlite, "list_tables", "right", marks=pytest.mark.slow),
+    ],
+)
+async def test_an_mcp_host_solves_a_task(tmp_path: Path, name: str, solve: Any, tool: str, last: str) -> None:
+    command = ["-c", START, "mcp", name, "--seed", "7", "--option", "split=test"]
+    parameters = StdioServerParameters(command=sys.executable, args=command, cwd=ROOT)
+    said: list[Any] = []
+    with (tmp_path / "log").open("w") as log:
+        async with Client(stdio_client(parameters, errlog=log), mode="auto") as client:
+            (found,) = (await client.read_resource("task://current")).contents
+            assert isinstance(found, TextResourceContents)
+            (message,) = (await client.get_prompt("task")).messages
+            assert getattr(message.content, "text", None) == found.text
+            loop = asyncio.get_running_loop()
+
+            def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
+                asked = client.call_tool(name, arguments)
+                result = asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=60)
+                assert not result.is_error, result.content
+                value: Any = result.structured_content
+                said.append(value["result"] if set(value) == {"result"} else value)
+                return CallToolObservation(tool_name=name, result=said[-1])
+
+            await asyncio.to_thread(solve, found.text, call)
+            assert (await client.call_tool(tool, {})).is_error  # it is over
+    assert said[-1] == last
