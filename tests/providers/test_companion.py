@@ -96,13 +96,16 @@ def program(code: str, host: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_program_whose_engine_never_was_ends_at_once() -> None:
-    with program(NO_ENGINE, "unix:///nowhere/docker.sock") as process:
+def test_a_program_without_an_engine_or_without_containers_ends_at_once() -> None:
+    nowhere = "unix:///nowhere/docker.sock"
+    with program(NO_ENGINE, nowhere) as process, program(REFUSED, nowhere) as without:
         out, err = process.communicate(timeout=PATIENCE_S)
         assert (out.split()[:1], err) == (["EngineUnavailable"], "")
         eventually(lambda: gone(int(out.split()[1])))
+        assert without.communicate(timeout=PATIENCE_S) == ("", "")
 
 
+@pytest.mark.slow
 def test_a_container_that_is_being_made_at_the_programs_end_is_removed(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine:
         engine.may_create.clear()
@@ -129,11 +132,6 @@ def test_a_companion_that_died_just_before_the_end_is_replaced(tmp_path: Path) -
         _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         assert engine.removed == ["left"]
-
-
-def test_a_program_without_containers_asks_nobody_at_its_end() -> None:
-    with program(REFUSED, "unix:///nowhere/docker.sock") as process:
-        assert process.communicate(timeout=PATIENCE_S) == ("", "")
 
 
 @pytest.mark.soak

@@ -108,10 +108,8 @@ NO_SENSE: list[tuple[Any, int, str]] = [
     ({"image": "x", "privileged": True}, 422, "privileged: Extra inputs"),
     ({"command": ["x"], "env_vars": {"A": "secret", "B=": "secret"}}, 422, "env_vars"),
     ({"command": ["x"], "lease_s": float("inf")}, 422, "lease_s"),
-    ({"command": ["x\0"]}, 422, "NUL"),
     (b"[" * 90_000, 422, "body"),
     (b'{"image": "\\ud800"}', 422, ""),
-    (b'\xff\xfe{"image": "x"}', 422, ""),
     (b'{"image": "x", "lease_s": NaN}', 422, "lease_s"),
     (b'{"image": "x", "pids": ' + b"9" * 5000 + b"}", 422, ""),
     ({"command": ["x" * 100_001]}, 413, "100000 bytes"),
@@ -248,7 +246,6 @@ async def test_a_service_that_stops_leaves_nothing() -> None:
         ((), {}, "expected a token, got none"),
         (("--token-file", "/nowhere/tokens"), {}, "--token-file"),
         (("--max-sandboxes", "0"), {"ROPEWALK_TOKENS": TOKEN}, "--max-sandboxes"),
-        (("--max-memory", "lots"), {"ROPEWALK_TOKENS": TOKEN}, "lots"),
         ((), {"ROPEWALK_TOKENS": "short"}, "at least 16"),
     ],
 )

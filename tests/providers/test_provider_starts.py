@@ -1,8 +1,14 @@
-"""Providers of the released shapes: a stop in the middle of a start, and the wait of the container's one."""
+"""Starts of providers: stopped in the middle, of the released shapes, of containers that end, of commands."""
 
 import asyncio
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +18,11 @@ from serving import eventually
 
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
-from openenv_core.errors import ClientClosed, ProviderError, ServerStartFailed
+from openenv_core.errors import ClientClosed, EngineRefused, ProviderError, ServerStartFailed
+from openenv_core.providers.docker import container, starting
+from openenv_core.providers.docker.container import Container, ContainerState
 from openenv_core.providers.released import Released
+from openenv_core.providers.stopping import stopped
 
 PATIENCE_S = 20
 SUPPORT = str(Path(__file__).parents[1] / "support")
@@ -72,7 +81,6 @@ async def test_a_client_that_is_closed_while_its_server_starts_waits_for_nothing
     await env.close()
     with pytest.raises(ClientClosed, match="closed meanwhile"):
         await using
-    assert slow.calls == ["stopped"]
     slow.go.set()
     await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
 
@@ -153,3 +161,126 @@ def test_a_container_that_is_stopped_while_its_server_is_waited_for_has_not_star
         provider.wait_for_ready("http://127.0.0.1:9", timeout_s=0.3)
     assert asked.is_set()
     assert told.value.output == "said"
+
+
+def test_a_start_that_begins_after_the_stop_was_said_hears_of_it() -> None:
+    stopping, lock, said = threading.Event(), threading.Lock(), threading.Event()
+    lock.acquire()  # a start is under way
+    heard: list[bool] = []
+
+    def start() -> None:
+        said.wait(PATIENCE_S)
+        stopping.clear()  # as every start does
+        heard.append(stopping.wait(PATIENCE_S))
+        lock.release()
+
+    def end() -> None:
+        stopping.set()
+        said.set()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    with stopped(end, lock):
+        thread.join(PATIENCE_S)
+    assert heard == [True]
+    assert not lock.locked()
+
+
+# ---- containers that end while they start
+
+KILLED = ContainerState(False, 137)
+FOR_MEMORY = ContainerState(False, 137, out_of_memory=True)
+
+
+class Ended(Container):
+    """Is seen to have ended in one way after the other; the last one stays."""
+
+    def __init__(self, *seen: ContainerState | Exception) -> None:
+        self.image = "some:image"
+        self.looks = 0
+        self._seen: Iterator[ContainerState | Exception] = iter(seen)
+        self._last = seen[-1]
+
+    def state(self) -> ContainerState:
+        self.looks += 1
+        seen = next(self._seen, self._last)
+        if isinstance(seen, Exception):
+            raise seen
+        return seen
+
+    def logs(self, tail: int = 0) -> str:
+        if isinstance(self._last, Exception):
+            raise self._last
+        return "its last words"
+
+
+@pytest.fixture
+def oom_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "OOM_LOOK_S", 0.001)
+    monkeypatch.setattr(container, "OOM_EVENT_S", 0.5)
+
+
+@pytest.mark.usefixtures("oom_noticed_soon")
+@pytest.mark.parametrize(
+    ("seen", "said", "looks"),
+    [
+        # The engine's notice may come after the end.
+        ((KILLED, KILLED, FOR_MEMORY), "exit code 137, killed for its memory; raise memory", 3),
+        ((KILLED,), "exit code 137; something killed it: raise memory if", None),
+        # What ended by itself is not waited for.
+        ((ContainerState(False, 3),), "exit code 3; the output tells why", 1),
+        ((KILLED, EngineRefused("no such container", 404, "")), "somebody removed it", 2),
+    ],
+)
+def test_a_container_that_ended_at_its_start_says_why(
+    seen: tuple[Any, ...], said: str, looks: int | None
+) -> None:
+    ended = Ended(*seen)
+    with pytest.raises(ServerStartFailed, match=said) as told:
+        starting._require_running(ended)
+    assert told.value.output == ("" if said.startswith("somebody") else "its last words")
+    assert looks is None or ended.looks == looks
+
+
+# ---- a sandbox's command
+
+LAUNCHER = Path(__file__).parents[2] / "servers" / "sandboxes" / "_launch.py"
+
+COMMAND = """
+import os, socket, sys
+assert os.environ["PORT"] == sys.argv[1]
+print("before", flush=True)
+sys.stdin.readline()
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    print("listening", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_the_port_is_held_until_the_command_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        words = json.dumps([sys.executable, "-c", COMMAND, "{port}"])
+        packed = base64.urlsafe_b64encode(words.encode()).decode()
+        fd = os.dup(listener.fileno())
+        command = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(LAUNCHER), str(fd), packed],
+            pass_fds=(fd,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        os.close(fd)
+    with command:
+        assert command.stdout is not None
+        assert command.stdin is not None
+        assert command.stdout.readline() == "before\n"
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
+            caller.connect(("127.0.0.1", port))  # nothing looks like a server that is not there
+        command.stdin.write("go on\n")
+        command.stdin.flush()
+        assert command.stdout.readline() == "listening\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            command.stdin.close()
