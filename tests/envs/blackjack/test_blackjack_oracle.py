@@ -193,7 +193,7 @@ def arbitrary_policy(seed: int) -> dict[DecisionState, oracle.Choice]:
 @pytest.mark.parametrize(
     ("policy", "rules", "hands"),
     [
-        (arbitrary_policy(3), Rules(natural=True), 10_000),
+        (arbitrary_policy(3), Rules(natural=True), 5_000),
         *(
             pytest.param(policy, rules, 60_000, marks=pytest.mark.soak)
             for policy, rules in (

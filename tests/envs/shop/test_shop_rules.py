@@ -1,38 +1,22 @@
 """What counts as right: two ways to find it, and what happens where a conversation goes otherwise."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from envs.shop_env.server.environment import ShopEnvironment
-from envs.shop_env.solver import Call, solve
-from envs.shop_env.solver.understanding import Puzzled
+from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES
 from envs.shop_env.world.desk import Reply
 from envs.shop_env.world.facts import differences, facts
 from envs.shop_env.world.judging import Score, judge
 from envs.shop_env.world.rules import Verdict, verdicts
-from openenv_core.tools import CallToolAction, CallToolObservation
-
-CHANGING = {
-    "return_items",
-    "exchange_item",
-    "cancel_order",
-    "change_address",
-    "apply_coupon",
-    "issue_refund",
-    "charge_customer",
-    "give_credit",
-    "escalate",
-    "add_note",
-    "reply",
-}
-
+from openenv_core.tools import CallToolObservation
+from tests.envs.tool_calls import calls_of
 
 TWICE = {
     "issue_refund",
@@ -43,6 +27,7 @@ TWICE = {
     "apply_coupon",
     "exchange_item",
 }
+CHANGING = {*TWICE, "change_address", "escalate", "add_note", "reply"}
 
 
 @pytest.fixture
@@ -50,15 +35,6 @@ def shop() -> Iterator[ShopEnvironment]:
     found = ShopEnvironment()
     yield found
     found.close()
-
-
-def calls_of(shop: ShopEnvironment) -> Call:
-    def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
-        seen = shop.step(CallToolAction(tool_name=name, arguments=arguments))
-        assert isinstance(seen, CallToolObservation)
-        return seen
-
-    return call
 
 
 def recorded(shop: ShopEnvironment, index: int) -> list[tuple[str, dict[str, Any]]]:
@@ -96,7 +72,7 @@ def every_case(shop: ShopEnvironment, split: str, count: int) -> tuple[Counter[t
 
 def test_the_solver_comes_to_what_the_rules_say(shop: ShopEnvironment) -> None:
     for split in ("train", "validation", "test"):
-        every_case(shop, split, 40)
+        every_case(shop, split, 20)
 
 
 @pytest.mark.soak
@@ -114,14 +90,14 @@ def test_the_solver_comes_to_what_the_rules_say_in_every_case(shop: ShopEnvironm
 
 def test_leaving_out_any_call_that_changes_something_costs(shop: ShopEnvironment) -> None:
     left_out = 0
-    for index in range(25):
+    for index in range(12):
         calls = recorded(shop, index)
         assert replayed(shop, index, calls) == 1.0
         for place, (name, _) in enumerate(calls):
             if name in CHANGING:
                 left_out += 1
                 assert replayed(shop, index, calls[:place] + calls[place + 1 :]) < 1.0, (index, name)
-    assert left_out > 60
+    assert left_out > 30
 
 
 def perturbed(name: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -149,7 +125,7 @@ def test_doing_it_otherwise_costs(shop: ShopEnvironment) -> None:
     for index in range(60):
         calls = recorded(shop, index)
         for place, (name, arguments) in enumerate(calls):
-            for other in perturbed(name, arguments) if tried[name] < 6 else ():
+            for other in perturbed(name, arguments) if tried[name] < 3 else ():
                 tried[name] += 1
                 assert replayed(shop, index, [*calls[:place], (name, other), *calls[place + 1 :]]) < 1.0, (
                     other
@@ -169,7 +145,7 @@ def test_twice_is_once_too_often(shop: ShopEnvironment) -> None:
     for index in range(100):
         calls = recorded(shop, index)
         for place, (name, _) in enumerate(calls):
-            if name in TWICE and twice[name] < 8:
+            if name in TWICE and twice[name] < 4:
                 shop.reset(index=index, max_calls=200)
                 call = calls_of(shop)
                 again = [call(*one) for one in [*calls[: place + 1], calls[place], *calls[place + 1 :]]]
@@ -178,7 +154,7 @@ def test_twice_is_once_too_often(shop: ShopEnvironment) -> None:
                 assert refused or name in ("issue_refund", "charge_customer", "give_credit")
                 assert again[-1].reward == 1.0 if refused else float(again[-1].reward or 0.0) < 1.0
                 twice[name] += 1
-    assert min(twice["issue_refund"], twice["return_items"]) == 8
+    assert min(twice["issue_refund"], twice["return_items"]) == 4
     assert twice.keys() == TWICE
 
 
@@ -194,48 +170,25 @@ def test_what_was_not_asked_for_costs(shop: ShopEnvironment) -> None:
     assert replayed(shop, 0, [*before, free, last]) == 1.0
 
 
-VERDICTS = (Verdict("done", amount=500, changes={("credit", "O1"): 500}), Verdict("refused", "too_late"))
-
-
-@pytest.mark.parametrize(
-    ("replies", "after", "score", "reward"),
-    [
-        (
-            {1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)},
-            {("credit", "O1"): 500},
-            (2, 0),
-            1.0,
-        ),
-        ({1: Reply("done", "none", 500)}, {("credit", "O1"): 500}, (1, 0), 0.25),
-        ({1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)}, {}, (1, 0), 0.25),
-        (
-            {1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)},
-            {("credit", "O1"): 600},
-            (1, 1),
-            0.0,
-        ),
-        (
-            {1: Reply("done", "none", 500), 2: Reply("refused", "too_late", 0)},
-            {("credit", "O1"): 500, ("stock", "P01-RED"): 4},
-            (2, 1),
-            0.25,
-        ),
+def test_a_reward_counts_replies_and_what_was_changed() -> None:
+    verdicts = (Verdict("done", amount=500, changes={("credit", "O1"): 500}), Verdict("refused", "too_late"))
+    paid, refused = Reply("done", "none", 500), Reply("refused", "too_late", 0)
+    credit: dict[Any, Any] = {("credit", "O1"): 500}
+    for replies, after, score, reward in (
+        ({1: paid, 2: refused}, credit, (2, 0), 1.0),
+        ({1: paid}, credit, (1, 0), 0.25),
+        ({1: paid, 2: refused}, {}, (1, 0), 0.25),
+        ({1: paid, 2: refused}, {("credit", "O1"): 600}, (1, 1), 0.0),
+        ({1: paid, 2: refused}, {**credit, ("stock", "P01-RED"): 4}, (2, 1), 0.25),
         ({}, {}, (0, 0), 0.0),
-    ],
-)
-def test_scores(
-    replies: dict[int, Reply], after: dict[Any, Any], score: tuple[int, int], reward: float
-) -> None:
-    found = judge(VERDICTS, replies, {}, after)
-    assert (found, found.reward) == (Score(score[0], 2, score[1]), reward)
-
-
-def test_facts_that_are_gone_are_differences() -> None:
+    ):
+        found = judge(verdicts, replies, {}, after)
+        assert (found, found.reward) == (Score(score[0], 2, score[1]), reward)
     assert differences({("a",): 1, ("b",): 2}, {("b",): 3, ("c",): 4}) == {("a",): None, ("b",): 3, ("c",): 4}
 
 
 def test_what_is_right_changes_nothing_by_being_found_out() -> None:
-    for number in range(40):
+    for number in range(25):
         scenario = make_task(number, held_out=False).scenario
         before = facts(scenario.records)
         first = verdicts(scenario)
@@ -246,6 +199,7 @@ def test_what_is_right_changes_nothing_by_being_found_out() -> None:
         assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.soak
 def test_no_answer_alone_is_right_often() -> None:
     words: dict[str, Counter[tuple[str, str, int]]] = {}
     total: Counter[str] = Counter()
@@ -260,21 +214,12 @@ def test_no_answer_alone_is_right_often() -> None:
         assert max(seen.values()) / total[kind] < 0.22, (kind, seen.most_common(1))
 
 
-@pytest.mark.parametrize("figure", ["days", "exchange_days", "faulty_days", "late_days", "refund_limit"])
-def test_figures_of_the_policies_matter(figure: str) -> None:
-    other: Callable[[int], int] = lambda value: 0 if figure != "late_days" else value + 30  # noqa: E731
-    different = 0
-    for number in range(150):
-        scenario = make_task(number, held_out=False).scenario
-        policy = replace(scenario.policy, **{figure: other(getattr(scenario.policy, figure))})
-        different += verdicts(scenario) != verdicts(replace(scenario, policy=policy))
-    assert different > 3
-
-
-def test_a_solver_that_is_told_nonsense_says_so(shop: ShopEnvironment) -> None:
-    shop.reset(index=0)
-    with pytest.raises(Puzzled):
-        solve("Request 1: Sing.", calls_of(shop))
-    with pytest.raises(Puzzled, match="Sing"):
-        solve("today is 2024-01-01\nRequest 1: Sing.", calls_of(shop))
-    assert json.dumps(shop.state.model_dump())
+def test_figures_of_the_policies_matter() -> None:
+    scenarios = [make_task(number, held_out=False).scenario for number in range(80)]
+    for figure in ("days", "exchange_days", "faulty_days", "late_days", "refund_limit"):
+        different = 0
+        for scenario in scenarios:
+            now = getattr(scenario.policy, figure)
+            policy = replace(scenario.policy, **{figure: now + 30 if figure == "late_days" else 0})
+            different += verdicts(scenario) != verdicts(replace(scenario, policy=policy))
+        assert different > 1, figure
