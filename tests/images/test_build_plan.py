@@ -1,4 +1,4 @@
-"""What would be built, before anything is."""
+"""What would be built and where it would be pushed to, before anything is."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import pytest
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
-from openenv_core.images import base
+from openenv_core.images import base, push
+from openenv_core.images.errors import NoSuchImage, NotAllowed, NotReached, PushFailed
 from openenv_core.images.plan import default_tag, named, plan, read_build_args
 
 DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
@@ -23,46 +24,32 @@ def folder(
     return made
 
 
-@pytest.mark.parametrize(
-    ("name", "tag"),
-    [
-        ("blackjack", "blackjack-env:latest"),
+def test_an_image_is_called_after_its_environment() -> None:
+    for name, tag in (
         ("blackjack_env", "blackjack-env:latest"),
         ("Dice-Env", "dice-env:latest"),
         ("my.env", "my-env:latest"),
         ("two words", "two-words-env:latest"),
         ("env", "env-env:latest"),
-    ],
-)
-def test_an_image_is_called_after_its_environment(name: str, tag: str) -> None:
-    assert default_tag(name) == tag
-    assert named([tag], "") == [tag]
-
-
-def test_a_name_that_no_image_can_have_is_refused() -> None:
+    ):
+        assert default_tag(name) == tag
+        assert named([tag], "") == [tag]
     with pytest.raises(ConfigurationError, match="give one with --tag"):
         default_tag("___")
 
 
-@pytest.mark.parametrize(
-    ("tag", "becomes"),
-    [
+def test_tags_are_completed_and_impossible_ones_refused() -> None:
+    for tag, becomes in (
         ("a", "a:latest"),
-        ("a:1.0", "a:1.0"),
         ("registry.example.org/team/a", "registry.example.org/team/a:latest"),
         ("localhost:5000/a:2", "localhost:5000/a:2"),
         ("127.0.0.1:5000/x/{name}:2", "127.0.0.1:5000/x/dice-env:2"),
         ("host:5000/{name}", "host:5000/dice-env:latest"),
-    ],
-)
-def test_tags_are_completed(tag: str, becomes: str) -> None:
-    assert named([tag], "dice_env") == [becomes]
-
-
-@pytest.mark.parametrize("tag", ["", "A:1", "a:", ":1", "a b", "a//b", "a:b:c", "-a", "https://a/b"])
-def test_tags_that_cannot_be_are_refused(tag: str) -> None:
-    with pytest.raises(ConfigurationError, match="expected an image's name"):
-        named([tag], "dice_env")
+    ):
+        assert named([tag], "dice_env") == [becomes]
+    for tag in ("", "A:1", "a:", ":1", "a b", "a//b", "a:b:c", "-a", "https://a/b"):
+        with pytest.raises(ConfigurationError, match="expected an image's name"):
+            named([tag], "dice_env")
 
 
 def test_a_folder_s_plan(tmp_path: Path) -> None:
@@ -94,17 +81,8 @@ def test_another_base_replaces_ours(tmp_path: Path) -> None:
     assert made.variant is None
     with pytest.raises(ConfigurationError, match="got both"):
         plan(tmp_path / "dice_env", base_image="mine:1", build_args={"BASE_IMAGE": "mine:2"})
-
-
-def test_a_base_for_a_dockerfile_that_has_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"expected a Dockerfile that stands on its ARG BASE_IMAGE"):
-        plan(folder(tmp_path, dockerfile="FROM python:3.11-slim\n"), base_image="mine:1")
-
-
-def test_a_part_of_an_environment_is_no_environment(tmp_path: Path) -> None:
-    made = folder(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"a part of one: .* build {made}"):
-        plan(made / "server")
+        plan(folder(tmp_path, dockerfile="FROM python:3.11-slim\n", name="other"), base_image="mine:1")
 
 
 def test_pull_asks_no_registry_for_our_base(tmp_path: Path) -> None:
@@ -130,13 +108,13 @@ def test_build_arguments_come_from_the_line_or_the_shell(monkeypatch: pytest.Mon
             read_build_args([word])
 
 
-def test_a_folder_without_a_manifest_is_built_with_a_note(tmp_path: Path) -> None:
-    made = plan(folder(tmp_path, manifest=False, name="Odd Folder"))
-    assert made.request.tags == ("odd-folder-env:latest",)
-    assert "no openenv.yaml" in made.notes[0]
-
-
-def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_built_and_one_that_is_no_environment_refused(tmp_path: Path) -> None:
+    odd = plan(folder(tmp_path, manifest=False, name="Odd Folder"))
+    assert odd.request.tags == ("odd-folder-env:latest",)
+    assert "no openenv.yaml" in odd.notes[0]
+    made = folder(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"a part of one: .* build {made}"):
+        plan(made / "server")
     with pytest.raises(ConfigurationError, match=r"with neither openenv.yaml nor a Dockerfile"):
         plan(tmp_path)
     (tmp_path / "openenv.yaml").write_text("name: a\n")
@@ -169,17 +147,46 @@ def test_impossible_commands_end_before_an_engine_is_asked(
         (["base", "--tag", "a:1"], "the base's names say its version"),
         ([str(tmp_path)], "neither openenv.yaml nor a Dockerfile"),
         (["no_such_thing"], "expected an environment's folder or name, got 'no_such_thing'"),
-        ([one, "--build-arg", "COLOR=1"], "did you mean COLOUR"),
+        ([one], "systemctl start docker"),  # possible: the engine is asked last
     ):
         assert main(["build", *words]) == 2
         assert said in capsys.readouterr().err
 
 
-def test_without_an_engine_the_command_says_how_to_get_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
-    assert main(["build", str(folder(tmp_path))]) == 2
-    said = capsys.readouterr().err
-    assert "expected a Docker engine at unix://" in said
-    assert "systemctl start docker" in said
+# ---- names in a registry, and what registries say
+
+
+def test_an_image_s_name_in_a_registry() -> None:
+    for image, registry, remote in (
+        ("a-env", "registry.example.org/team", "registry.example.org/team/a-env:latest"),
+        ("a-env:1", "registry.example.org/team/", "registry.example.org/team/a-env:1"),
+        ("old.example.org/x/a-env:1", "localhost:5000", "localhost:5000/a-env:1"),
+        ("a-env:1", "host:5000", "host:5000/a-env:1"),
+        ("a-env:1", "docker.io/me", "docker.io/me/a-env:1"),
+        ("registry.example.org/me/a-env:1", None, "registry.example.org/me/a-env:1"),
+        ("localhost/a", None, "localhost/a:latest"),
+    ):
+        assert push.remote_name(image, registry) == remote
+    for registry in ("", "team", "https://a.b/c", "a.b/Team", "a.b/c:1", "a.b//c", "a.b/c d"):
+        with pytest.raises(ConfigurationError, match="expected --registry HOST"):
+            push.remote_name("a-env:1", registry)
+    for image in ("a-env", "team/a-env:1"):
+        with pytest.raises(ConfigurationError, match=r"no registry, got none; for one, --registry "):
+            push.remote_name(image, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "remedy"),
+    [
+        ("denied: requested access to the resource is denied", NotAllowed, "docker login a.b:5000"),
+        ("no basic auth credentials", NotAllowed, "docker login"),
+        ("Get http://a.b:5000/v2/: dial tcp: connect: connection refused", NotReached, "insecure-registries"),
+        ("Get https://a.b/v2/: x509: certificate signed by unknown authority", NotReached, "certificate"),
+        ("An image does not exist locally with the tag: a.b:5000/x", NoSuchImage, "ropewalk build"),
+        ("blob upload invalid", PushFailed, "blob upload invalid"),
+    ],
+)
+def test_failures_of_a_push_have_types(said: str, kind: type[PushFailed], remedy: str) -> None:
+    error = push._failure("a.b:5000/x:1", said)
+    assert type(error) is kind
+    assert remedy in str(error)

@@ -1,5 +1,6 @@
-"""The installed Ropewalk, as an image gets it."""
+"""What the base image is made from: the installed Ropewalk, and the health check."""
 
+import asyncio
 import csv
 import io
 import os
@@ -11,17 +12,27 @@ import zipfile
 from importlib.metadata import Distribution
 from pathlib import Path
 
+import counter
 import pytest
+from serving import serving
 
 from openenv_core.images import base, installed
+from servers import create_app
+from servers.security import Guard
+from servers.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "dockerfiles" / "base" / "healthcheck.py"
+TOKEN = "correct-horse-battery-staple"
+WAIT_S = 20.0
 
 
 def test_a_source_tree_becomes_an_archive_of_what_is_shipped(tmp_path: Path) -> None:
     placed = installed.place(tmp_path)
     (archive,) = tmp_path.iterdir()
     assert placed.requirement == f"./{archive.name}"
+    needed = {line.split(">")[0].split("=")[0] for line in placed.dependencies}
+    assert needed == {"httpx", "picows", "pydantic", "fastapi", "uvicorn", "websockets"}
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert {
@@ -55,11 +66,6 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytes
         (archive,) = (tmp_path / name).iterdir()
         made.append(archive.read_bytes())
     assert made[0] == made[1]
-
-
-def test_an_image_gets_what_servers_need_and_no_more(tmp_path: Path) -> None:
-    needed = {line.split(">")[0].split("=")[0] for line in installed.place(tmp_path).dependencies}
-    assert needed == {"httpx", "picows", "pydantic", "fastapi", "uvicorn", "websockets"}
 
 
 class Elsewhere:
@@ -155,3 +161,49 @@ def test_the_base_s_fingerprint_follows_its_parts(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(installed, "place", placed_otherwise)
     assert fingerprint() != before
+
+
+# ---- the health check
+
+
+async def checked(address: str, **variables: str) -> tuple[int | None, str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK_TOKEN")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-IS",
+        str(PROGRAM),
+        env={**known, "PORT": address.rpartition(":")[2], **variables},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
+    return process.returncode, said.decode()
+
+
+async def test_a_guarded_server_is_healthy_to_those_who_know_its_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.txt"
+    file.write_text(f"# of the team\n\n{TOKEN}\n")
+    app = create_app(counter.Counter, counter.Add, counter.Count, max_concurrent_envs=4)
+    async with serving(Guard(app, ServerSettings(tokens=(TOKEN,)))) as address:  # type: ignore[arg-type]
+        for known in (
+            {"ROPEWALK_TOKENS": f"{TOKEN},another-token-of-good-length"},
+            {"ROPEWALK_TOKEN_FILE": str(file)},
+        ):
+            assert await checked(address, **known) == (0, "")
+        status, said = await checked(address)
+        assert status == 1
+        assert "expected a healthy server on port" in said
+        assert "401" in said
+
+
+async def test_a_server_without_tokens_is_healthy_to_all_and_failures_say_why() -> None:
+    async with serving(
+        create_app(counter.Counter, counter.Add, counter.Count, max_concurrent_envs=4)
+    ) as address:
+        assert await checked(address) == (0, "")
+    for variables, why in (
+        ({}, "ConnectionRefusedError"),
+        ({"ROPEWALK_TOKEN_FILE": "/nonexistent/tokens"}, "/nonexistent/tokens"),
+    ):
+        status, said = await checked(address, **variables)
+        assert status == 1
+        assert why in said

@@ -1,14 +1,21 @@
-"""What a Space would hold."""
+"""A Space: what it would hold, and its upload with the real library to a fake hub on this machine."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import yaml
+from fake_hub import FakeHub, fake_hub
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import Dockerfile
+from openenv_core.images.errors import NotReached
+from openenv_core.images.hub import upload
 from openenv_core.images.space import PARTS, Staged, stage, with_default
 
 ROOT = Path(__file__).parents[2]
@@ -67,28 +74,26 @@ def test_the_readme_says_what_the_hub_wants_to_know(tmp_path: Path) -> None:
     assert (into / "README.md").read_text().endswith("# Dice\n\nTwo of them.\n")
 
 
-def test_what_the_author_says_there_stays(tmp_path: Path) -> None:
+def test_what_the_author_says_there_stays_and_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     source = folder(tmp_path)
     (source / "README.md").write_text("---\ntitle: Mine\nsdk: gradio\nlicense: mit\n---\n\n# Dice\n")
     _, into = staged(source, tmp_path)
     said = card(into)
     assert (said["title"], said["sdk"], said["license"]) == ("Mine", "docker", "mit")
-
-
-@pytest.mark.parametrize("top", ["a: [", "- a\n- b"])
-def test_a_top_that_cannot_be_read_is_refused(tmp_path: Path, top: str) -> None:
-    source = folder(tmp_path)
-    (source / "README.md").write_text(f"---\n{top}\n---\n")
-    with pytest.raises(ConfigurationError, match=r"between the --- of README\.md"):
-        staged(source, tmp_path)
+    for top in ("a: [", "- a\n- b"):
+        (source / "README.md").write_text(f"---\n{top}\n---\n")
+        with pytest.raises(ConfigurationError, match=r"between the --- of README\.md"):
+            stage(source, into)
 
 
 def test_a_public_base_takes_the_place_of_ours(tmp_path: Path) -> None:
-    made, into = staged(BLACKJACK, tmp_path, "example.org/base:1")
+    source = folder(tmp_path, "ARG BASE_IMAGE=ropewalk-base\nFROM ${BASE_IMAGE}\n")
+    made, into = staged(source, tmp_path, "example.org/base:1")
     assert not [name for name in made.files if name.startswith(PARTS)]
     assert Dockerfile.read(into / "Dockerfile").base == "example.org/base:1"
+    (source / "server" / "Dockerfile").write_text("FROM python:3.11-slim\n")
     with pytest.raises(ConfigurationError, match="which --base-image gives a value"):
-        stage(folder(tmp_path), tmp_path / "other", base_image="example.org/base:1")
+        stage(source, tmp_path / "other", base_image="example.org/base:1")
 
 
 def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> None:
@@ -102,11 +107,7 @@ def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> N
     stages = [one.rest for one in Dockerfile.parse(made).instructions if one.word == "FROM"]
     assert stages[-2:] == ["ropewalk-build AS builder", "ropewalk-build"]
     assert "BASE_IMAGE" not in Dockerfile.parse(made).args
-
-
-def test_the_space_s_server_knows_its_name(tmp_path: Path) -> None:
-    _, into = staged(folder(tmp_path), tmp_path)
-    last = Dockerfile.read(into / "Dockerfile").instructions[-1]
+    last = Dockerfile.parse(made).instructions[-1]
     assert (last.word, last.rest) == ("ENV", "ROPEWALK_ALLOWED_HOSTS=*.hf.space")
 
 
@@ -135,12 +136,6 @@ def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path) -> None:
     (source / "openenv.yaml").unlink()
     with pytest.raises(ConfigurationError, match=r"expected an environment's folder with openenv\.yaml"):
         stage(source, tmp_path / "staged")
-
-
-def test_without_a_yaml_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ConfigurationError, match=r"ropewalk\[author\]"):
-        staged(folder(tmp_path), tmp_path)
 
 
 def test_a_default_is_changed_wherever_it_stands() -> None:
@@ -177,3 +172,81 @@ def test_impossible_words_are_refused(capsys: pytest.CaptureFixture[str], tmp_pa
     ):
         assert main(["push", source, *words]) == 2
         assert said in capsys.readouterr().err
+
+
+# ---- the upload
+
+
+def push(
+    hub: FakeHub, source: Path, home: Path, *words: str, token: str | None
+) -> subprocess.CompletedProcess[str]:
+    # In a process of its own: the library reads its surroundings when it is imported.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    surroundings = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    if token is not None:
+        surroundings["HF_TOKEN"] = token
+    command = [sys.executable, "-m", "openenv_core.cli", "push", str(source), "--space", "me/dice", *words]
+    return subprocess.run(command, env=surroundings, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def dice(tmp_path: Path) -> Path:
+    made = tmp_path / "dice_env"
+    (made / "server").mkdir(parents=True)
+    (made / "server" / "Dockerfile").write_text("FROM python:3.11-slim\n")
+    (made / "openenv.yaml").write_text("name: dice_env\n")
+    (made / ".env").write_text("SECRET=1\n")
+    return made
+
+
+def test_a_space_is_made_and_filled_and_what_is_no_more_goes(dice: Path, tmp_path: Path) -> None:
+    with fake_hub() as hub:
+        hub.files = {"old.py": b"x", "README.md": b"y"}
+        done = push(hub, dice, tmp_path, "--private", token=hub.token)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"{hub.url}/spaces/me/dice"
+        (made,) = hub.created
+        assert (made["name"], made["organization"], made["sdk"], made["type"]) == (
+            "dice",
+            "me",
+            "docker",
+            "space",
+        )
+        assert made.get("private") is True or made.get("visibility") == "private"
+        assert set(hub.files) == {"Dockerfile", "README.md", "openenv.yaml"}
+        assert b"sdk: docker" in hub.files["README.md"]
+
+
+@pytest.mark.parametrize("client", ["httpx", "httpx2"])
+def test_a_hub_that_does_not_answer_is_reported_whatever_the_library_s_client_is(
+    client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SilenceError(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise SilenceError("nobody there")
+
+    with pytest.raises(ConfigurationError, match="got 'me/my--env': Cannot have --"):
+        upload(tmp_path, "me/my--env", private=False, endpoint="http://127.0.0.1:1")
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+    monkeypatch.setitem(sys.modules, client, SimpleNamespace(TransportError=SilenceError))
+    with pytest.raises(NotReached, match="SilenceError: nobody there; see the network"):
+        upload(tmp_path, "me/dice", private=False, endpoint="http://127.0.0.1:1")
+
+
+@pytest.mark.soak
+def test_a_hub_that_does_not_let_us_is_told_apart(dice: Path, tmp_path: Path) -> None:
+    with fake_hub() as hub:
+        without = push(hub, dice, tmp_path, token=None)
+        assert without.returncode == 1
+        assert "hf auth login" in without.stderr
+        hub.refuses = True
+        refused = push(hub, dice, tmp_path, token=hub.token)
+        assert refused.returncode == 1
+        assert "got 403: You don't have the rights" in refused.stderr
+        assert hub.token not in refused.stderr + refused.stdout
+        assert hub.files == {}
+    gone = push(hub, dice, tmp_path, token=hub.token)
+    assert gone.returncode == 1
+    assert f"expected the hub at {hub.url} to answer" in gone.stderr
