@@ -2,13 +2,17 @@
 
 # ruff: noqa: E501 - what attacks do is easier to read in one line
 
-from .model import STRONG, Attack
+from .model import STRONG, attacks_held_at
+
+attack = attacks_held_at(STRONG)
 
 ATTACKS = (
-    Attack(
-        name="zip-bomb",
-        contained="an archive that unpacks to more than the workspace may hold is stopped",
-        code="""
+    attack(
+        "zip-bomb",
+        "an archive that unpacks to more than the workspace may hold is stopped",
+        ends=("ok", "killed", "error", "timeout"),
+        timeout_s=4.0,
+    )("""
         import io, zipfile
         with zipfile.ZipFile("bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for number in range(6):
@@ -18,15 +22,8 @@ ATTACKS = (
                 for name in archive.namelist():
                     attempt(archive.extract, name, f"out{_}")
         time.sleep(0.4)
-        """,
-        ends=("ok", "killed", "error", "timeout"),
-        survives=None,
-        timeout_s=4.0,
-    ),
-    Attack(
-        name="tar-traversal",
-        contained="names that lead out of the workspace lead nowhere",
-        code="""
+        """),
+    attack("tar-traversal", "names that lead out of the workspace lead nowhere")("""
         import io, tarfile
         def add(archive, name, **more):
             info = tarfile.TarInfo(name)
@@ -44,12 +41,8 @@ ATTACKS = (
         with tarfile.open("evil.tar") as archive:
             for member in archive.getmembers():
                 attempt(lambda: archive.extract(member, ".", filter="fully_trusted"))
-        """,
-    ),
-    Attack(
-        name="tar-specials",
-        contained="no device, pipe or set-user-id program comes out of an archive",
-        code="""
+        """),
+    attack("tar-specials", "no device, pipe or set-user-id program comes out of an archive")("""
         import stat, tarfile
         with tarfile.open("dev.tar", "w") as archive:
             for number, kind in enumerate((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)):
@@ -62,12 +55,14 @@ ATTACKS = (
         for name in os.listdir("."):
             if not stat.S_ISREG(os.lstat(name).st_mode) and not stat.S_ISDIR(os.lstat(name).st_mode):
                 breach("made", name)
-        """,
-    ),
-    Attack(
-        name="many-members",
-        contained="an archive of very many files is stopped at the limit of files",
-        code="""
+        """),
+    attack(
+        "many-members",
+        "an archive of very many files is stopped at the limit of files",
+        ends=("ok", "killed", "error", "timeout"),
+        timeout_s=4.0,
+        slow=True,
+    )("""
         import zipfile
         with zipfile.ZipFile("many.zip", "w") as archive:
             for number in range(3000):
@@ -76,16 +71,8 @@ ATTACKS = (
             for name in archive.namelist():
                 attempt(archive.extract, name)
         time.sleep(0.4)
-        """,
-        ends=("ok", "killed", "error", "timeout"),
-        survives=None,
-        timeout_s=4.0,
-        slow=True,
-    ),
-    Attack(
-        name="archive-with-links",
-        contained="an archive that the code makes of links holds nothing of the machine",
-        code="""
+        """),
+    attack("archive-with-links", "an archive that the code makes of links holds nothing of the machine")("""
         import shutil, tarfile, zipfile
         os.mkdir("in")
         for number, path in enumerate((HOST["canary"], HOST["folder"], "/etc/shadow", "/proc/self/environ")):
@@ -96,7 +83,5 @@ ATTACKS = (
         attempt(shutil.make_archive, "y", "zip", HOST["folder"], ".")
         if attempt(lambda: zipfile.ZipFile("y.zip").read("secret")):
             breach("an archive of what links lead to")
-        """,
-        holds=STRONG,
-    ),
+        """),
 )

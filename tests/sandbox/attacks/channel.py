@@ -7,7 +7,7 @@ from typing import Final
 
 from openenv_core.sandbox import Execution
 
-from .model import EVERYWHERE, Attack, Stage
+from .model import EVERYWHERE, Stage, attacks_held_at
 
 _FORGE: Final = """
 import gc, struct
@@ -79,69 +79,43 @@ def _check_own(stage: Stage, *done: Execution) -> None:
             stage.breaches.append("an answer changed what is known without it")
 
 
+attack = attacks_held_at(EVERYWHERE)
+
 ATTACKS = (
-    Attack(
-        name="garbage",
-        contained="bytes that are no answer end the session",
-        code=forging("channel.sendall(b'\\xff' * 4096)\ntime.sleep(1)"),
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
+    attack("garbage", "bytes that are no answer end the session", ends=("killed",))(
+        forging("channel.sendall(b'\\xff' * 4096)\ntime.sleep(1)")
     ),
-    Attack(
-        name="huge-length",
-        contained="an answer that announces gigabytes is not waited for",
-        code=forging("channel.sendall(struct.pack('!II', 100, 0xFFFFFFFF))\ntime.sleep(1)"),
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
+    attack("huge-length", "an answer that announces gigabytes is not waited for", ends=("killed",))(
+        forging("channel.sendall(struct.pack('!II', 100, 0xFFFFFFFF))\ntime.sleep(1)")
     ),
-    Attack(
-        name="half-answer",
-        contained="an answer that never ends is ended by the time-out",
-        code=forging("channel.sendall(struct.pack('!II', 100, 100) + b'{')\ntime.sleep(1)"),
-        timeout_s=0.3,
+    attack(
+        "half-answer",
+        "an answer that never ends is ended by the time-out",
         ends=("timeout", "killed"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="one-byte-at-a-time",
-        contained="an answer in crumbs is still one answer",
-        code=forging("for byte in answer(expected()): channel.sendall(bytes([byte]))\ntime.sleep(1)"),
-        timeout_s=0.5,
+        timeout_s=0.3,
+    )(forging("channel.sendall(struct.pack('!II', 100, 100) + b'{')\ntime.sleep(1)")),
+    attack(
+        "one-byte-at-a-time",
+        "an answer in crumbs is still one answer",
         ends=("ok", "timeout", "killed"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="deep-json",
-        contained="nested JSON is refused without a crash",
-        code=forging("""
+        timeout_s=0.5,
+    )(forging("for byte in answer(expected()): channel.sendall(bytes([byte]))\ntime.sleep(1)")),
+    attack("deep-json", "nested JSON is refused without a crash", ends=("killed",))(
+        forging("""
         deep = b"[" * 200_000
         channel.sendall(struct.pack("!II", len(deep), 0) + deep)
         time.sleep(1)
-        """),
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
+        """)
     ),
-    Attack(
-        name="large-numbers",
-        contained="numbers of a million digits are not computed",
-        code=forging("""
+    attack("large-numbers", "numbers of a million digits are not computed", ends=("killed",))(
+        forging("""
         head = b'{"id": ' + b"9" * 250_000 + b"}"
         channel.sendall(struct.pack("!II", len(head), 0) + head)
         time.sleep(1)
-        """),
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
+        """)
     ),
-    Attack(
-        name="wrong-shapes",
-        contained="values of every other type are refused",
-        code=tuple(
+    attack("wrong-shapes", "values of every other type are refused", ends=("killed",), slow=True)(
+        *(
             forging(f"channel.sendall(answer(**{{'number': expected(), **{change}}}))\ntime.sleep(1)")
             for change in (
                 {"status": "sandbox_error"},
@@ -157,162 +131,104 @@ ATTACKS = (
                 {"max_rss": 1 << 80},
                 {"text": 1},
             )
-        ),
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
-        slow=True,
+        )
     ),
-    Attack(
-        name="two-answers",
-        contained="a second answer ends the session",
-        code=forging("channel.sendall(answer(expected()) * 2)\ntime.sleep(1)"),
-        ends=("killed", "ok"),
-        survives=None,
-        holds=EVERYWHERE,
+    attack("two-answers", "a second answer ends the session", ends=("killed", "ok"))(
+        forging("channel.sendall(answer(expected()) * 2)\ntime.sleep(1)")
     ),
-    Attack(
-        name="gigabytes",
-        contained="an endless answer ends the session",
-        code=forging("""
+    attack("gigabytes", "an endless answer ends the session", ends=("killed",))(
+        forging("""
         while True:
             channel.sendall(b"x" * 1_000_000)
-        """),
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
+        """)
     ),
-    Attack(
-        name="maximal-answer",
-        contained="the largest answer that is allowed slows nobody",
-        code=forging("""
+    attack(
+        "maximal-answer",
+        "the largest answer that is allowed slows nobody",
+        ends=("killed", "ok"),
+        timeout_s=6.0,
+        slow=True,
+    )(
+        forging("""
         body = b"x" * (8 << 20)
         head = {"id": expected(), "status": "ok", "exit_code": 0, "text": True, "outputs": [], "truncated": False,
                 "count": 1, "max_rss": 1, "lengths": [len(body)], "error": {"ename": "x", "evalue": "y", "traceback": ["z"] * 60_000}}
         data = json.dumps(head).encode()[:250_000]
         channel.sendall(struct.pack("!II", len(data), len(body)) + data + body)
         time.sleep(1)
-        """),
-        ends=("killed", "ok"),
-        survives=None,
-        timeout_s=6.0,
-        holds=EVERYWHERE,
-        slow=True,
+        """)
     ),
-    Attack(
-        name="many-pieces",
-        contained="an answer of very many very small pieces slows nobody",
-        code=forging("""
+    attack(
+        "many-pieces",
+        "an answer of very many very small pieces slows nobody",
+        ends=("killed", "ok"),
+        timeout_s=6.0,
+    )(
+        forging("""
         mimes = ["a"] * 25_000
         channel.sendall(answer(expected(), text=False, outputs=[["display_data", mimes]], lengths=[0] * 24_999 + [6]))
         time.sleep(1)
-        """),
-        ends=("killed", "ok"),
-        survives=None,
-        timeout_s=6.0,
-        holds=EVERYWHERE,
+        """)
     ),
-    Attack(
-        name="closed",
-        contained="a session without a channel ends",
-        code="os.close(3)\ntime.sleep(1)",
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
+    attack("closed", "a session without a channel ends", ends=("killed",))("os.close(3)\ntime.sleep(1)"),
+    attack("shut-down", "a session that says it has nothing more to say ends", ends=("killed",))(
+        "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RDWR)\ntime.sleep(1)"
     ),
-    Attack(
-        name="shut-down",
-        contained="a session that says it has nothing more to say ends",
-        code="socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RDWR)\ntime.sleep(1)",
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="replaced",
-        contained="another descriptor in the channel's place is none",
-        code="one, other = socket.socketpair()\nos.dup2(one.fileno(), 3)\n1",
+    attack(
+        "replaced",
+        "another descriptor in the channel's place is none",
         ends=("killed", "timeout", "ok"),
-        survives=None,
         timeout_s=0.5,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="descriptors",
-        contained="descriptors that are sent along are nobody's",
-        code=forging("""
+    )("one, other = socket.socketpair()\nos.dup2(one.fileno(), 3)\n1"),
+    attack(
+        "descriptors",
+        "descriptors that are sent along are nobody's",
+        ends=("killed", "timeout", "ok"),
+        timeout_s=0.5,
+    )(
+        forging("""
         import array
         for _ in range(50):
             attempt(channel.sendmsg, [b""], [(1, 1, array.array("i", [1] * 50))])
         attempt(channel.sendmsg, [b"x"], [(1, 1, array.array("i", [0, 1, 2, 3] * 60))])
         time.sleep(1)
-        """),
-        timeout_s=0.5,
-        ends=("killed", "timeout", "ok"),
-        survives=None,
-        holds=EVERYWHERE,
+        """)
     ),
-    Attack(
-        name="dying-between-cells",
-        contained="an end between two executions is the code's own, and never passes for the infrastructure's",
-        code=tuple(
+    attack(
+        "dying-between-cells",
+        "an end between two executions is the code's own, and never passes for the infrastructure's",
+        ends=("ok", "killed"),
+    )(
+        *(
             f"threading.Thread(target=lambda: (time.sleep({late}), os._exit(0))).start()"
             for late in (0.0, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005)
-        ),
-        ends=("ok", "killed"),
-        survives=None,
-        holds=EVERYWHERE,
+        )
     ),
-    Attack(
-        name="reading-ahead",
-        contained="whoever reads the requests has none but its own",
-        code=forging("""
+    attack("reading-ahead", "whoever reads the requests has none but its own")(
+        forging("""
         channel.setblocking(False)
         must_fail("reading", channel.recv, 100)
         must_fail("peeking", channel.recv, 100, 2)
         channel.setblocking(True)
-        """),
-        holds=EVERYWHERE,
+        """)
     ),
-    Attack(
-        name="out-of-band",
-        contained="nothing can be sent past the answer",
-        code=forging("attempt(channel.send, b'x', 1)\ntime.sleep(1)"),
-        timeout_s=0.3,
-        ends=("killed", "timeout", "ok"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="non-blocking",
-        contained="a channel that the code has changed is mended, or ends the session",
-        code=("os.set_blocking(3, False)", "'x' * 3_000_000"),
+    attack(
+        "out-of-band", "nothing can be sent past the answer", ends=("killed", "timeout", "ok"), timeout_s=0.3
+    )(forging("attempt(channel.send, b'x', 1)\ntime.sleep(1)")),
+    attack(
+        "non-blocking",
+        "a channel that the code has changed is mended, or ends the session",
         ends=("ok", "killed", "error"),
-        survives=None,
-        holds=EVERYWHERE,
+    )("os.set_blocking(3, False)", "'x' * 3_000_000"),
+    attack(
+        "early-answer", "an answer in advance gains nothing in what follows", ends=("ok", "killed", "timeout")
+    )(early_answer),
+    attack("answer-for-the-next", "no request is answered before it is asked", ends=("ok", "killed"))(
+        answer_for_the_next
     ),
-    Attack(
-        name="early-answer",
-        contained="an answer in advance gains nothing in what follows",
-        act=early_answer,
-        survives=None,
+    attack(
+        "answers-between",
+        "answers that nobody waits for are not kept for somebody who does",
         ends=("ok", "killed", "timeout"),
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="answer-for-the-next",
-        contained="no request is answered before it is asked",
-        act=answer_for_the_next,
-        survives=None,
-        ends=("ok", "killed"),
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="answers-between",
-        contained="answers that nobody waits for are not kept for somebody who does",
-        act=answers_between,
-        survives=None,
-        ends=("ok", "killed", "timeout"),
-        holds=EVERYWHERE,
-    ),
+    )(answers_between),
 )

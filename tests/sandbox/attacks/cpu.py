@@ -1,6 +1,6 @@
 """Time: loops that no interrupt ends, and threads that run on."""
 
-from .model import EVERYWHERE, FILTERED, Attack, Stage
+from .model import EVERYWHERE, FILTERED, Stage, attacks_held_at
 
 
 async def spinning_thread(stage: Stage) -> None:
@@ -36,77 +36,42 @@ async def cancelled(stage: Stage) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
+attack = attacks_held_at(EVERYWHERE)
+
 ATTACKS = (
-    Attack(
-        name="loop",
-        contained="an endless loop is ended",
-        code="while True: pass",
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
+    attack("loop", "an endless loop is ended", ends=("timeout",), timeout_s=0.2)("while True: pass"),
+    attack("sleep", "sleeping is ended", ends=("timeout",), timeout_s=0.2)("time.sleep(60)"),
+    attack("regular-expression", "catastrophic backtracking is ended", ends=("timeout",), timeout_s=0.2)(
+        "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')"
     ),
-    Attack(
-        name="sleep",
-        contained="sleeping is ended",
-        code="time.sleep(60)",
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="regular-expression",
-        contained="catastrophic backtracking is ended",
-        code="import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')",
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="power",
-        contained="one operation on large numbers, which holds the lock all the time, is ended",
-        code="(10 ** 10 ** 7) ** 50",
-        timeout_s=0.2,
+    attack(
+        "power",
+        "one operation on large numbers, which holds the lock all the time, is ended",
         ends=("timeout", "memory"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="swallowed-interrupt",
-        contained="whoever catches interrupts is killed",
-        code="""
+        timeout_s=0.2,
+    )("(10 ** 10 ** 7) ** 50"),
+    attack(
+        "swallowed-interrupt", "whoever catches interrupts is killed", ends=("timeout",), timeout_s=0.2
+    )("""
         while True:
             try:
                 while True:
                     pass
             except BaseException:
                 continue
-        """,
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="finally",
-        contained="clean-up without end is killed",
-        code="""
+        """),
+    attack("finally", "clean-up without end is killed", ends=("timeout",), timeout_s=0.2)("""
         try:
             time.sleep(30)
         finally:
             time.sleep(30)
-        """,
-        timeout_s=0.2,
+        """),
+    attack(
+        "constructor-of-doom",
+        "what runs after the cell, in destructors and the result's repr, is ended as well",
         ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="constructor-of-doom",
-        contained="what runs after the cell, in destructors and the result's repr, is ended as well",
-        code="""
+        timeout_s=0.2,
+    )("""
         class Late:
             def __repr__(self):
                 while True:
@@ -115,61 +80,39 @@ ATTACKS = (
                     except BaseException:
                         pass
         Late()
-        """,
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="compilation",
-        contained="source that takes for ever to compile is ended",
-        code="compile('a = ' + '+'.join(f'(lambda x{i}: x{i})' for i in range(200_000)), 'x', 'exec')",
-        timeout_s=0.2,
+        """),
+    attack(
+        "compilation",
+        "source that takes for ever to compile is ended",
         ends=("timeout", "error", "memory", "killed"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="sleeping-threads",
-        contained="threads that never end do not keep the cell",
-        code="""
+        timeout_s=0.2,
+    )("compile('a = ' + '+'.join(f'(lambda x{i}: x{i})' for i in range(200_000)), 'x', 'exec')"),
+    attack("sleeping-threads", "threads that never end do not keep the cell")("""
         for _ in range(5):
             threading.Thread(target=time.sleep, args=(60,)).start()
-        """,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="native-loop",
-        contained="a loop of machine code that no interrupt ends is killed",
-        code="""
+        """),
+    attack(
+        "native-loop",
+        "a loop of machine code that no interrupt ends is killed",
+        ends=("timeout",),
+        timeout_s=0.2,
+        machine="x86_64",
+    )("""
         import mmap
         page = mmap.mmap(-1, 4096, prot=7)
         page.write(bytes.fromhex("ebfe"))
         ctypes.PYFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
-        """,
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        machine="x86_64",
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="system-calls",
-        contained="a storm of system calls is ended",
-        code="""
+        """),
+    attack("system-calls", "a storm of system calls is ended", ends=("timeout", "error"), timeout_s=0.2)("""
         while True:
             os.stat("/"), os.getpid(), os.listdir(".")
-        """,
-        timeout_s=0.2,
-        ends=("timeout", "error"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="linear-algebra",
-        contained="numpy's loops are ended, too",
-        code="""
+        """),
+    attack(
+        "linear-algebra",
+        "numpy's loops are ended, too",
+        ends=("timeout", "memory", "error", "killed"),
+        timeout_s=0.5,
+    )("""
         try:
             import numpy
         except ImportError:
@@ -178,37 +121,19 @@ ATTACKS = (
         while True:
             a = numpy.ones((300, 300))
             a @ a
-        """,
-        timeout_s=0.5,
-        ends=("timeout", "memory", "error", "killed"),
-        survives=None,
-        holds=EVERYWHERE,
+        """),
+    attack("spinning-thread", "between two cells nothing of the session runs", survives=None)(
+        spinning_thread
     ),
-    Attack(
-        name="spinning-thread",
-        contained="between two cells nothing of the session runs",
-        act=spinning_thread,
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="abandoned",
-        contained="a cell that nobody waits for any more is ended",
-        act=cancelled,
+    attack("abandoned", "a cell that nobody waits for any more is ended", ends=("timeout",))(cancelled),
+    attack(
+        "blocked-read",
+        "waiting for what never comes is ended",
         ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="blocked-read",
-        contained="waiting for what never comes is ended",
-        code="""
+        timeout_s=0.2,
+        holds=FILTERED,
+    )("""
         one, other = socket.socketpair()
         one.recv(1)
-        """,
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=FILTERED,
-    ),
+        """),
 )

@@ -6,7 +6,7 @@ import contextlib
 
 from openenv_core.sandbox import FileRefused
 
-from .model import FILTERED, STRONG, Attack, Stage
+from .model import FILTERED, STRONG, Stage, attacks_held_at
 
 
 async def links_through_get(stage: Stage) -> None:
@@ -77,20 +77,18 @@ async def swapped_while_read(stage: Stage) -> None:
     stage.executions.append(await running)
 
 
+attack = attacks_held_at(STRONG)
+
 ATTACKS = (
-    Attack(
-        name="read-secrets",
-        contained="no file beside Python's and the workspace's can be opened",
-        code="""
+    attack("read-secrets", "no file beside Python's and the workspace's can be opened")("""
         for path in HOST["secret_files"]:
             must_fail(path, lambda: open(path, "rb").read(100))
             must_fail(path, lambda: os.open(path, os.O_RDWR))
-        """,
-    ),
-    Attack(
-        name="world-readable-canary",
-        contained="a file that everybody may read is not readable either, by any call that opens",
-        code="""
+        """),
+    attack(
+        "world-readable-canary",
+        "a file that everybody may read is not readable either, by any call that opens",
+    )("""
         path, folder = HOST["canary"], HOST["folder"]
         must_fail("open", lambda: open(path).read())
         must_fail("open of the folder", lambda: os.listdir(folder))
@@ -101,12 +99,10 @@ ATTACKS = (
         must_fail("chdir, then open", lambda: (os.chdir(folder), open(os.path.basename(path)).read()))
         must_fail("sendfile", lambda: os.sendfile(1, os.open(path, os.O_RDONLY), 0, 100))
         must_fail("name_to_handle_at", lambda: syscall("name_to_handle_at", -100, path.encode(), bytes(200), bytes(8), 0))
-        """,
-    ),
-    Attack(
-        name="proc-of-others",
-        contained="no other process shows its environment, memory, root, descriptors or arguments",
-        code="""
+        """),
+    attack(
+        "proc-of-others", "no other process shows its environment, memory, root, descriptors or arguments"
+    )("""
         for pid in (1, os.getppid(), *HOST["pids"]):
             for name in ("environ", "mem", "maps", "cmdline", "root/etc/passwd", "cwd/x", "fd/0", "auxv", "status"):
                 path = f"/proc/{pid}/{name}"
@@ -115,12 +111,8 @@ ATTACKS = (
                 must_fail(f"/proc/{pid}/{name}", lambda: os.listdir(f"/proc/{pid}/{name}"))
             for name in ("exe", "cwd", "root", "fd/0", "fd/1", "ns/net"):
                 must_fail(f"/proc/{pid}/{name}", lambda: os.readlink(f"/proc/{pid}/{name}"))
-        """,
-    ),
-    Attack(
-        name="proc-of-the-machine",
-        contained="the kernel's own files are neither readable nor writable",
-        code="""
+        """),
+    attack("proc-of-the-machine", "the kernel's own files are neither readable nor writable")("""
         for name in ("kcore", "kmsg", "sysrq-trigger", "sys/kernel/core_pattern", "sys/kernel/hostname", "keys",
                      "kallsyms", "mounts", "net/tcp", "sysvipc/shm", "self/mem", "self/environ", "self/maps"):
             # Containers put /dev/null in the place of some of them.
@@ -131,24 +123,18 @@ ATTACKS = (
                 breach("opened", name)
         for name in ("/sys/kernel/uevent_helper", "/sys/fs/cgroup/cgroup.procs", "/sys/kernel/debug", "/dev/kmsg"):
             must_fail(name, lambda: open(name, "rb").read(100))
-        """,
-    ),
-    Attack(
-        name="symlinks",
-        contained="a link that leads out of the workspace opens nothing",
-        code="""
+        """),
+    attack("symlinks", "a link that leads out of the workspace opens nothing")("""
         for number, target in enumerate((HOST["canary"], "/etc/passwd", "/proc/self/root/etc/passwd", "../../../etc/passwd")):
             os.symlink(target, f"l{number}")
             must_fail(target, lambda: open(f"l{number}").read())
         os.symlink(HOST["folder"], "folder")
         must_fail("a file through a linked folder", lambda: open("folder/secret").read())
         must_fail("writing through a linked folder", lambda: open("folder/open/planted", "w").write("x"))
-        """,
-    ),
-    Attack(
-        name="hardlinks",
-        contained="no file of the machine gets a name in the workspace, and none of ours one outside",
-        code="""
+        """),
+    attack(
+        "hardlinks", "no file of the machine gets a name in the workspace, and none of ours one outside"
+    )("""
         must_fail("link in", lambda: os.link(HOST["writable"], "mine"))
         must_fail("rename in", lambda: os.rename(HOST["writable"], "mine"))
         open("x", "w").write("x")
@@ -156,12 +142,8 @@ ATTACKS = (
         must_fail("rename out", lambda: os.rename("x", HOST["folder"] + "/open/planted"))
         fd = os.open("x", os.O_RDONLY)
         must_fail("link out by descriptor", lambda: syscall("linkat", fd, b"", -100, (HOST["folder"] + "/open/p").encode(), 0x1000))
-        """,
-    ),
-    Attack(
-        name="write-outside",
-        contained="what everybody may write is not writable",
-        code="""
+        """),
+    attack("write-outside", "what everybody may write is not writable")("""
         target, place = HOST["writable"], HOST["folder"] + "/open"
         must_fail("append", lambda: open(target, "a").write("x"))
         must_fail("truncate by name", lambda: os.truncate(target, 0))
@@ -177,12 +159,10 @@ ATTACKS = (
         for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run", "/etc", "/", "/usr/lib", "/root", "/home", sys.prefix):
             if not os.path.realpath(folder).startswith(os.getcwd()):
                 must_fail(folder, lambda: open(folder + "/planted", "w"))
-        """,
-    ),
-    Attack(
-        name="attributes-outside",
-        contained="mode, owner, times and extended attributes of files outside stay as they are",
-        code="""
+        """),
+    attack(
+        "attributes-outside", "mode, owner, times and extended attributes of files outside stay as they are"
+    )("""
         for path in (HOST["writable"], HOST["canary"], HOST["folder"] + "/open", sys.executable):
             for name, call in {
                 "chmod": lambda: os.chmod(path, 0o777), "chown": lambda: os.chown(path, os.getuid(), -1),
@@ -199,12 +179,10 @@ ATTACKS = (
                     continue
                 # A read-only descriptor of a library may be had; its owner is another.
                 breach(name, path)
-        """,
-    ),
-    Attack(
-        name="special-files",
-        contained="no device, pipe or socket can be made, and no device but the harmless ones opened",
-        code="""
+        """),
+    attack(
+        "special-files", "no device, pipe or socket can be made, and no device but the harmless ones opened"
+    )("""
         import stat
         for kind in (stat.S_IFCHR, stat.S_IFBLK):
             for major, minor in ((1, 1), (1, 2), (8, 0), (254, 0), (10, 200), (5, 0)):
@@ -214,12 +192,11 @@ ATTACKS = (
         for name in ("mem", "kmem", "port", "kvm", "fuse", "net/tun", "vda", "sda", "ptmx", "tty", "console",
                      "vsock", "vhost-vsock", "userfaultfd", "shm/x", "mqueue/x", "loop-control", "pts/0", "hpet"):
             must_fail(name, lambda: os.open("/dev/" + name, os.O_RDWR | os.O_CREAT | os.O_NOCTTY | os.O_NONBLOCK))
-        """,
-    ),
-    Attack(
-        name="server-source",
-        contained="the packages of this project, hidden tests among them, are neither importable nor readable",
-        code="""
+        """),
+    attack(
+        "server-source",
+        "the packages of this project, hidden tests among them, are neither importable nor readable",
+    )("""
         for name in ("openenv_core", "servers", "envs", "rl_bridge", "code_interpreter_env", "tests", "benchmarks"):
             try:
                 found = __import__(name)
@@ -234,12 +211,14 @@ ATTACKS = (
         mine = [name for name in sys.modules if name.startswith("openenv_core")]
         if mine:
             breach("modules", mine)
-        """,
-    ),
-    Attack(
-        name="deep-tree",
-        contained="folders without end are looked through in bounded time, and removed",
-        code="""
+        """),
+    attack(
+        "deep-tree",
+        "folders without end are looked through in bounded time, and removed",
+        ends=("ok", "killed"),
+        slow=True,
+        alone=True,
+    )("""
         attempt(os.chmod, ".", 0o700)
         for number in range(HOST["deep"]):
             try:
@@ -247,16 +226,13 @@ ATTACKS = (
                 os.chdir("d" * 200)
             except OSError:
                 break
-        """,
-        ends=("ok", "killed"),
-        survives=None,
-        slow=True,
+        """),
+    attack(
+        "many-inodes",
+        "more files than allowed are refused, or end the session",
+        ends=("ok", "killed", "timeout"),
         alone=True,
-    ),
-    Attack(
-        name="many-inodes",
-        contained="more files than allowed are refused, or end the session",
-        code="""
+    )("""
         made = 0
         for number in range(200_000):
             try:
@@ -264,43 +240,38 @@ ATTACKS = (
                 made += 1
             except OSError:
                 break
-        """,
-        ends=("ok", "killed", "timeout"),
-        survives=None,
+        """),
+    attack(
+        "fill-disk",
+        "more bytes than allowed are refused, or end the session",
+        ends=("ok", "killed", "timeout", "error"),
         alone=True,
-    ),
-    Attack(
-        name="fill-disk",
-        contained="more bytes than allowed are refused, or end the session",
-        code="""
+    )("""
         block = bytes(1 << 20)
         for number in range(2000):
             with attempt(open, f"f{number}", "wb") or open(os.devnull, "wb") as file:
                 for _ in range(8):
                     attempt(os.write, file.fileno(), block)
-        """,
-        ends=("ok", "killed", "timeout", "error"),
-        survives=None,
+        """),
+    attack(
+        "reserve-disk",
+        "bytes that are reserved and never written count like written ones",
+        ends=("ok", "killed", "timeout"),
         alone=True,
-    ),
-    Attack(
-        name="reserve-disk",
-        contained="bytes that are reserved and never written count like written ones",
-        code="""
+    )("""
         for number in range(400):
             file = attempt(os.open, f"f{number}", os.O_CREAT | os.O_WRONLY)
             if file is not None:
                 attempt(os.posix_fallocate, file, 0, 8 << 20)
                 os.close(file)
-        """,
+        """),
+    attack(
+        "nameless-files",
+        "files without a name count like others",
         ends=("ok", "killed", "timeout"),
-        survives=None,
+        slow=True,
         alone=True,
-    ),
-    Attack(
-        name="nameless-files",
-        contained="files without a name count like others",
-        code="""
+    )("""
         held, block = [], bytes(1 << 20)
         for number in range(40):
             file = attempt(os.open, "f", os.O_CREAT | os.O_EXCL | os.O_RDWR)
@@ -311,56 +282,38 @@ ATTACKS = (
             for _ in range(8):
                 attempt(os.write, file, block)
         time.sleep(0.5)
-        """,
-        ends=("ok", "killed", "timeout"),
-        survives=None,
-        slow=True,
-        alone=True,
-    ),
-    Attack(
-        name="sparse-file",
-        contained="no file grows beyond the limit of one",
-        code="""
+        """),
+    attack("sparse-file", "no file grows beyond the limit of one", holds=FILTERED)("""
         import signal
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         with open("big", "wb") as file:
             must_fail("truncate to a terabyte", lambda: os.truncate(file.fileno(), 1 << 40))
             must_fail("write behind", lambda: os.pwrite(file.fileno(), b"x", 1 << 40))
-        """,
+        """),
+    attack(
+        "file-size-signal",
+        "the signal of a file that grows too large ends at most the session",
+        ends=("killed", "error"),
         holds=FILTERED,
-    ),
-    Attack(
-        name="file-size-signal",
-        contained="the signal of a file that grows too large ends at most the session",
-        code="""
+    )("""
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         with open("big", "wb") as file:
             os.pwrite(file.fileno(), b"x", 1 << 40)
-        """,
-        ends=("killed", "error"),
+        """),
+    attack("links-through-get-file", "the server follows no link of the code's when it reads for a client")(
+        links_through_get
+    ),
+    attack("links-through-put-file", "the server follows no link of the code's when it writes for a client")(
+        links_through_put
+    ),
+    attack(
+        "swapped-folders",
+        "a folder that becomes a link while the server walks there is not followed",
         survives=None,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="links-through-get-file",
-        contained="the server follows no link of the code's when it reads for a client",
-        act=links_through_get,
-    ),
-    Attack(
-        name="links-through-put-file",
-        contained="the server follows no link of the code's when it writes for a client",
-        act=links_through_put,
-    ),
-    Attack(
-        name="swapped-folders",
-        contained="a folder that becomes a link while the server walks there is not followed",
-        act=swapped_while_read,
-        survives=None,
-    ),
-    Attack(
-        name="workspace-taken-away",
-        contained="a workspace that code has made unusable is only the code's own misfortune",
-        code="""
+    )(swapped_while_read),
+    attack(
+        "workspace-taken-away", "a workspace that code has made unusable is only the code's own misfortune"
+    )("""
         attempt(os.rmdir, ".tmp")
         attempt(os.symlink, "/", ".tmp")
         here = os.getcwd()
@@ -369,16 +322,10 @@ ATTACKS = (
         attempt(os.rmdir, here)
         must_fail("leaving", lambda: os.rename(here, HOST["folder"] + "/open/w"))
         attempt(os.chmod, ".", 0o700)
-        """,
-        holds=STRONG,
-    ),
-    Attack(
-        name="names",
-        contained="names that are no text, too long, or full of escapes are nobody's problem",
-        code=r"""
+        """),
+    attack("names", "names that are no text, too long, or full of escapes are nobody's problem")(r"""
         for name in (b"\xff\xfe", b"new\nline", b"\x1b[2Jclear", b"-rf", b"x" * 255, "\u202egnp.exe".encode(), b"a b", b"'\"`$(x)"):
             with open(name, "w") as file:
                 file.write("x")
-        """,
-    ),
+        """),
 )

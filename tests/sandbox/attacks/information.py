@@ -4,7 +4,7 @@
 
 from openenv_core.sandbox import Isolation
 
-from .model import EVERYWHERE, STRONG, Attack, Stage
+from .model import EVERYWHERE, STRONG, Stage, attacks_held_at
 
 
 async def tracebacks(stage: Stage) -> None:
@@ -24,100 +24,72 @@ async def tracebacks(stage: Stage) -> None:
                 stage.breaches.append(f"the traceback of {code!r} names {path}")
 
 
+attack = attacks_held_at(STRONG)
+
 ATTACKS = (
-    Attack(
-        name="environment",
-        contained="the environment is a small one of the sandbox's own",
-        code="""
+    attack("environment", "the environment is a small one of the sandbox's own", holds=EVERYWHERE)("""
         allowed = {"PATH", "LANG", "HOME", "PYTHONDONTWRITEBYTECODE", "MPLBACKEND", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
                    "MKL_NUM_THREADS", "TMPDIR", "MPLCONFIGDIR", "PWD", "LC_CTYPE", "TZ", "NUMEXPR_NUM_THREADS",
                    "VECLIB_MAXIMUM_THREADS"}
         more = set(os.environ) - allowed
         if more:
             breach("variables", more)
-        """,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="processes",
-        contained="the processes of the machine are not listed",
-        code="""
+        """),
+    attack("processes", "the processes of the machine are not listed")("""
         must_fail("listing", lambda: os.listdir("/proc"))
         must_fail("scanning", lambda: list(os.scandir("/proc")))
-        """,
-    ),
-    Attack(
-        name="processes-by-number",
-        contained="in name spaces of its own a session does not even learn which numbers exist",
-        code="""
+        """),
+    attack(
+        "processes-by-number",
+        "in name spaces of its own a session does not even learn which numbers exist",
+        holds=frozenset({Isolation.NAMESPACES}),
+    )("""
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"]):
             must_fail("stat", os.stat, f"/proc/{pid}")
             must_fail("getpgid", os.getpgid, pid)
             must_fail("getpriority", os.getpriority, 0, pid)
         if os.getpid() > 100:
             breach("a number of the machine's")
-        """,
+        """),
+    attack(
+        "host-files",
+        "in a root of its own a session does not even learn which files exist",
         holds=frozenset({Isolation.NAMESPACES}),
-    ),
-    Attack(
-        name="host-files",
-        contained="in a root of its own a session does not even learn which files exist",
-        code="""
+    )("""
         for path in (HOST["canary"], HOST["folder"], "/etc/shadow", "/etc/passwd", "/root/.ssh", "/home", "/var", "/proc/1"):
             must_fail(path, os.stat, path)
-        """,
-        holds=frozenset({Isolation.NAMESPACES}),
-    ),
-    Attack(
-        name="names",
-        contained="in name spaces of its own the network of the machine has no names",
-        code="""
+        """),
+    attack("names", "in name spaces of its own the network of the machine has no names")("""
         for path in ("/sys/class/net", "/proc/net/dev", "/proc/self/net/tcp", "/etc/hosts", "/etc/resolv.conf", "/etc/machine-id",
                      "/var/run/secrets", "/run/secrets/kubernetes.io/serviceaccount/token", "/.dockerenv", "/proc/1/cgroup"):
             must_fail(path, lambda: open(path).read())
             must_fail(path, os.listdir, path)
         must_fail("interfaces", socket.if_nameindex)
         must_fail("cloud metadata", lambda: socket.create_connection(("169.254.169.254", 80), 0.3))
-        """,
-        holds=STRONG,
-    ),
-    Attack(
-        name="kernel-log",
-        contained="the kernel's log and addresses are not told",
-        code="""
+        """),
+    attack("kernel-log", "the kernel's log and addresses are not told")("""
         must_fail("syslog", lambda: syscall("syslog", 3, bytes(1000), 1000))
         for path in ("/proc/kallsyms", "/proc/modules", "/proc/cmdline", "/proc/config.gz", "/proc/partitions", "/sys/kernel/notes",
                      "/boot", "/proc/iomem", "/proc/timer_list", "/proc/sched_debug", "/proc/interrupts", "/proc/vmstat"):
             if attempt(lambda: open(path, "rb").read(100)):
                 breach("read", path)
-        """,
-    ),
-    Attack(
-        name="tracebacks",
-        contained="no traceback shows a frame of the interpreter's own",
-        act=tracebacks,
+        """),
+    attack(
+        "tracebacks",
+        "no traceback shows a frame of the interpreter's own",
         ends=("ok", "error"),
         holds=EVERYWHERE,
-    ),
-    Attack(
-        name="other-peoples-words",
-        contained="the terminal, its history and logins are not seen",
-        code="""
+    )(tracebacks),
+    attack("other-peoples-words", "the terminal, its history and logins are not seen")("""
         for path in ("/var/run/utmp", "/var/log", "/root/.bash_history", "/var/log/syslog", "/etc/ssh", "/dev/tty", "/var/spool"):
             must_fail(path, lambda: open(path, "rb").read(10))
             must_fail(path, os.listdir, path)
-        """,
-    ),
-    Attack(
-        name="mincore",
-        contained="which pages of shared files others use is not told",
-        code="""
+        """),
+    attack("mincore", "which pages of shared files others use is not told")("""
         import mmap
         file = os.open(json.__file__, os.O_RDONLY)
         one = mmap.mmap(file, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(one))
         must_fail("mincore", lambda: syscall("mincore", address, 4096, ctypes.create_string_buffer(16)))
-        """,
-        holds=STRONG,
-    ),
+        """),
 )

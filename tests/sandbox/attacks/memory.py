@@ -1,46 +1,32 @@
 """More memory than a session may have, by every way to have some."""
 
-from .model import EVERYWHERE, FILTERED, LIMITS, Attack
+from .model import EVERYWHERE, FILTERED, STRONG, attacks_held_at
+
+attack = attacks_held_at(EVERYWHERE)
 
 ATTACKS = (
-    Attack(
-        name="one-large",
-        contained="eight gigabytes are refused, and told as a lack of memory",
-        code="bytearray(8 << 30)",
-        ends=("memory",),
-        holds=EVERYWHERE,
+    attack("one-large", "eight gigabytes are refused, and told as a lack of memory", ends=("memory",))(
+        "bytearray(8 << 30)"
     ),
-    Attack(
-        name="many-small",
-        contained="small objects end where large ones do",
-        code="""
+    attack(
+        "many-small", "small objects end where large ones do", ends=("memory", "killed"), timeout_s=15.0
+    )("""
         held = []
         while True:
             held.append(bytearray(1 << 16))
-        """,
-        ends=("memory", "killed"),
-        survives=None,
-        timeout_s=15.0,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="tiny-objects",
-        contained="objects of a few bytes end where large ones do",
-        code="""
+        """),
+    attack(
+        "tiny-objects",
+        "objects of a few bytes end where large ones do",
+        ends=("memory", "killed", "timeout"),
+        timeout_s=0.6,
+    )("""
         held = []
         while True:
             held = [held, held]
             held += [[object()] for _ in range(1000)]
-        """,
-        ends=("memory", "killed", "timeout"),
-        survives=None,
-        timeout_s=0.6,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="swallowed",
-        contained="a lack of memory that is caught is still one",
-        code="""
+        """),
+    attack("swallowed", "a lack of memory that is caught is still one", timeout_s=15.0)("""
         held = []
         for _ in range(3000):
             try:
@@ -51,14 +37,8 @@ ATTACKS = (
         del held
         if total > 1 << 30:
             breach(total)
-        """,
-        timeout_s=15.0,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="shared-mappings",
-        contained="anonymous mappings that are shared count, too",
-        code="""
+        """),
+    attack("shared-mappings", "anonymous mappings that are shared count, too", timeout_s=15.0, slow=True)("""
         import mmap
         held = []
         for _ in range(3000):
@@ -71,35 +51,19 @@ ATTACKS = (
         if len(held) > 1000:
             breach(len(held), "MB")
         del held
-        """,
-        timeout_s=15.0,
-        holds=EVERYWHERE,
-        slow=True,
-    ),
-    Attack(
-        name="memfd",
-        contained="there are no files in memory",
-        code="""
+        """),
+    attack("memfd", "there are no files in memory", holds=FILTERED)("""
         must_fail("memfd_create", lambda: os.memfd_create("x"))
         must_fail("memfd_create", lambda: syscall("memfd_create", b"x", 0))
         must_fail("memfd_secret", lambda: syscall("memfd_secret", 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="shared-memory",
-        contained="there is no POSIX shared memory",
-        code="""
+        """),
+    attack("shared-memory", "there is no POSIX shared memory", holds=STRONG)("""
         from multiprocessing import shared_memory
         must_fail("shared_memory", lambda: shared_memory.SharedMemory(create=True, size=1 << 20))
         must_fail("shm_open", lambda: os.open("/dev/shm/x", os.O_CREAT | os.O_RDWR))
         must_fail("mqueue", lambda: os.open("/dev/mqueue/x", os.O_CREAT | os.O_RDWR))
-        """,
-    ),
-    Attack(
-        name="locked",
-        contained="no memory is locked in place",
-        code="""
+        """),
+    attack("locked", "no memory is locked in place", holds=FILTERED)("""
         import mmap
         must_fail("mlockall", lambda: syscall("mlockall", 3))
         one = mmap.mmap(-1, 32 << 20)
@@ -107,13 +71,14 @@ ATTACKS = (
         must_fail("mlock", lambda: syscall("mlock", address, 32 << 20))
         must_fail("mlock2", lambda: syscall("mlock2", address, 32 << 20, 0))
         must_fail("MAP_LOCKED", lambda: mmap.mmap(-1, 32 << 20, flags=0x2022))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="page-tables",
-        contained="sparse mappings cannot cost the kernel more than the session may have",
-        code="""
+        """),
+    attack(
+        "page-tables",
+        "sparse mappings cannot cost the kernel more than the session may have",
+        ends=("ok", "timeout", "memory"),
+        timeout_s=0.6,
+        slow=True,
+    )("""
         import mmap
         total, step, one = 0, 1 << 40, None
         while step > 1 << 20:
@@ -126,17 +91,8 @@ ATTACKS = (
                 step >>= 1
         if total > 1 << 32:
             breach(total)
-        """,
-        ends=("ok", "timeout", "memory"),
-        survives=None,
-        holds=EVERYWHERE,
-        timeout_s=0.6,
-        slow=True,
-    ),
-    Attack(
-        name="reserved-address-space",
-        contained="address space that is only reserved counts",
-        code="""
+        """),
+    attack("reserved-address-space", "address space that is only reserved counts")("""
         libc = ctypes.CDLL(None)
         libc.mmap.restype = ctypes.c_long
         got = 0
@@ -146,13 +102,14 @@ ATTACKS = (
                     got += 1
         if got > 1:
             breach(got, "GB")
-        """,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="socket-buffers",
-        contained="what lies in sockets is bounded by their number",
-        code="""
+        """),
+    attack(
+        "socket-buffers",
+        "what lies in sockets is bounded by their number",
+        ends=("ok", "timeout"),
+        timeout_s=0.6,
+        holds=FILTERED,
+    )("""
         held = []
         for _ in range(500):
             pair = attempt(socket.socketpair)
@@ -168,16 +125,8 @@ ATTACKS = (
         if len(held) > 40:
             breach(len(held))
         del held
-        """,
-        ends=("ok", "timeout"),
-        survives=None,
-        holds=FILTERED,
-        timeout_s=0.6,
-    ),
-    Attack(
-        name="descriptors-in-flight",
-        contained="descriptors that are sent to nobody are bounded",
-        code="""
+        """),
+    attack("descriptors-in-flight", "descriptors that are sent to nobody are bounded", holds=FILTERED)("""
         import array
         sent = 0
         for _ in range(20):
@@ -192,13 +141,8 @@ ATTACKS = (
             attempt(os.close, pair[1].detach())
         if sent > 10_000:
             breach(sent, "descriptors in flight")
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="pipes",
-        contained="what lies in pipes is bounded by their number and size",
-        code="""
+        """),
+    attack("pipes", "what lies in pipes is bounded by their number and size", holds=FILTERED)("""
         import fcntl
         count = 0
         while (pair := attempt(os.pipe)) is not None:
@@ -209,36 +153,30 @@ ATTACKS = (
             count += 1
         if count > 40:
             breach(count)
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="deep-recursion",
-        contained="a stack that ends is a crash of the session",
-        code="""
+        """),
+    attack(
+        "deep-recursion",
+        "a stack that ends is a crash of the session",
+        ends=("killed", "error", "memory", "timeout"),
+        timeout_s=0.6,
+    )("""
         sys.setrecursionlimit(1 << 30)
         nested = []
         for _ in range(3_000_000):
             nested = [nested]
         repr(nested)
-        """,
-        ends=("killed", "error", "memory", "timeout"),
-        survives=None,
-        timeout_s=0.6,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="recursive-code",
-        contained="source that nests without end is an error or a crash of the session",
-        code="eval('(' * 100_000 + ')' * 100_000)",
+        """),
+    attack(
+        "recursive-code",
+        "source that nests without end is an error or a crash of the session",
         ends=("error", "memory", "killed"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="decompression-bomb",
-        contained="what unpacks to gigabytes ends at the limit",
-        code="""
+    )("eval('(' * 100_000 + ')' * 100_000)"),
+    attack(
+        "decompression-bomb",
+        "what unpacks to gigabytes ends at the limit",
+        ends=("memory", "error", "killed"),
+        timeout_s=15.0,
+    )("""
         import zlib
         bomb = zlib.compress(bytes(8 << 20), 9)
         for _ in range(3):
@@ -246,23 +184,16 @@ ATTACKS = (
         while True:
             bomb = zlib.decompress(bomb)
             bomb = bomb * 64
-        """,
-        ends=("memory", "error", "killed"),
-        survives=None,
+        """),
+    attack(
+        "string-formatting", "one expression that makes gigabytes ends at the limit", ends=("memory", "error")
+    )("f'{1:>{10**10}}' + 'x' * 10**10"),
+    attack(
+        "no-memory-left-for-the-answer",
+        "a session that has used up everything still ends in order",
+        ends=("memory", "error", "killed", "ok"),
         timeout_s=15.0,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="string-formatting",
-        contained="one expression that makes gigabytes ends at the limit",
-        code="f'{1:>{10**10}}' + 'x' * 10**10",
-        ends=("memory", "error"),
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="no-memory-left-for-the-answer",
-        contained="a session that has used up everything still ends in order",
-        code="""
+    )("""
         held = []
         for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12, 1 << 8, 16):
             try:
@@ -272,11 +203,5 @@ ATTACKS = (
                 pass
         globals()["kept"] = held
         1 / 0
-        """,
-        ends=("memory", "error", "killed", "ok"),
-        survives=None,
-        timeout_s=15.0,
-        limits=LIMITS,
-        holds=EVERYWHERE,
-    ),
+        """),
 )

@@ -72,7 +72,7 @@ class Attack:
     Attributes:
         name: Unique in its category.
         contained: What it means that it failed.
-        code: Cells, run one after the other; `attempt`, `breach`, `syscall` and `HOST` are there.
+        cells: Run one after the other; `attempt`, `breach`, `syscall` and `HOST` are there.
         act: In place of cells, where the attack has another side outside of the session.
         ends: How the last cell may end.
         survives: Whether the interpreter lives on: True, False, or None for either.
@@ -80,17 +80,17 @@ class Attack:
         timeout_s: Of each cell.
         limits: Of the session.
         machine: The only architecture that it is written for; None: any.
-        slow: Takes seconds even when it fails; not in the quick suite.
+        slow: Takes seconds even when it fails; only in the third tier.
         alone: Fills a disk that sessions share at the lower levels; others beside it would fail of that.
     """
 
     name: str
     contained: str
-    code: str | Sequence[str] = ()
+    cells: Sequence[str] = ()
     act: Act | None = None
     ends: Sequence[str] = ("ok",)
     survives: bool | None = True
-    holds: frozenset[Isolation] = STRONG
+    holds: frozenset[Isolation]
     timeout_s: float = 10.0
     limits: Limits = LIMITS
     machine: str | None = None
@@ -103,10 +103,27 @@ class Attack:
         """Category and name."""
         return f"{self.category}/{self.name}"
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The code, cell by cell."""
-        return (self.code,) if isinstance(self.code, str) else tuple(self.code)
+
+def attacks_held_at(levels: frozenset[Isolation]) -> Callable[..., Callable[..., Attack]]:
+    """Return what makes attacks that fail at these levels: `attack(name, contained, ...)(cells or act)`.
+
+    An interpreter survives unless one of `ends` ends it, and does not survive where its death is the only end.
+    """
+
+    def attack(name: str, contained: str, **more: Any) -> Callable[..., Attack]:
+        ends = more.get("ends", ("ok",))
+        deadly = {"killed", "timeout", "output_limit"}.intersection(ends)
+        survives = False if tuple(ends) == ("killed",) else None if deadly else True
+
+        def by(*how: str | Act) -> Attack:
+            cells = tuple(each for each in how if isinstance(each, str))
+            act = next((each for each in how if not isinstance(each, str)), None)
+            given = {"holds": levels, "survives": survives, **more}
+            return Attack(name=name, contained=contained, cells=cells, act=act, **given)
+
+        return by
+
+    return attack
 
 
 MARK: Final = "BREACH:"

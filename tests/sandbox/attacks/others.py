@@ -1,67 +1,42 @@
 """Memory and descriptors of other processes, and the kernel's means to look into them."""
 
-from .model import FILTERED, STRONG, Attack
+from .model import FILTERED, STRONG, attacks_held_at
+
+attack = attacks_held_at(FILTERED)
 
 ATTACKS = (
-    Attack(
-        name="ptrace",
-        contained="no process is traced",
-        code="""
+    attack("ptrace", "no process is traced")("""
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid(), 1):
             for request in (0, 1, 2, 3, 8, 12, 16, 0x4200, 0x4206, 0x4207, 0x420E):
                 must_fail(f"ptrace {request} {pid}", lambda: syscall("ptrace", request, pid, 0, 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="process-vm",
-        contained="no memory of others is read or written",
-        code="""
+        """),
+    attack("process-vm", "no memory of others is read or written")("""
         import struct
         buffer = ctypes.create_string_buffer(64)
         local = struct.pack("=QQ", ctypes.addressof(buffer), 64)
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid(), 1):
             for name in ("process_vm_readv", "process_vm_writev"):
                 must_fail(name, lambda: syscall(name, pid, local, 1, local, 1, 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="proc-mem",
-        contained="/proc gives no memory, not even the session's own",
-        code="""
+        """),
+    attack("proc-mem", "/proc gives no memory, not even the session's own", holds=STRONG)("""
         for pid in ("self", HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid(), 1):
             for name in ("mem", "maps", "smaps", "pagemap", "clear_refs", "oom_score_adj", "coredump_filter", "stack"):
                 must_fail(name, lambda: os.open(f"/proc/{pid}/{name}", os.O_RDWR))
                 must_fail(name, lambda: os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
-        """,
-    ),
-    Attack(
-        name="pidfd-getfd",
-        contained="no descriptor is taken from others",
-        code="""
+        """),
+    attack("pidfd-getfd", "no descriptor is taken from others")("""
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid(), 1):
             must_fail("pidfd_open", lambda: syscall("pidfd_open", pid, 0))
         for descriptor in range(8):
             must_fail("pidfd_getfd", lambda: syscall("pidfd_getfd", 3, descriptor, 0))
         must_fail("process_madvise", lambda: syscall("process_madvise", 3, None, 0, 4, 0))
         must_fail("process_mrelease", lambda: syscall("process_mrelease", 3, 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="kcmp",
-        contained="the kernel does not compare processes",
-        code="""
+        """),
+    attack("kcmp", "the kernel does not compare processes")("""
         for kind in range(8):
             must_fail("kcmp", lambda: syscall("kcmp", os.getpid(), HOST["supervisor"], kind, 0, 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="limits-of-others",
-        contained="limits of others stay, and the session's own are not raised",
-        code="""
+        """),
+    attack("limits-of-others", "limits of others stay, and the session's own are not raised")("""
         import resource, struct
         none = struct.pack("=QQ", 0, 0)
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid(), 1):
@@ -72,13 +47,8 @@ ATTACKS = (
             soft, hard = resource.getrlimit(which)
             if hard != resource.RLIM_INFINITY:
                 must_fail(f"limit {which} raised", lambda: resource.setrlimit(which, (hard + 1, hard + 1)))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="observing-the-machine",
-        contained="neither perf nor bpf nor tracing is there",
-        code="""
+        """),
+    attack("observing-the-machine", "neither perf nor bpf nor tracing is there")("""
         for name, arguments in {
             "perf_event_open": (bytes(128), 0, -1, -1, 0), "bpf": (5, bytes(128), 128), "userfaultfd": (0,),
             "fanotify_init": (0, 0), "inotify_init1": (0,), "lookup_dcookie": (0, bytes(8), 8),
@@ -88,25 +58,15 @@ ATTACKS = (
         }.items():
             if name in CALLS:
                 must_fail(name, lambda: syscall(name, *arguments))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="keys",
-        contained="the kernel keeps no secret for or from the session",
-        code="""
+        """),
+    attack("keys", "the kernel keeps no secret for or from the session")("""
         for ring in (-1, -2, -3, -4, -5):
             must_fail("add_key", lambda: syscall("add_key", b"user", b"x", b"x", 1, ring))
             must_fail("keyctl", lambda: syscall("keyctl", 0, ring, 1, 0, 0))
         must_fail("request_key", lambda: syscall("request_key", b"user", b"x", None, -4))
         must_fail("join", lambda: syscall("keyctl", 1, None, 0, 0, 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="system-v",
-        contained="no memory, semaphore or queue of the machine is found or made",
-        code="""
+        """),
+    attack("system-v", "no memory, semaphore or queue of the machine is found or made")("""
         import struct
         for key in (0, HOST["shared_memory"]):
             for flags in (0, 0o1666):
@@ -117,13 +77,8 @@ ATTACKS = (
             must_fail("shmat", lambda: syscall("shmat", number, None, 0))
             must_fail("shmctl", lambda: syscall("shmctl", number, 0, None))
         must_fail("mq_open", lambda: syscall("mq_open", b"x", 0o102, 0o666, None))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="descriptors-left-open",
-        contained="the session has its streams and its channel, and nothing else",
-        code="""
+        """),
+    attack("descriptors-left-open", "the session has its streams and its channel, and nothing else")("""
         import fcntl
         known = {0, 1, 2, 3}
         for descriptor in (*range(0, 70_000), *range(1 << 20, (1 << 20) + 100)):
@@ -133,13 +88,10 @@ ATTACKS = (
                 continue
             if descriptor not in known:
                 breach("descriptor", descriptor, attempt(os.fstat, descriptor))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="secrets-in-memory",
-        contained="nothing of the server's memory or environment has come along",
-        code="""
+        """),
+    attack(
+        "secrets-in-memory", "nothing of the server's memory or environment has come along", holds=STRONG
+    )("""
         import gc, re
         pattern = re.compile(b"CANARY" + b"-([0-9a-f]{32})")
         start = id(object())
@@ -173,7 +125,5 @@ ATTACKS = (
                         found.append(value)
         if found:
             breach("secrets", set(found))
-        """,
-        holds=STRONG,
-    ),
+        """),
 )

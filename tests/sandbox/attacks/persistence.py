@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501 - what attacks do is easier to read in one line
 
-from .model import EVERYWHERE, STRONG, Attack, Stage
+from .model import EVERYWHERE, STRONG, Stage, attacks_held_at
 
 LOOK = """
 found = []
@@ -110,37 +110,22 @@ async def at_exit(stage: Stage) -> None:
     await stage.session.restart()
 
 
+attack = attacks_held_at(STRONG)
+
 ATTACKS = (
-    Attack(
-        name="other-sessions", contained="nothing is seen by a session that comes later", act=other_sessions
-    ),
-    Attack(name="restart", contained="nothing is seen after a restart", act=after_restart),
-    Attack(
-        name="after-death",
-        contained="nothing is seen after a crash",
-        act=after_death,
-        survives=None,
-        ends=("ok", "killed"),
-    ),
-    Attack(name="neighbours-files", contained="sessions do not see each other's files", act=neighbours_files),
-    Attack(
-        name="same-randomness",
-        contained="each session draws numbers of its own",
-        act=same_random_numbers,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="at-exit",
-        contained="nothing that was registered for the end delays it",
-        act=at_exit,
-        survives=None,
+    attack("other-sessions", "nothing is seen by a session that comes later")(other_sessions),
+    attack("restart", "nothing is seen after a restart")(after_restart),
+    attack("after-death", "nothing is seen after a crash", ends=("ok", "killed"))(after_death),
+    attack("neighbours-files", "sessions do not see each other's files")(neighbours_files),
+    attack("same-randomness", "each session draws numbers of its own", holds=EVERYWHERE)(same_random_numbers),
+    attack(
+        "at-exit",
+        "nothing that was registered for the end delays it",
         ends=("ok",),
+        survives=None,
         holds=EVERYWHERE,
-    ),
-    Attack(
-        name="libraries-patched",
-        contained="what is changed in a shared library's pages is changed for nobody else",
-        code="""
+    )(at_exit),
+    attack("libraries-patched", "what is changed in a shared library's pages is changed for nobody else")("""
         import mmap
         for module in (os, json, socket, ctypes):
             module.planted = 1
@@ -151,7 +136,5 @@ ATTACKS = (
         must_fail("a byte-compiled file", lambda: open(json.__cached__, "r+b"))
         private = mmap.mmap(file, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         private[0:1] = b"X"
-        """,
-        holds=STRONG,
-    ),
+        """),
 )

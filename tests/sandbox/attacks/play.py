@@ -1,7 +1,5 @@
 """Plays attacks on a sandbox and judges them from outside."""
 
-# ruff: noqa: E501 - what attacks do is easier to read in one line
-
 import asyncio
 import time
 from collections.abc import Sequence
@@ -16,9 +14,7 @@ from .watch import COARSE_S, FINE_S, Felt, Watch
 
 THOROUGH: Final = 10
 SLACK_S: Final = 8.0
-"""Beyond its time-outs an attack may take so long on a machine that has other things to do, before it counts as a hang."""
-
-# ruff: noqa: E501 - what attacks do is easier to read in one line
+"""Beyond its time-outs an attack may take so long on a busy machine before it counts as a hang."""
 
 
 @dataclass(kw_only=True)
@@ -28,16 +24,12 @@ class Outcome:
     Attributes:
         attack: Which.
         breaches: Why it was not contained; empty where it was.
-        statuses: How its executions ended.
         took_s: Seconds.
-        felt: By others meanwhile; only where attacks were played one by one.
     """
 
     attack: Attack
     breaches: list[str]
-    statuses: list[str]
     took_s: float
-    felt: Felt | None = None
 
 
 @dataclass(kw_only=True)
@@ -76,8 +68,7 @@ async def play(
     Args:
         sandbox: It has no other sessions.
         attacks: Which.
-        together: How many at a time, apart from those that are played alone. One at a time tells what each of them costs
-            others.
+        together: How many at a time, apart from those that are played alone.
         thorough: Gives those the time to go all the way that may also be ended by the clock.
         at_least_s: Seconds that others are watched for, whatever is played.
     """
@@ -86,19 +77,12 @@ async def play(
         zygote = sandbox.zygote_pid
         neighbour = await sandbox.open(Limits(timeout_s=30.0))
         before = await asyncio.to_thread(_settled, sandbox)
-        async with Watch(neighbour, zygote, period_s=FINE_S if thorough else COARSE_S) as watch:
+        async with Watch(neighbour, period_s=FINE_S if thorough else COARSE_S) as watch:
             gate = asyncio.Semaphore(together)
 
             async def one(attack: Attack) -> None:
                 async with gate:
-                    if together > 1:
-                        report.outcomes.append(await _play_one(sandbox, attack, around, thorough=thorough))
-                        return
-                    marks = len(watch.felt.loop), len(watch.felt.neighbour)
-                    outcome = await _play_one(sandbox, attack, around, thorough=thorough)
-                    loop, steps = watch.felt.loop[marks[0] :], watch.felt.neighbour[marks[1] :]
-                    outcome.felt = Felt(loop=loop, neighbour=steps)
-                    report.outcomes.append(outcome)
+                    report.outcomes.append(await _play_one(sandbox, attack, around, thorough=thorough))
 
             side_by_side = [attack for attack in attacks if not attack.alone]
             await asyncio.gather(asyncio.sleep(at_least_s), *map(one, side_by_side))
@@ -143,7 +127,6 @@ async def _play_one(sandbox: Sandbox, attack: Attack, around: Surroundings, *, t
     return Outcome(
         attack=attack,
         breaches=stage.breaches,
-        statuses=[done.status for done in stage.executions],
         took_s=time.perf_counter() - began,
     )
 

@@ -4,13 +4,12 @@
 
 from openenv_core.sandbox import Isolation
 
-from .model import FILTERED, STRONG, Attack
+from .model import FILTERED, STRONG, attacks_held_at
+
+attack = attacks_held_at(FILTERED)
 
 ATTACKS = (
-    Attack(
-        name="fork",
-        contained="no second process is made by any call that makes one",
-        code="""
+    attack("fork", "no second process is made by any call that makes one")("""
         def fork():
             pid = os.fork()
             if pid == 0:
@@ -27,13 +26,8 @@ ATTACKS = (
                     return pid
                 must_fail(name, raw)
         must_fail("forkpty", lambda: os.forkpty())
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="clone",
-        contained="clone makes threads and nothing else, whatever its flags",
-        code="""
+        """),
+    attack("clone", "clone makes threads and nothing else, whatever its flags", ends=("ok", "killed"))("""
         def clone(flags):
             pid = syscall("clone", flags, 0, 0, 0, 0)
             if pid == 0:
@@ -43,15 +37,8 @@ ATTACKS = (
                   0x10000000 | 17, 0x10000000, 0x7C020000 | 17, 0x2000 | 17, 0x02000000 | 17, 0x80000000 | 17)
         for flags in (*shared, *((1 << bit) | 17 for bit in range(8, 32) if bit not in (16,))):
             must_fail(hex(flags), clone, flags)
-        """,
-        holds=FILTERED,
-        survives=None,
-        ends=("ok", "killed"),
-    ),
-    Attack(
-        name="clone3",
-        contained="the newer clone is not there",
-        code="""
+        """),
+    attack("clone3", "the newer clone is not there")("""
         import struct
         for flags in (0, 0x100, 0x10000000, 0x100000000, 0x200000000):
             def clone3():
@@ -60,25 +47,15 @@ ATTACKS = (
                     os._exit(0)
                 return pid
             must_fail(hex(flags), clone3)
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="fork-bomb",
-        contained="the bomb does not go off",
-        code="""
+        """),
+    attack("fork-bomb", "the bomb does not go off")("""
         while True:
             try:
                 os.fork()
             except OSError:
                 break
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="subprocess",
-        contained="no program is started",
-        code="""
+        """),
+    attack("subprocess", "no program is started")("""
         import subprocess, multiprocessing
         for call in (
             lambda: subprocess.run([sys.executable, "-c", "print(1)"], check=True),
@@ -93,13 +70,8 @@ ATTACKS = (
             must_fail("a process", call)
         if os.system("true") == 0:
             breach("system")
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="execve",
-        contained="the interpreter does not become another program",
-        code="""
+        """),
+    attack("execve", "the interpreter does not become another program")("""
         for path in ("/bin/sh", "/usr/bin/su", "/usr/bin/sudo", sys.executable):
             must_fail(path, lambda: os.execv(path, [path, "-c", "echo BREACH: executed"]))
             must_fail(path, lambda: syscall("execveat", -100, path.encode(), None, None, 0))
@@ -110,13 +82,8 @@ ATTACKS = (
         loader = "/lib64/ld-linux-x86-64.so.2"
         must_fail("the loader", lambda: os.execv(loader, [loader, "/bin/true"]))
         must_fail("by descriptor", lambda: os.execve(os.open("script", os.O_RDONLY), ["x"], {}))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="daemon",
-        contained="no process outlives the session in another one",
-        code="""
+        """),
+    attack("daemon", "no process outlives the session in another one")("""
         def daemon():
             if os.fork() == 0:
                 os.setsid()
@@ -127,13 +94,8 @@ ATTACKS = (
         must_fail("setsid", os.setsid)
         must_fail("setpgid", lambda: os.setpgid(0, 1))
         must_fail("reaper", lambda: syscall("prctl", 36, 1, 0, 0, 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="thread-bomb",
-        contained="threads are counted",
-        code="""
+        """),
+    attack("thread-bomb", "threads are counted", holds=STRONG)("""
         threading.stack_size(32768)
         started = 0
         try:
@@ -144,12 +106,8 @@ ATTACKS = (
             pass
         if started > 600:  # where the user is shared, others of it count, too
             breach(started, "threads")
-        """,
-    ),
-    Attack(
-        name="raw-thread-bomb",
-        contained="threads that Python knows nothing of are counted, too",
-        code="""
+        """),
+    attack("raw-thread-bomb", "threads that Python knows nothing of are counted, too", holds=STRONG)("""
         import _thread
         _thread.stack_size(32768)
         started = 0
@@ -161,12 +119,14 @@ ATTACKS = (
             pass
         if started > 600:  # where the user is shared, others of it count, too
             breach(started, "threads")
-        """,
-    ),
-    Attack(
-        name="thread-churn",
-        contained="threads that come and go slow nobody else",
-        code="""
+        """),
+    attack(
+        "thread-churn",
+        "threads that come and go slow nobody else",
+        ends=("timeout",),
+        timeout_s=0.3,
+        holds=STRONG,
+    )("""
         while True:
             try:
                 one = threading.Thread(target=int)
@@ -174,15 +134,12 @@ ATTACKS = (
                 one.join()
             except RuntimeError:
                 pass
-        """,
-        timeout_s=0.3,
-        ends=("timeout",),
-        survives=None,
-    ),
-    Attack(
-        name="priority",
-        contained="nobody becomes more important than the server, or less",
-        code="""
+        """),
+    attack(
+        "priority",
+        "nobody becomes more important than the server, or less",
+        holds=STRONG | {Isolation.SECCOMP},
+    )("""
         must_fail("nice", os.nice, -5)
         must_fail("setpriority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -10))
         for which, who in ((0, os.getppid()), (1, 0), (2, 0), (2, os.getuid()), (0, HOST["supervisor"]), (0, HOST["victim"]),
@@ -194,28 +151,16 @@ ATTACKS = (
         must_fail("deadline", lambda: syscall("sched_setattr", 0, bytes(48), 0))
         must_fail("ioprio", lambda: syscall("ioprio_set", 1, 0, 0x2000))
         must_fail("ioprio of the user", lambda: syscall("ioprio_set", 3, os.getuid(), 0x6000))
-        """,
-        holds=STRONG | {Isolation.SECCOMP},
-    ),
-    Attack(
-        name="affinity-of-others",
-        contained="other processes stay on their processors",
-        code="""
+        """),
+    attack("affinity-of-others", "other processes stay on their processors")("""
         for pid in (os.getppid(), HOST["supervisor"], HOST["victim"], HOST["zygote"], 1):
             if pid:
                 must_fail(f"affinity of {pid}", lambda: os.sched_setaffinity(pid, {0}))
                 must_fail(f"scheduler of {pid}", lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="unwaited",
-        contained="waiting for processes finds none",
-        code="""
+        """),
+    attack("unwaited", "waiting for processes finds none")("""
         must_fail("wait", os.wait)
         must_fail("waitpid", lambda: os.waitpid(-1, os.WNOHANG))
         must_fail("waitid of another", lambda: os.waitid(os.P_PID, HOST["victim"], os.WEXITED | os.WNOHANG))
-        """,
-        holds=FILTERED,
-    ),
+        """),
 )

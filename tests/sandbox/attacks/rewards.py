@@ -1,6 +1,6 @@
 """Verdicts: what is judged outside must not be decided inside."""
 
-from .model import EVERYWHERE, Attack, Stage
+from .model import EVERYWHERE, Stage, attacks_held_at
 
 SOLUTION = "def add(a, b): return a + b"
 
@@ -137,21 +137,24 @@ async def value_by_forgery(stage: Stage) -> None:
         stage.breaches.append(f"a forged answer was taken for another request's: {again.result}")
 
 
-def _attack(name: str, contained: str, act, **more) -> Attack:  # type: ignore[no-untyped-def]
-    ends = ("ok", "error", "killed", "timeout", "memory")
-    return Attack(name=name, contained=contained, act=act, ends=ends, survives=None, holds=EVERYWHERE, **more)
+ENDS = ("ok", "error", "killed", "timeout", "memory")
 
+attack = attacks_held_at(EVERYWHERE)
 
 ATTACKS = (
-    _attack(
+    attack(
         "always-equal",
         "only plain values come out, so no comparison outside runs the code's methods",
-        always_equal,
+        ends=ENDS,
+    )(always_equal),
+    attack("patched-libraries", "the supervisor uses nothing that the code can replace", ends=ENDS)(
+        patched_libraries
     ),
-    _attack("patched-libraries", "the supervisor uses nothing that the code can replace", patched_libraries),
-    _attack("runner-taken-over", "a runner in the code's hands is only the code", runner_taken_over),
-    _attack("exit-with-success", "leaving early is no success of a call", exits),
-    _attack("endless-values", "values are bounded, plain and without rings", endless_value),
-    _attack("arguments", "arguments are copies", arguments_are_copies),
-    _attack("forged-value", "a forged answer concerns the code's own call alone", value_by_forgery),
+    attack("runner-taken-over", "a runner in the code's hands is only the code", ends=ENDS)(
+        runner_taken_over
+    ),
+    attack("exit-with-success", "leaving early is no success of a call", ends=ENDS)(exits),
+    attack("endless-values", "values are bounded, plain and without rings", ends=ENDS)(endless_value),
+    attack("arguments", "arguments are copies", ends=ENDS)(arguments_are_copies),
+    attack("forged-value", "a forged answer concerns the code's own call alone", ends=ENDS)(value_by_forgery),
 )

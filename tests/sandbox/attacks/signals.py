@@ -1,23 +1,21 @@
 """Signals to others, and a session's own signals turned against whoever has to stop it."""
 
-from .model import EVERYWHERE, FILTERED, STRONG, Attack
+from .model import EVERYWHERE, FILTERED, STRONG, attacks_held_at
+
+attack = attacks_held_at(EVERYWHERE)
 
 ATTACKS = (
-    Attack(
-        name="kill-supervisor",
-        contained="neither the server nor the zygote nor the first process hears of it",
-        code="""
+    attack(
+        "kill-supervisor",
+        "neither the server nor the zygote nor the first process hears of it",
+        holds=FILTERED,
+    )("""
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid()):
             if pid:
                 for number in (0, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGINT, signal.SIGUSR1, 64):
                     must_fail(f"kill {pid} {number}", os.kill, pid, number)
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="kill-everybody",
-        contained="no process of the machine is reached by its number",
-        code="""
+        """),
+    attack("kill-everybody", "no process of the machine is reached by its number", holds=STRONG)("""
         own = os.getpid()
         for pid in (*range(2, 3000), *range(3000, 70000, 7)):
             if pid != own:
@@ -26,12 +24,8 @@ ATTACKS = (
                 except OSError:
                     continue
                 breach("stopped", pid)
-        """,
-    ),
-    Attack(
-        name="kill-all-at-once",
-        contained="what reaches many reaches at most the session",
-        code="""
+        """),
+    attack("kill-all-at-once", "what reaches many reaches at most the session", holds=FILTERED)("""
         must_fail("kill -1", os.kill, -1, signal.SIGKILL)
         group = attempt(os.getpgid, os.getppid())
         if group:  # 0 is one that this name space does not see, and means the session itself
@@ -40,21 +34,11 @@ ATTACKS = (
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"]):
             must_fail("group", os.killpg, pid, signal.SIGKILL)
         must_fail("INT_MIN", lambda: syscall("kill", -0x80000000, 9))
-        """,
-        holds=FILTERED,
+        """),
+    attack("kill-own-group", "its own group is the session alone", ends=("killed",))(
+        "os.kill(0, signal.SIGKILL)"
     ),
-    Attack(
-        name="kill-own-group",
-        contained="its own group is the session alone",
-        code="os.kill(0, signal.SIGKILL)",
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="other-calls",
-        contained="no other call that signals reaches anybody",
-        code="""
+    attack("other-calls", "no other call that signals reaches anybody", holds=FILTERED)("""
         import struct
         info = struct.pack("=iii", signal.SIGKILL, 0, -1) + bytes(116)
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid(), 1):
@@ -67,13 +51,10 @@ ATTACKS = (
                 must_fail("pidfd_open", lambda: os.pidfd_open(pid))
                 must_fail("pidfd_send_signal", lambda: syscall("pidfd_send_signal", 3, 9, None, 0))
         must_fail("pidfd of itself", lambda: syscall("pidfd_send_signal", -10000, 9, None, 0))
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="asynchronous-signals",
-        contained="no descriptor or timer signals in the session's place",
-        code="""
+        """),
+    attack(
+        "asynchronous-signals", "no descriptor or timer signals in the session's place", holds=FILTERED
+    )("""
         import fcntl
         one, other = socket.socketpair()
         for pid in (HOST["supervisor"], HOST["victim"], -1, os.getppid()):
@@ -85,84 +66,54 @@ ATTACKS = (
         must_fail("F_NOTIFY", fcntl.fcntl, os.open(".", os.O_RDONLY), fcntl.F_NOTIFY, 0x7)
         must_fail("timer_create", lambda: syscall("timer_create", 0, bytes(64), bytes(8)))
         must_fail("lease", fcntl.fcntl, 1, fcntl.F_SETLEASE, 0)
-        """,
-        holds=FILTERED,
-    ),
-    Attack(
-        name="stop-itself",
-        contained="a session that stops itself is continued or ended, in time",
-        code="os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(30)",
-        timeout_s=0.2,
+        """),
+    attack(
+        "stop-itself",
+        "a session that stops itself is continued or ended, in time",
         ends=("timeout", "error"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="ignored-interrupt",
-        contained="an ignored interrupt is followed by a kill",
-        code="""
+        timeout_s=0.2,
+    )("os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(30)"),
+    attack(
+        "ignored-interrupt", "an ignored interrupt is followed by a kill", ends=("timeout",), timeout_s=0.2
+    )("""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             pass
-        """,
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="blocked-signals",
-        contained="blocked signals are followed by a kill",
-        code="""
+        """),
+    attack("blocked-signals", "blocked signals are followed by a kill", ends=("timeout",), timeout_s=0.2)("""
         signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
         while True:
             time.sleep(1)
-        """,
-        timeout_s=0.2,
+        """),
+    attack(
+        "own-handler",
+        "a handler of its own does not keep the session running",
         ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="own-handler",
-        contained="a handler of its own does not keep the session running",
-        code="""
+        timeout_s=0.2,
+    )("""
         signal.signal(signal.SIGINT, lambda *_: time.sleep(30))
         time.sleep(30)
-        """,
-        timeout_s=0.2,
-        ends=("timeout",),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="alarm",
-        contained="alarms end the session alone",
-        code="""
+        """),
+    attack("alarm", "alarms end the session alone", ends=("killed",))("""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         time.sleep(5)
-        """,
+        """),
+    attack(
+        "alarm-between-cells",
+        "an alarm that goes off while nothing runs is told with the next execution",
         ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
+    )(
+        "signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.setitimer(signal.ITIMER_REAL, 0.05)",
+        "time.sleep(0.2)",
     ),
-    Attack(
-        name="alarm-between-cells",
-        contained="an alarm that goes off while nothing runs is told with the next execution",
-        code=(
-            "signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.setitimer(signal.ITIMER_REAL, 0.05)",
-            "time.sleep(0.2)",
-        ),
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="interrupt-storm",
-        contained="the code's own interrupts neither fool nor harm the runner",
-        code="""
+    attack(
+        "interrupt-storm",
+        "the code's own interrupts neither fool nor harm the runner",
+        ends=("ok", "error"),
+        survives=None,
+    )("""
         def storm():
             for _ in range(2000):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -171,15 +122,8 @@ ATTACKS = (
                 storm()
             except KeyboardInterrupt:
                 pass
-        """,
-        ends=("ok", "error"),
-        survives=None,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="outlive-parent",
-        contained="the session cannot decide to outlive the zygote",
-        code="""
+        """),
+    attack("outlive-parent", "the session cannot decide to outlive the zygote", holds=FILTERED)("""
         must_fail("PR_SET_PDEATHSIG", lambda: syscall("prctl", 1, 0, 0, 0, 0))
         must_fail("PR_SET_DUMPABLE", lambda: syscall("prctl", 4, 1, 0, 0, 0))
         must_fail("PR_SET_KEEPCAPS", lambda: syscall("prctl", 8, 1, 0, 0, 0))
@@ -189,23 +133,11 @@ ATTACKS = (
         must_fail("PR_TASK_PERF_EVENTS_DISABLE", lambda: syscall("prctl", 31, 0, 0, 0, 0))
         must_fail("PR_SCHED_CORE", lambda: syscall("prctl", 62, 1, 0, 0, 0))
         must_fail("PR_SET_SYSCALL_USER_DISPATCH", lambda: syscall("prctl", 59, 1, 0, 0, 0))
-        """,
-        holds=FILTERED,
+        """),
+    attack("own-signals", "a session may end itself by any signal, and that is told", ends=("killed",))(
+        "os.kill(os.getpid(), signal.SIGSEGV)"
     ),
-    Attack(
-        name="own-signals",
-        contained="a session may end itself by any signal, and that is told",
-        code="os.kill(os.getpid(), signal.SIGSEGV)",
-        ends=("killed",),
-        survives=False,
-        holds=EVERYWHERE,
-    ),
-    Attack(
-        name="crash-storm",
-        contained="crashes cost nobody else anything",
-        code="ctypes.string_at(0)",
-        ends=("killed",),
-        survives=False,
-        holds=STRONG,
+    attack("crash-storm", "crashes cost nobody else anything", ends=("killed",), holds=STRONG)(
+        "ctypes.string_at(0)"
     ),
 )

@@ -216,13 +216,3 @@ def descendants(of: int | None) -> dict[int, str]:
             if pid not in found and (parent == of or parent in found):
                 found[pid], grown = state, True
     return found
-
-
-def resident(pids: dict[int, str]) -> int:
-    """Return the bytes that processes have in memory for themselves alone, together."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            pages = Path(f"/proc/{pid}/statm").read_text().split()
-            total += (int(pages[1]) - int(pages[2])) * resource.getpagesize()
-    return total

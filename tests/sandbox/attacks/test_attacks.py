@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from docker_engine import engine, hostile_image
+from interpreter_image import interpreter_image
 from missing import missing
 
 from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
@@ -17,21 +20,24 @@ from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnava
 from .__main__ import CANNOT
 from .catalogue import CATALOGUE, selected
 from .play import play
-from .sweep import PATTERNS, sweep
-from .watch import percentile
+from .sweep import LAST, PATTERNS, sweep
+
+__all__ = ["engine", "hostile_image", "interpreter_image"]
 
 LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
 WEAK = (Isolation.SECCOMP, Isolation.PROCESS)
 TOGETHER = 12
-BLOCKED_S = 2.0
-"""A watchdog, no bar: how long the loop alone may be held up, while a process beside it is not."""
-
-FELT = ("loop", "neighbour")
 BAR_S = 0.1
 CALM_S = 0.03
 """Beyond this without any attack, the machine has other things to do, and no bar says anything about the sandbox."""
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+# What dockerfiles/code_interpreter/run takes away, too.
+HARDENED = (
+    *("--init", "--user", "10001:10001", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+    *("--read-only", "--tmpfs", "/tmp:rw,nosuid,nodev,noexec,size=256m,mode=1777"),
+    *("--memory", "2g", "--memory-swap", "2g", "--pids-limit", "1024"),
+)
 
 
 async def started(level: Isolation) -> Sandbox:
@@ -52,50 +58,47 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         await sandbox.close()
 
 
-def test_the_catalogue_is_large_and_its_titles_are_unique() -> None:
+def test_catalogue_is_large_and_its_titles_are_unique() -> None:
     titles = [attack.title for attack in CATALOGUE]
-    assert len(titles) == len(set(titles))
+    assert len(titles) == len(set(titles)) >= 193
+    assert len({attack.category for attack in CATALOGUE}) == 14
     for level in LEVELS:
-        assert len(selected(level, slow=True)) >= 80
-    categories = {attack.category for attack in CATALOGUE}
-    assert len(categories) == 14
+        assert len(selected(level, slow=True)) >= 180
 
 
 @pytest.mark.slow
-async def test_attacks_are_contained(sandbox: Sandbox) -> None:
+async def test_quick_attacks_are_contained(sandbox: Sandbox) -> None:
     attacks = selected(sandbox.isolation, slow=False)
     if sandbox.isolation is Isolation.NAMESPACES:
         # What limits alone contain is the same on every rung, and is played on the lower one.
         attacks = [attack for attack in attacks if Isolation.PROCESS not in attack.holds]
     report = await play(sandbox, attacks, together=TOGETHER)
     assert report.failures == []
-    assert report.felt.loop
-    assert max(report.felt.held, default=0.0) < BLOCKED_S
+    assert len(report.outcomes) == len(attacks) > 80
 
 
+@pytest.mark.slow
 async def test_calls_by_number_change_nothing_outside(sandbox: Sandbox) -> None:
     swept = await sweep(sandbox, PATTERNS[::4])
     assert swept.breaches == []
-    assert swept.calls == 601 * 3
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-async def test_all_attacks_one_by_one(sandbox: Sandbox) -> None:
-    calm = await play(sandbox, [], thorough=True, at_least_s=3.0)
-    report = await play(sandbox, selected(sandbox.isolation, slow=True), thorough=True)
-    assert report.failures == []
-    felt = {name: percentile(values, 0.99) for name, values in vars(report.felt).items() if name in FELT}
-    if any(percentile(getattr(calm.felt, name), 0.99) > CALM_S for name in FELT):
-        pytest.skip(f"this machine is too busy to say what others would feel: {felt}")
-    assert max(felt.values()) < BAR_S, felt
+    assert swept.calls == (LAST + 1) * 3
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_calls_by_number_with_all_patterns(sandbox: Sandbox) -> None:
-    swept = await sweep(sandbox)
-    assert swept.breaches == []
+    assert (await sweep(sandbox)).breaches == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_all_attacks_one_by_one_slow_nobody_else(sandbox: Sandbox) -> None:
+    calm = await play(sandbox, [], thorough=True, at_least_s=3.0)
+    report = await play(sandbox, selected(sandbox.isolation, slow=True), thorough=True)
+    assert report.failures == []
+    if max(calm.felt.p99_s.values()) > CALM_S:
+        pytest.skip(f"this machine is too busy to say what others would feel: {report.felt.p99_s}")
+    assert max(report.felt.p99_s.values()) < BAR_S, report.felt.p99_s
 
 
 @pytest.mark.soak
@@ -110,23 +113,40 @@ async def test_what_weak_levels_contain(level: Isolation) -> None:
     assert report.failures == []
 
 
+async def catalogue_by(*command: str, level: Isolation, user: int | None, together: int) -> None:
+    """Play the whole catalogue in a process of its own, and expect that nothing got through."""
+    arguments = ("--level", str(level), "--together", str(together), "--json")
+    ran = await asyncio.to_thread(
+        subprocess.run, [*command, *arguments], cwd=HERE.parents[2], capture_output=True, text=True
+    )
+    if ran.returncode == CANNOT:
+        missing(f"the level {level} cannot be had by user {user} here: {ran.stderr}")
+    assert ran.stdout, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["isolation"] == str(level)
+    assert told["uid"] != 0
+    assert user in (None, told["uid"])
+    assert told["failures"] == []
+    assert told["attacks"] >= 180
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user, which root alone can")
 @pytest.mark.parametrize("level", LEVELS)
 async def test_attacks_as_an_ordinary_user(level: Isolation) -> None:
-    command = [sys.executable, "-m", "tests.sandbox.attacks.ordinary", "--level", level, "--json"]
-    ran = await asyncio.to_thread(
-        subprocess.run,
-        [*command, "--together", str(TOGETHER)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    if ran.returncode == CANNOT:
-        missing(f"the level {level} cannot be had by an ordinary user here: {ran.stderr}")
-    assert ran.stdout, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told["uid"] != 0
-    assert told["failures"] == []
-    assert told["attacks"] >= 80
+    program = (sys.executable, "-m", "tests.sandbox.attacks.ordinary")
+    await catalogue_by(*program, level=level, user=None, together=TOGETHER)
+
+
+@pytest.mark.docker
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_attacks_in_a_hardened_container(interpreter_image: str) -> None:
+    docker = shutil.which("docker")
+    if docker is None:
+        pytest.skip("needs the docker command line")
+    files = ("--volume", f"{HERE}:/catalogue/tests/sandbox/attacks:ro", "--workdir", "/catalogue")
+    program = ("--entrypoint", "python3", interpreter_image, "-B", "-m", "tests.sandbox.attacks")
+    command = (docker, "run", "--rm", *HARDENED, *files, *program)
+    await catalogue_by(*command, level=Isolation.LSM, user=10001, together=4)

@@ -1,7 +1,6 @@
 """Attacks through a real server: /health answers meanwhile, and nothing of them stays."""
 
 import os
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -92,27 +91,20 @@ def is_calm(server: ServeProcess) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_health_answers_during_attacks(server: ServeProcess, record_property: pytest.FixtureRequest) -> None:
+def test_health_answers_during_attacks(server: ServeProcess) -> None:
     calm = is_calm(server)
     family = len(server.family)
     with Health(server) as health, ThreadPoolExecutor(TOGETHER) as pool:
         ended = dict(zip(chosen(), pool.map(lambda attack: attacked(server, attack), chosen()), strict=True))
     wrong = {attack.title: statuses for attack, statuses in ended.items() if "sandbox_error" in statuses}
     assert wrong == {}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while len(server.family) > family and time.monotonic() < deadline:
         time.sleep(0.1)
     left = [process.cmdline() for process in server.family if process.status() != psutil.STATUS_ZOMBIE]
     assert len(left) <= family, left
-    figures = {
-        "p50": statistics.median(health.took),
-        "p99": percentile(health.took, 0.99),
-        "max": max(health.took),
-    }
-    record_property("health_s", figures)  # type: ignore[operator]
-    calm = calm and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
+    p99 = percentile(health.took, 0.99)
     with started() as fresh:  # what attacks have done to the other is no excuse for it
-        calm = calm and is_calm(fresh)
-    if not calm:
-        pytest.skip(f"this machine is too busy to say what /health would take: {figures}")
-    assert figures["p99"] < BAR_S, figures
+        if not (calm and is_calm(fresh)) or os.getloadavg()[0] > 3 * (os.cpu_count() or 1):
+            pytest.skip(f"this machine is too busy to say what /health would take: {p99} s")
+    assert p99 < BAR_S
