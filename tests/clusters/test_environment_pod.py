@@ -50,16 +50,6 @@ def probe(port: int, token: Path) -> int:
     return done.returncode
 
 
-def until_started(port: int, token: Path) -> None:
-    """Probe as the kubelet does, and as often."""
-    startup = container("environment")["startupProbe"]
-    for _ in range(startup["failureThreshold"]):
-        if probe(port, token) == 0:
-            return
-        time.sleep(startup["periodSeconds"])
-    pytest.fail("expected the probe to be let in, it never was")
-
-
 def status(port: int, **headers: str) -> int:
     connection = HTTPConnection("127.0.0.1", port, timeout=10)
     try:
@@ -69,16 +59,21 @@ def status(port: int, **headers: str) -> int:
         connection.close()
 
 
-def test_the_probe_is_let_in_and_nobody_without_the_token(port: int, token: Path, tmp_path: Path) -> None:
-    until_started(port, token)
+def test_the_probe_and_the_run_are_let_in_and_nobody_without_the_token(
+    port: int, token: Path, tmp_path: Path
+) -> None:
+    startup = container("environment")["startupProbe"]
+    for _ in range(startup["failureThreshold"]):  # as the kubelet does, and as often
+        if probe(port, token) == 0:
+            break
+        time.sleep(startup["periodSeconds"])
+    else:
+        pytest.fail("expected the probe to be let in, it never was")
     other = tmp_path / "token"
     other.write_text("another-token-0123456789")
     assert probe(port, other) != 0
     assert status(port) == 401
-
-
-def test_it_is_called_by_the_names_that_the_run_has_for_it(port: int, token: Path) -> None:
-    until_started(port, token)
+    # By the name that the run has for it, and by no other.
     allowed = {"Authorization": f"Bearer {TOKEN}"}
     assert status(port, Host="environment-1.environment:8000", **allowed) == 200
     assert status(port, Host="elsewhere.example.org:8000", **allowed) in {400, 421}

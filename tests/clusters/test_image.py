@@ -1,4 +1,4 @@
-"""The trainer's image for CPUs: built by a real engine, and a run on three of its containers.
+"""The trainer's image for CPUs: its recipe by itself, built by a real engine, and a run on three of its containers.
 
 Its gigabytes of packages come once an engine: the image stays, and a change of the code is a change of its last layer.
 A build that needs them again begins only where they can be had, so that without a package index this is over in two
@@ -8,7 +8,9 @@ minutes.
 import hashlib
 import json
 import os
+import re
 import subprocess
+import tomllib
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,8 +23,6 @@ from pip_folders import served_to_containers, settings_of_pip
 from openenv_core.providers.docker import Engine
 
 __all__ = ["engine"]
-
-pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "ropewalk-test-rl:cpu"
@@ -41,6 +41,42 @@ LOCKED = (
     *("--user", "10001:10001", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
     *("--read-only", "--tmpfs", "/tmp:size=1g,mode=1777", "--shm-size", "1g", "--memory", "6g"),
 )
+
+
+TEXT = (ROOT / "dockerfiles/rl/Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+SENT = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+"""What the engine gets of the repository; the rest is ignored."""
+
+
+def named(before: str) -> list[str]:
+    (words,) = re.findall(rf"{re.escape(before)} ([\w ]+?)(?:;|$)", TEXT, re.MULTILINE)
+    return str(words).split()
+
+
+def test_what_is_copied_is_sent_to_the_engine_and_nothing_secret() -> None:
+    copied = [word for line in re.findall(r"^COPY (.+)$", TEXT, re.MULTILINE) for word in line.split()[:-1]]
+    assert len(copied) > 5
+    for word in copied:
+        assert (ROOT / word).exists(), word
+        assert word == "." or Path(word).parts[0] in SENT, word
+    assert all((ROOT / name).exists() for name in SENT)
+    # And nothing else is: no secrets, no history, no tests.
+    assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert {Path(name).parts[0] for name in SENT}.isdisjoint({".git", ".venvs", "runs", "tests", ".env"})
+
+
+def test_packages_that_stand_in_until_the_code_comes_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert sorted(named("for package in")) == sorted(pattern.removesuffix("*") for pattern in found)
+
+
+def test_all_code_is_compiled_since_nobody_can_later() -> None:
+    code = {name for name in SENT if (ROOT / name).is_dir() and any((ROOT / name).rglob("*.py"))}
+    assert set(named("-m compileall -q")) == code - {"scripts", "dockerfiles"}
+
+
+# ---- with an engine
 
 
 def docker(*words: str, timeout_s: float = 120, check: bool = True) -> str:
@@ -122,6 +158,9 @@ def mesh(image: str) -> Iterator[tuple[str, list[str]]]:
         docker("network", "rm", name, check=False)
 
 
+@pytest.mark.docker
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_what_is_in_it(image: str) -> None:
     said = docker("run", "--rm", *LOCKED, "--network", "none", image, "id", "-u")
     assert said == "10001"
@@ -135,6 +174,9 @@ def test_what_is_in_it(image: str) -> None:
     docker("run", "--rm", *LOCKED, "--network", "none", image, "python", "-c", imports, timeout_s=RUN_S)
 
 
+@pytest.mark.docker
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_a_run_on_its_containers(image: str, mesh: tuple[str, list[str]]) -> None:
     name, addresses = mesh
     train = (

@@ -1,5 +1,6 @@
-"""The manifests by themselves: the API's schemas, and that what they say in two places is the same."""
+"""The manifests and docs/clusters.md: the API's schemas, and that what is said in two places is the same."""
 
+import argparse
 import importlib.util
 import os
 import re
@@ -14,6 +15,7 @@ import yaml
 from manifests import FOLDER, OBJECTS, ROOT, container, may_reach, named, pod_templates, references, variables
 from missing import missing
 
+from rl_bridge.cli.status import COMMAND as STATUS
 from rl_bridge.config import Config, load_config
 
 OLDEST = "1.29"
@@ -50,16 +52,11 @@ def test_they_are_what_the_api_takes(version: str) -> None:
         kubernetes_validate.validate(one, against, strict=True)
 
 
-def test_the_schemas_find_what_is_wrong() -> None:
-    kubernetes_validate = schemas()
-    wrong = {**named("StatefulSet", "gpus"), "spec": {**named("StatefulSet", "gpus")["spec"], "replica": 2}}
-    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
-        kubernetes_validate.validate(wrong, OLDEST, strict=True)
-
-
-def test_every_file_is_applied() -> None:
+def test_every_file_is_applied_and_says_nothing_that_readers_of_yaml_disagree_on() -> None:
     listed = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
     assert set(listed) == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
+    for path in FOLDER.glob("*.yaml"):
+        assert not re.search(r":\s(yes|no|on|off)\s*$", path.read_text(), re.MULTILINE), path
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which needs no cluster for this")
@@ -74,42 +71,17 @@ def test_kubectl_builds_them() -> None:
     assert images == {"ropewalk-rl:gpu", "blackjack-env:latest"}
 
 
-@pytest.mark.parametrize("name", PODS)
-def test_nodes_with_gpus_are_for_what_computes_on_them(name: str) -> None:
-    pod = pod_templates()[name]["spec"]
-    wants = any("nvidia.com/gpu" in one["resources"]["limits"] for one in pod["containers"])
-    required = (
-        pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    )
-    if wants:
-        assert required is None, "the device plugin finds the node"
-    else:
-        (term,) = required["nodeSelectorTerms"]
-        assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.present", "operator": "DoesNotExist"}]
-
-
-def test_the_files_say_nothing_that_yaml_1_1_reads_otherwise() -> None:
-    """kubectl and PyYAML agree on these; other readers may not, so that there is nothing for them to disagree on."""
-    for path in FOLDER.glob("*.yaml"):
-        assert not re.search(r":\s(yes|no|on|off)\s*$", path.read_text(), re.MULTILINE), path
-
-
-def test_the_controller_waits_for_the_pods_that_there_are() -> None:
-    said = variables("train")
-    assert said["GPUS_PODS"] == str(replicas("gpus"))
-    assert said["CPUS_PODS"] == str(replicas("cpus"))
-
-
-@pytest.mark.parametrize("name", ["gpus", "cpus"])
-def test_the_controller_finds_the_pods(name: str) -> None:
-    """The selector that job.py asks with, read from its source: importing it takes Monarch."""
+def test_the_controller_finds_the_pods_and_waits_for_as_many_as_there_are() -> None:
+    # The selector that job.py asks with, read from its source: importing it takes Monarch.
     source = (FOLDER / "job.py").read_text()
     assert 'f"app.kubernetes.io/name=ropewalk,app.kubernetes.io/component={component}"' in source
-    labels = pod_templates()[name]["metadata"]["labels"]
-    assert labels == {"app.kubernetes.io/name": "ropewalk", "app.kubernetes.io/component": name}
-    # Monarch reads the port from the pod's own variable.
-    (port,) = container(name)["ports"]
-    assert variables(name)["MONARCH_PORT"] == str(port["containerPort"])
+    for name in ("gpus", "cpus"):
+        labels = pod_templates()[name]["metadata"]["labels"]
+        assert labels == {"app.kubernetes.io/name": "ropewalk", "app.kubernetes.io/component": name}
+        # Monarch reads the port from the pod's own variable.
+        (port,) = container(name)["ports"]
+        assert variables(name)["MONARCH_PORT"] == str(port["containerPort"])
+        assert variables("train")[f"{name.upper()}_PODS"] == str(replicas(name))
 
 
 def test_the_configuration_fits_the_cluster() -> None:
@@ -152,7 +124,7 @@ def test_what_they_name_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_no_pod_may_more_than_it_has_to(name: str) -> None:
+def test_every_pod_is_hardened_bounded_and_probed(name: str) -> None:
     spec, one = pod_templates()[name]["spec"], container(name)
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] == 10001
@@ -162,22 +134,25 @@ def test_no_pod_may_more_than_it_has_to(name: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    # The controller alone speaks to the API server.
-    assert spec["automountServiceAccountToken"] is (name == "train")
     assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
-
-
-@pytest.mark.parametrize("name", PODS)
-def test_every_pod_is_bounded_and_looked_after(name: str) -> None:
-    one = container(name)
-    assert one["resources"]["requests"] == one["resources"]["limits"]
-    assert {"cpu", "memory", "ephemeral-storage"} <= set(one["resources"]["limits"])
-    assert "startupProbe" in one
-    assert "livenessProbe" in one
-    # Nobody connects to the controller by a service.
+    # The controller alone speaks to the API server, and nobody connects to it by a service.
+    assert spec["automountServiceAccountToken"] is (name == "train")
     assert ("readinessProbe" in one) == (name != "train")
-    for volume in pod_templates()[name]["spec"]["volumes"]:
+    assert {"startupProbe", "livenessProbe"} <= set(one)
+    limits = one["resources"]["limits"]
+    assert one["resources"]["requests"] == limits
+    assert {"cpu", "memory", "ephemeral-storage"} <= set(limits)
+    for volume in spec["volumes"]:
         assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"], volume
+    # Nodes with GPUs are for what computes on them; the device plugin finds those.
+    required = (
+        spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    )
+    if "nvidia.com/gpu" in limits:
+        assert required is None
+    else:
+        (term,) = required["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.present", "operator": "DoesNotExist"}]
 
 
 def test_the_controller_may_look_at_pods_and_no_more() -> None:
@@ -200,6 +175,8 @@ def test_the_processes_of_a_run_reach_each_other_and_the_environment(source: str
 
 
 def test_nobody_else_reaches_anything() -> None:
+    everything = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert named("NetworkPolicy", "nothing")["spec"] == everything  # also of a pod that no other policy names
     for target in PODS:
         for port in (26600, 8000, 29501):
             assert not may_reach(None, target, port)
@@ -213,8 +190,8 @@ def test_nobody_else_reaches_anything() -> None:
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs processes of its own: root"
 )
-def test_who_is_told_first_that_a_pod_goes() -> None:
-    """The hook in processes of its own: what the run has started there is told, the worker is not."""
+def test_the_pre_stop_hook_signals_what_the_run_has_started_and_not_the_worker() -> None:
+    """In a PID namespace of its own."""
     shell, option, hook = container("cpus")["lifecycle"]["preStop"]["exec"]["command"]
     assert "sleep 12" in hook
     grace = pod_templates()["cpus"]["spec"]["terminationGracePeriodSeconds"]
@@ -222,6 +199,7 @@ def test_who_is_told_first_that_a_pod_goes() -> None:
     script = f"""
         ROPEWALK_MARK=7 sleep 60 & started=$!
         sleep 60 & worker=$!
+        until grep -qsz "^ROPEWALK_MARK=" /proc/$started/environ; do sleep 0.01; done
         {shell} {option} {shlex.quote(hook.replace("sleep 12", "sleep 0"))}
         wait $started; echo $?
         kill -0 $worker && echo works; kill $worker
@@ -235,13 +213,6 @@ def test_who_is_told_first_that_a_pod_goes() -> None:
         check=True,
     )
     assert done.stdout.split() == ["143", "works"]
-
-
-def test_a_pod_that_no_policy_names_reaches_nothing() -> None:
-    assert named("NetworkPolicy", "nothing")["spec"] == {
-        "podSelector": {},
-        "policyTypes": ["Ingress", "Egress"],
-    }
 
 
 @pytest.mark.parametrize("left", [None, [], ["config.yaml"], ["logs"]])
@@ -269,3 +240,67 @@ def test_a_further_pod_goes_on_with_what_the_one_before_has_left(
     assert asked.stdout.split() == ["train", *words, "a=b", "c=[d,", "e]"]
     # What a run has written is nobody's to take away; a folder in which none began is one that the next may take.
     assert run.exists() == (left is not None)
+
+
+# ---- docs/clusters.md
+
+TEXT = (ROOT / "docs/clusters.md").read_text(encoding="utf-8")
+KUBECTL, AFTERWARDS = (
+    block.splitlines() for block in re.findall(r"^```\n(kubectl .*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+)
+
+
+def test_three_commands_deploy_and_start() -> None:
+    applied, secret, all_of_it = (shlex.split(line) for line in KUBECTL)
+    namespace = named("Namespace", "ropewalk")["metadata"]["name"]
+    assert applied[1:3] == ["apply", "-f"]
+    assert (ROOT / applied[3]) == FOLDER / "namespace.yaml"
+    assert secret[1:5] == ["create", "secret", "generic", "environment"]
+    assert secret[5:7] == ["--namespace", namespace]
+    (key,) = re.findall(r"^--from-literal=(\w+)=\$\(openssl rand -hex 32\)$", secret[7])
+    (volume,) = (one for one in pod_templates()["environment"]["spec"]["volumes"] if one["name"] == "token")
+    (mount,) = (one for one in container("environment")["volumeMounts"] if one["name"] == "token")
+    assert volume["secret"]["secretName"] == secret[4]
+    assert variables("environment")["ROPEWALK_TOKEN_FILE"] == f"{mount['mountPath']}/{key}"
+    assert all_of_it == ["kubectl", "apply", "-k", str(FOLDER.relative_to(ROOT))]
+
+
+def test_the_page_and_the_probes_ask_for_the_status_of_the_run() -> None:
+    for line in AFTERWARDS:
+        words = shlex.split(line, comments=True)
+        assert words[words.index("--namespace") + 1] == "ropewalk"
+        assert "train" in words or "job/train" in words
+    (status,) = (line.partition(" -- ropewalk status ")[2] for line in AFTERWARDS if " exec " in line)
+    assert asked(status).run == variables("train")["RUN"]
+    for probe in ("startupProbe", "livenessProbe"):
+        shell, option, line = container("train")[probe]["exec"]["command"]
+        assert (shell, option) == ("/bin/sh", "-c")
+        (words,) = re.findall(r"^ropewalk status (.*) >/dev/null$", line)
+        assert asked(words).run == "$RUN"
+
+
+def asked(words: str) -> argparse.Namespace:
+    """What `ropewalk status` makes of its words; ends the test where it does not know them."""
+    parser = argparse.ArgumentParser()
+    STATUS.configure(parser)
+    return parser.parse_args(shlex.split(words))
+
+
+def test_every_key_of_the_page_is_one_of_the_configuration() -> None:
+    keys = re.findall(r"`((?:monarch|env|rollout|model)\.[a-z_.]+)(?:=[^`]*)?`", TEXT)
+    assert len(set(keys)) > 8
+    for key in keys:
+        section, name = key.split(".")[:2]
+        model = Config.model_fields[section].annotation
+        fields = getattr(model, "model_fields", None) or model.__args__[0].model_fields  # type: ignore[union-attr]
+        assert name in fields or name == "roles", key
+
+
+def test_every_path_and_file_of_the_page_is_there() -> None:
+    for path in re.findall(r"(?<![\w.])(?:examples|dockerfiles|constraints|envs|docs)/[\w./-]+", TEXT):
+        assert (ROOT / path.rstrip(".")).exists(), path
+    rows = set(re.findall(r"^\| `(\w+\.(?:yaml|py))` \|", TEXT, re.MULTILINE))
+    assert rows == {path.name for path in FOLDER.iterdir() if path.is_file()} - {
+        "__init__.py",
+        "kustomization.yaml",
+    }

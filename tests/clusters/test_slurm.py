@@ -1,0 +1,283 @@
+"""The batch script of Slurm: with stand-ins for its commands, under a real Slurm of one node, and a training there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from free_ports import free_ports
+from slurm_node import SlurmNode, require_slurm
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples/grpo_blackjack/slurm/train.sbatch"
+
+ON_CPUS = ["monarch.roles.policy.gpus=0", "monarch.roles.trainer.gpus=0"]
+
+# What is called is written down; a run that is told to go says so by its status, as ropewalk's does.
+ROPEWALK = """#!/bin/bash
+if [[ $1 == serve ]]; then
+  echo "$* for $ROPEWALK_ALLOWED_HOSTS by a token of $(wc -c < "$ROPEWALK_TOKEN_FILE")" >> calls
+  while :; do sleep 0.1; done
+fi
+trap 'echo told >> calls; exit 130' TERM
+mkdir -p "runs/$RUN" && touch "runs/$RUN/config.yaml"
+echo "$*" >> calls
+case $* in *--resume*) exit 0 ;; esac
+case $* in *fail=yes*) exit 3 ;; esac
+while [[ $* == *stay=yes* ]]; do sleep 0.1; done
+"""
+WORKER = """#!/bin/bash
+echo "worker $*" >> calls
+trap 'echo "worker gone" >> calls; exit 0' TERM
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmNode]:
+    with SlurmNode(require_slurm()) as node:
+        yield node
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in (("ropewalk", ROPEWALK), ("python", WORKER)):
+        path = tmp_path / "venv/bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def submit(slurm: SlurmNode, folder: Path, *words: str) -> str:
+    variables = f"ALL,ROPEWALK_VENV={folder}/venv,MONARCH_PORT=26700,RUN=seven"
+    options = [f"--chdir={folder}", f"--export={variables}", "--output=job.log"]
+    return slurm.run("sbatch", "--parsable", *options, str(SCRIPT), *words).strip()
+
+
+def calls(folder: Path) -> list[str]:
+    file = folder / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def until_called(folder: Path, line: str) -> None:
+    deadline = time.monotonic() + 60
+    while not any(called.startswith(line) for called in calls(folder)):
+        assert time.monotonic() < deadline, calls(folder)
+        time.sleep(0.1)
+
+
+def test_a_worker_a_node_and_the_controller_that_knows_them(slurm: SlurmNode, folder: Path) -> None:
+    job = submit(slurm, folder, "stay=yes", "trainer.iterations=3")
+    until_called(folder, "worker ")
+    until_called(folder, "serve ")
+    until_called(folder, "train ")
+    slurm.run("scancel", "--batch", "--signal=TERM", job)
+    assert slurm.wait(job, "COMPLETED", "FAILED", timeout_s=60) == "FAILED"
+    assert "ExitCode=130:0" in slurm.run("scontrol", "show", "job", "-o", job)
+    until_called(folder, "worker gone")
+    (trained,) = (call for call in calls(folder) if call.startswith("train "))
+    assert trained.replace(str(folder), "HERE").split() == [
+        *("train", "--config", "examples/grpo_blackjack/config.yaml", "--name", "seven", *ON_CPUS),
+        *("output_dir=runs", "env.app=null"),
+        *("env.url=[http://localhost:26702]", "env.token_file=HERE/runs/.seven.token"),
+        *("monarch.workers=[tcp://localhost:26700]", "monarch.num_nodes=1", "monarch.gpus_per_node=0"),
+        *("monarch.master_addr=localhost", "monarch.master_port=26701"),
+        *("rollout.checkpoint_on_preemption=true", "stay=yes", "trainer.iterations=3"),
+    ]
+    others = [call for call in calls(folder) if call.startswith(("worker -", "serve"))]
+    assert sorted(others) == [
+        "serve envs.blackjack_env.server.app:app --host 0.0.0.0 --port 26702 for localhost by a token of 64",
+        "worker -m rl_bridge.services.worker tcp://localhost:26700",
+    ]
+    assert (folder / "runs/.seven.token").stat().st_mode & 0o077 == 0
+
+
+def test_a_job_whose_time_is_over_queues_up_again_and_goes_on(slurm: SlurmNode, folder: Path) -> None:
+    job = submit(slurm, folder, "stay=yes")
+    until_called(folder, "train ")
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait(job, "PENDING", timeout_s=60)
+    slurm.wait_idle(timeout_s=120)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    assert slurm.wait(job, "COMPLETED", "FAILED", timeout_s=120) == "COMPLETED"
+    first, second = (call for call in calls(folder) if call.startswith("train "))
+    assert first.startswith("train --config ")
+    resumed = ["train", "--resume", "runs/seven", *ON_CPUS, "output_dir=runs", "env.app=null"]
+    assert second.split()[: len(resumed)] == resumed
+    assert calls(folder).count("told") == 1
+
+
+def test_a_node_that_is_given_up_leaves_nothing(folder: Path) -> None:
+    with SlurmNode(require_slurm()) as node:
+        submit(node, folder, "stay=yes")
+        until_called(folder, "worker ")
+        until_called(folder, "train ")
+        started = node.processes()
+        assert any("rl_bridge.services.worker" in process.cmdline() for process in started)
+    _, left = psutil.wait_procs(started, timeout=20)
+    assert left == []
+
+
+# ---- between a signal and the controller's end, with stand-ins for Slurm's commands
+
+SCONTROL = """#!/bin/bash
+if [[ $1 == show ]]; then echo localhost; else echo "$*" >> calls; fi
+"""
+SRUN = """#!/bin/bash
+echo "srun for ${SRUN_CPUS_PER_TASK:-no} CPUs" >> calls
+"""
+# The script's shell is told while the controller ends.
+SIGNALLED = """#!/bin/bash
+echo "ropewalk $*" >> calls
+trap '' TERM
+kill -"$SIGNAL" $PPID
+exit "${STATUS:-130}"
+"""
+# A shell that has been told takes longer over it than the controller does.
+SLOW = """
+kill() {
+  builtin kill "$@" && sleep 0.15
+}
+"""
+
+
+def run_script(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "slurm").mkdir(exist_ok=True)
+    for name, text in (("slurm/scontrol", SCONTROL), ("slurm/srun", SRUN), ("ropewalk", SIGNALLED)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "slow").write_text(SLOW)
+    given = {
+        "PATH": f"{folder}:{folder}/slurm:{os.environ['PATH']}",
+        "BASH_ENV": str(folder / "slow"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "localhost",
+        "ROPEWALK_VENV": str(folder / "venv"),
+    }
+    return subprocess.run(
+        ["bash", SCRIPT],
+        cwd=folder,
+        env={**given, **variables},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("signal", "ended", "status", "queued"),
+    [
+        ("USR1", 130, 0, True),
+        ("USR1", 143, 0, True),  # it had not begun to heed signals
+        ("USR1", 0, 0, False),  # it was done just then
+        ("TERM", 130, 130, False),
+        ("CONT", 3, 3, False),  # nobody told it
+    ],
+)
+def test_a_controller_that_ends_while_it_is_told_is_asked_for_its_status(
+    tmp_path: Path, signal: str, ended: int, status: int, queued: bool
+) -> None:
+    done = run_script(tmp_path, SIGNAL=signal, STATUS=str(ended))
+    assert done.returncode == status, done.stderr
+    assert ("requeue 7" in (tmp_path / "calls").read_text()) == queued
+
+
+def test_steps_have_the_job_s_cpus_and_jobs_on_a_node_have_ports_of_their_own(tmp_path: Path) -> None:
+    for job, cpus in (("7", {"SLURM_CPUS_PER_TASK": "6"}), ("8", {}), ("123456789", {})):
+        run_script(tmp_path, SIGNAL="TERM", SLURM_JOB_ID=job, **cpus)
+    called = calls(tmp_path)
+    steps = [line for line in called if line.startswith("srun")]
+    assert steps == ["srun for 6 CPUs"] * 2 + ["srun for no CPUs"] * 4
+    masters = [int(found) for line in called for found in re.findall(r"monarch\.master_port=(\d+)", line)]
+    # A worker's port and the environment's lie around each.
+    taken = [port + beside for port in masters for beside in (-1, 0, 1)]
+    assert len(set(taken)) == 9
+    assert all(1024 < port < 32768 for port in taken)  # what systems choose by themselves lies above
+
+
+@pytest.mark.parametrize(("gpus", "made"), [("2", ".venvs/rl"), ("1", ".venvs/rl-cpu")])
+def test_the_installation_is_the_one_for_the_devices(tmp_path: Path, gpus: str, made: str) -> None:
+    for venv in (".venvs/rl", ".venvs/rl-cpu"):
+        program = tmp_path / venv / "bin" / "ropewalk"
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/bash\necho "{venv} $*" >> calls\n')
+        program.chmod(0o755)
+    run_script(tmp_path, ROPEWALK_VENV="", SLURM_GPUS_ON_NODE=gpus)
+    (trained,) = (line for line in calls(tmp_path) if " train " in line)
+    assert trained.split()[0] == made
+    assert ("monarch.roles.trainer.gpus=1" in trained) == (made == ".venvs/rl")
+    # Said either way: a run that is gone on with may have been told otherwise when it began.
+    assert ("monarch.roles.trainer.gpus=0" in trained) == (made == ".venvs/rl-cpu")
+
+
+def test_an_installation_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path, PATH=f"{tmp_path / 'slurm'}:/usr/bin:/bin", ROPEWALK_VENV=str(tmp_path / "nowhere")
+    )
+    assert done.returncode == 2
+    assert f"installation in {tmp_path / 'nowhere'}, found none" in done.stderr
+    assert not (tmp_path / "calls").exists()
+
+
+# ---- BlackJack, interrupted when its time is over, queued up again, finished
+
+ITERATIONS = 20
+"""More than it gets to before the signal is delivered."""
+TOY = (
+    f"trainer.iterations={ITERATIONS}",
+    "rollout.batch_size=64",
+    "env.sessions=16",
+    "evaluation.episodes=64",
+    "trainer.checkpoint_interval=1",
+)
+START_S = 300
+
+
+def iterations(folder: Path) -> list[int]:
+    metrics = folder / "runs/toy/metrics.jsonl"
+    if not metrics.exists():
+        return []
+    return [json.loads(line)["iteration"] for line in metrics.read_text().splitlines() if line.endswith("}")]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_a_job_trains_and_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # The script takes the two ports that follow as well.
+    port = free_ports(3)[0]
+    variables = f"ALL,ROPEWALK_VENV={sys.prefix},PYTHONPATH={path},RUN=toy,MONARCH_PORT={port}"
+    script = str(ROOT / "examples/grpo_blackjack/slurm/train.sbatch")
+    with SlurmNode(require_slurm()) as slurm:
+        options = [f"--chdir={tmp_path}", f"--export={variables}", "--output=job.log", "--cpus-per-task=2"]
+        job = slurm.run("sbatch", "--parsable", *options, script, *TOY).strip()
+        log = tmp_path / "job.log"
+        deadline = time.monotonic() + START_S
+        while not iterations(tmp_path):
+            told = log.read_text()[-3000:] if log.exists() else ""
+            assert slurm.state(job) in {"PENDING", "RUNNING"}, told
+            assert time.monotonic() < deadline, told
+            time.sleep(0.2)
+        slurm.run("scancel", "--batch", "--signal=USR1", job)
+        slurm.wait(job, "PENDING", timeout_s=120)
+        # Slurm itself would wait for two minutes: the end of what is requeued is not to be taken for the next one's.
+        slurm.wait_idle(timeout_s=120)
+        before = iterations(tmp_path)
+        slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        ended = slurm.wait(job, "COMPLETED", "FAILED", timeout_s=START_S)
+        assert ended == "COMPLETED", log.read_text()[-3000:] + slurm.logs()
+    assert 1 <= len(before) < ITERATIONS
+    assert "go on with: ropewalk train --resume runs/toy" in log.read_text()
+    assert iterations(tmp_path) == list(range(1, ITERATIONS + 1))
+    assert json.loads((tmp_path / "runs/toy/report.json").read_text())["hands"] == 64
