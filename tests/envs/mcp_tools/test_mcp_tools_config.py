@@ -58,10 +58,8 @@ def test_the_configuration_of_the_readme_is_one() -> None:
         ),
         ({"mcpServers": {"a": {**WELL, "ropewalk": {"alow": ["*"]}}}}, r"no key but allow.*ropewalk\.alow"),
         ({"mcpServers": {"a": {**WELL, "url": "https://example.com"}}}, 'either "command"'),
-        ({"mcpServers": {"a": {}}}, 'either "command"'),
         ({"mcpServers": {"a b": WELL}}, "letters, digits"),
         ({"mcpServers": {}}, "at least one"),
-        ({"servers": {"a": WELL}}, "mcpServers"),
         ([], "mcpServers"),
         ({"mcpServers": {"a": {"command": 7}}}, r"mcpServers\.a\.command"),
         ({"mcpServers": {"a": {**WELL, "args": ["${HOME}"]}}}, r"\$\$\{HOME\}"),
@@ -73,9 +71,7 @@ def test_the_configuration_of_the_readme_is_one() -> None:
         ({"mcpServers": {"a": {"url": "https://me:secret@example.com"}}}, "headers"),
         ({"mcpServers": {"a": {"url": "https://example.com/${SESSION_DIR}"}}}, "SESSION_DIR"),
         ({"mcpServers": {"a": {"url": "https://example.com", "headers": {"A": "b\r\nC: d"}}}}, "of one line"),
-        ({"mcpServers": {"a": {"url": "https://example.com", "headers": {"A b": "c"}}}}, "without spaces"),
         ({"mcpServers": {"a": {"url": "https://example.com", "headers": {"A": "\u20ac"}}}}, "ASCII"),
-        ({"mcpServers": {"a": {**WELL, "cwd": ""}}}, r"mcpServers\.a\.cwd"),
         ({"mcpServers": {"a": {**WELL, "ropewalk": {"timeout_s": 0}}}}, r"ropewalk\.timeout_s"),
         ({"mcpServers": {"a": {**WELL, "ropewalk": {"allow_private": True}}}}, "for a url"),
     ],
@@ -86,23 +82,14 @@ def test_what_cannot_be_is_refused_and_says_where(config: Any, said: str) -> Non
     assert "secret" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"MCP_TOOLS_SERVERS": "{"},
-        {"MCP_TOOLS_SERVERS": '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}'},
-        {"MCP_TOOLS_SERVERS": "[" * 100_000},
-        {"MCP_TOOLS_CONFIG": "/no/such/file"},
-        {"MCP_TOOLS_CONFIG": "a", "MCP_TOOLS_SERVERS": "b"},
-        {"MCP_TOOLS_CALLS": "many"},
-        {"MCP_TOOLS_CALLS": "0"},
-        {"MCP_TOOLS_CALLS": "9" * 5000},
-        {"MCP_TOOLS_TIME_S": "nan"},
-    ],
-)
-def test_variables_that_cannot_be_are_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError):
-        settings(**environ)
+def test_variables_that_cannot_be_are_refused() -> None:
+    refused: list[dict[str, str]] = [{"MCP_TOOLS_SERVERS": "{"}, {"MCP_TOOLS_SERVERS": "[" * 100_000}]
+    refused += [{"MCP_TOOLS_SERVERS": '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}'}]
+    refused += [{"MCP_TOOLS_CONFIG": "/no/such/file"}, {"MCP_TOOLS_CONFIG": "a", "MCP_TOOLS_SERVERS": "b"}]
+    refused += [{"MCP_TOOLS_CALLS": value} for value in ("many", "0", "9" * 5000)]
+    for environ in [*refused, {"MCP_TOOLS_TIME_S": "nan"}]:
+        with pytest.raises(ConfigurationError):
+            settings(**environ)
 
 
 async def test_a_child_gets_its_folder_and_what_it_was_given_and_nothing_else(
@@ -164,40 +151,26 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
         assert env.state.transcript == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"command": "sh"},
-        {"url": "http://example.com"},
-        {"headers": {}},
+def test_a_reset_cannot_ask_for_more_than_there_is() -> None:
+    refused: list[dict[str, Any]] = [{"command": "sh"}, {"url": "http://example.com"}, {"headers": {}}]
+    refused += [
         {"mcpServers": {}},
         {"servers": ["other"]},
         {"servers": []},
         {"servers": "one"},
         {"calls": 257},
-        {"calls": True},
-        {"time_s": 1e9},
-        {"time_s": 0},
-        {"allow": "*"},
-        {"deny": ["x" * 1000]},
-        {"transcript": 1},
-    ],
-)
-def test_a_reset_cannot_ask_for_more_than_there_is(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidResetOption):
-        chosen(options, house_of({"one": entry()}).settings)
+    ]
+    refused += [{"calls": True}, {"time_s": 1e9}, {"time_s": 0}, {"allow": "*"}, {"deny": ["x" * 1000]}]
+    for options in [*refused, {"transcript": 1}]:
+        with pytest.raises(InvalidResetOption):
+            chosen(options, house_of({"one": entry()}).settings)
 
 
-async def test_a_reset_that_is_refused_leaves_the_episode_before() -> None:
-    async with playing(house_of({"one": entry()})) as env:
-        await call(env, "count")
-        with pytest.raises(InvalidResetOption, match="configuration alone"):
-            await env.reset(command="sh")
-        assert (await call(env, "count")).result == 2
-
-
-async def test_a_first_step_begins_an_episode() -> None:
+async def test_a_first_step_begins_an_episode_and_a_refused_reset_leaves_it() -> None:
     env = McpToolsEnvironment(house_of({"one": entry()}))
     assert (await call(env, "count")).result == 1
-    assert env.state.step_count == 1
+    with pytest.raises(InvalidResetOption, match="configuration alone"):
+        await env.reset(command="sh")
+    assert (await call(env, "count")).result == 2
+    assert env.state.step_count == 2
     await env.close()

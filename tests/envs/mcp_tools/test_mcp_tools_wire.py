@@ -1,20 +1,23 @@
-"""The environment behind a server: steps over a socket, and the same tools over MCP."""
+"""The environment behind a server, over a socket and over MCP; and seven public servers, unchanged."""
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp_hosts import host, text_of
+from public_servers import of_npm, of_pypi
 from serving import serving
-from tool_houses import entry, house_of
+from tool_houses import call, entry, house_of, kind, names, playing
 
 from envs.mcp_tools_env import McpToolsEnv
 from envs.mcp_tools_env.models import McpToolsState
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.house import House
 from openenv_core.errors import ToolCallFailed
-from openenv_core.tools import CallToolAction, ToolAction, ToolObservation
+from openenv_core.tools import CallToolAction, ToolAction, ToolContext, ToolObservation
+from openenv_core.tools.openai import openai_tools
 from servers import create_app
 from servers.app import EnvironmentApp
 
@@ -79,3 +82,98 @@ def test_nothing_is_left_of_a_server_that_is_stopped(tmp_path: Path) -> None:
         assert os.path.isdir(home)
     assert not os.path.exists(home)
     assert not os.path.exists(f"/proc/{about['pid']}")
+
+
+class Told(ToolContext):
+    def __init__(self) -> None:
+        self.progressed: list[float] = []
+
+    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        self.progressed.append(progress)
+
+
+def configuration() -> dict[str, Any]:
+    return {
+        "files": of_npm("server-filesystem", "${SESSION_DIR}"),
+        "memory": of_npm("server-memory", env={"MEMORY_FILE_PATH": "${SESSION_DIR}/memory.json"}),
+        # It would fetch any address that a policy names, so that tool is not offered.
+        "all": {
+            **of_npm("server-everything"),
+            "ropewalk": {"timeout_s": 10.0, "deny": ["gzip-file-as-resource"]},
+        },
+        "think": of_npm("server-sequential-thinking"),
+        "time": of_pypi("mcp-server-time", "--local-timezone", "UTC"),
+        "sqlite": of_pypi("mcp-server-sqlite", "--db-path", "${SESSION_DIR}/data.db"),
+        "git": of_pypi("mcp-server-git"),
+    }
+
+
+@pytest.mark.slow
+async def test_public_servers_play_unchanged_and_sessions_do_not_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROPEWALK_TOKENS", "canary")
+    house = house_of(configuration())
+    async with playing(house) as env:
+        servers = {info.name: info for info in env.state.servers}
+        assert {name for name, info in servers.items() if info.tools} == set(house.settings.servers)
+        tools = await env.list_tools()
+        assert len(openai_tools(tools)) == len(tools) > 50
+        assert "all__gzip-file-as-resource" not in await names(env)
+        await files(env)
+        await memory(env)
+        await everything(env)
+        await three_of_pypi(env)
+        async with playing(house, servers=["files", "memory", "sqlite"]) as other:
+            assert kind(await call(other, "files__read_text_file", path="a.txt")) == "execution_error"
+            assert (await call(other, "memory__read_graph")).result == {"entities": [], "relations": []}
+            assert (await call(other, "sqlite__list_tables")).result == "[]"
+            assert kind(await call(other, "time__get_current_time", timezone="UTC")) == "tool_not_found"
+        assert not [entry for entry in env.state.transcript if "infrastructure_error" in entry.metadata]
+        assert not any(info.restarts for info in env.state.servers)
+
+
+async def files(env: Any) -> None:
+    assert kind(await call(env, "files__write_file", path="a.txt", content="rope")) is None
+    assert (await call(env, "files__read_text_file", path="a.txt")).result == {"content": "rope"}
+    assert "a.txt" in str((await call(env, "files__list_directory", path=".")).result)
+    outside = await call(env, "files__read_text_file", path="/etc/passwd")
+    assert kind(outside) == "execution_error"
+    assert kind(await call(env, "files__read_text_file")) == "invalid_args"
+
+
+async def memory(env: Any) -> None:
+    tar = {"name": "Tar", "entityType": "thing", "observations": ["black"]}
+    assert kind(await call(env, "memory__create_entities", entities=[tar])) is None
+    assert (await call(env, "memory__read_graph")).result == {"entities": [tar], "relations": []}
+
+
+async def everything(env: Any) -> None:
+    assert (await call(env, "all__echo", message="hi")).result == "Echo: hi"
+    assert "5" in (await call(env, "all__get-sum", a=2, b=3)).result
+    assert kind(await call(env, "all__get-sum", a="2", b=3)) == "invalid_args"
+    assert "temperature" in (await call(env, "all__get-structured-content", location="Chicago")).result
+    image = (await call(env, "all__get-tiny-image")).result
+    assert [block["type"] for block in image][:2] == ["text", "image"]
+    variables = json.loads((await call(env, "all__get-env")).result)
+    assert "canary" not in variables.values()
+    told = Told()
+    await env.call_tool("all__trigger-long-running-operation", {"duration": 0.2, "steps": 2}, told)
+    assert told.progressed == [1, 2]
+    hung = await call(env, "all__trigger-long-running-operation", duration=60, steps=2)
+    assert kind(hung) == "timeout"
+    assert (await call(env, "all__echo", message="still")).result == "Echo: still"
+    thought = {"thought": "knots", "nextThoughtNeeded": False, "thoughtNumber": 1, "totalThoughts": 1}
+    assert (await call(env, "think__sequentialthinking", **thought)).result["thoughtHistoryLength"] == 1
+
+
+async def three_of_pypi(env: Any) -> None:
+    noon = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+    assert json.loads((await call(env, "time__convert_time", **noon)).result)["time_difference"] == "+9.0h"
+    nowhere = await call(env, "time__convert_time", **{**noon, "source_timezone": "Nowhere"})
+    assert kind(nowhere) == "execution_error"
+    await call(env, "sqlite__create_table", query="CREATE TABLE knots (name TEXT)")
+    await call(env, "sqlite__write_query", query="INSERT INTO knots VALUES ('bowline')")
+    assert "bowline" in (await call(env, "sqlite__read_query", query="SELECT * FROM knots")).result
+    assert kind(await call(env, "git__git_status", repo_path=".")) == "execution_error"
+    assert kind(await call(env, "git__git_status", repo_path=7)) == "invalid_args"
