@@ -21,6 +21,7 @@ LONGEST = (
     ENGINE,
     "tests/e2e/test_learning.py",
     "tests/faults/test_kills.py",
+    "tests/examples/sft/test_recipes_train.py",
     "tests/e2e/test_train_command.py",
 )
 """What begins first, so that it does not go on alone when all else has ended."""
