@@ -1,5 +1,34 @@
-"""What the tests of containers share: an engine, and an image that misbehaves."""
+"""What the tests of containers share: an engine, its client, and images that are built once."""
 
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
 from docker_engine import engine, hostile_image
 
+from openenv_core.cli.main import main
+from openenv_core.providers.docker import Engine
+
 __all__ = ["engine", "hostile_image"]
+
+ROOT = Path(__file__).parents[2]
+BLACKJACK = "ropewalk-test-blackjack:latest"
+
+
+@pytest.fixture(scope="session")
+def api(engine: Engine) -> Iterator[docker.APIClient]:
+    client = docker.APIClient(base_url=engine.address.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def blackjack(engine: Engine) -> Iterator[str]:
+    """BlackJack's image, on our base."""
+    assert main(["build", str(ROOT / "envs" / "blackjack_env"), "--tag", BLACKJACK]) == 0
+    yield BLACKJACK
+    subprocess.run(
+        ["docker", "image", "rm", "--force", BLACKJACK], capture_output=True, timeout=60, check=True
+    )

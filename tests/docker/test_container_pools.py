@@ -1,36 +1,31 @@
-"""The pool over a real engine: containers in milliseconds, replaced, and gone in the end."""
+"""The pool over a real engine, engines that go away and come back, and the pool's benchmark."""
 
 import asyncio
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from own_engine import OwnEngine, require_own_engine
+from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
 from slim_server import IMAGE, options
 
-from openenv_core import GenericAction, GenericEnvClient
-from openenv_core.errors import ImageNotFound
-from openenv_core.providers.docker import Engine
+from openenv_core import EngineUnavailable, GenericAction, GenericEnvClient
+from openenv_core.providers.docker import Engine, LocalDockerProvider
+from openenv_core.providers.docker._wire import Address
 from openenv_core.providers.pool import DockerPool, PoolTimeout
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # one waits for an image to be built
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60
 LABEL = "ropewalk-test.pool"
-
-
-def eventually(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "expected it to come about by now"
-        time.sleep(0.05)
 
 
 def labelled(engine: Engine, value: str) -> list[str]:
@@ -68,15 +63,6 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: Engine) -> 
 
 
 @pytest.mark.soak
-def test_an_image_that_is_missing_is_said_at_once(engine: Engine) -> None:
-    with DockerPool("ropewalk-test-never-built:1", 2) as pool:
-        begin = time.monotonic()
-        with pytest.raises(PoolTimeout, match="no wait will bring one") as late:
-            pool.lease(600)
-        assert isinstance(late.value.last_failure, ImageNotFound)
-        assert time.monotonic() - begin < 60
-
-
 def test_clients_have_containers_of_their_own(engine: Engine, hostile_image: str) -> None:
     with DockerPool(hostile_image, 2, stop_timeout_s=0.0) as pool:
         first, second = (pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S) for _ in range(2))
@@ -132,38 +118,109 @@ def test_nothing_is_left_of_a_dead_owner(engine: Engine, how: str) -> None:
             assert labelled(engine, how) == []
 
 
-@pytest.fixture
-def own_engine(engine: Engine) -> Iterator[OwnEngine]:
+# ---- engines that go away and come back
+
+
+@pytest.fixture(scope="module")
+def own(engine: Engine) -> Iterator[OwnEngine]:
     require_own_engine()
-    own = OwnEngine()
+    engine_of_its_own = OwnEngine()
     try:
-        own.start()
-        own.load(IMAGE)
-        yield own
+        engine_of_its_own.start()
+        engine_of_its_own.load(IMAGE)
+        yield engine_of_its_own
     finally:
-        own.close()
+        engine_of_its_own.close()
+
+
+@pytest.mark.soak
+def test_an_owner_that_dies_while_the_engine_is_away_leaves_no_container(own: OwnEngine) -> None:
+    engine = Engine(Address(own.host))
+    fields = {"command": list(options().command or ()), "stop_timeout_s": 0}
+    with owner(IMAGE, host=own.host, **fields) as owning:
+        assert exists(engine, owning.container)
+        own.stop()
+        owning.process.send_signal(signal.SIGKILL)
+        owning.process.wait(PATIENCE_S)
+        own.start()
+        eventually(lambda: not exists(engine, owning.container), GONE_S)
+
+
+@pytest.mark.soak
+def test_a_container_that_could_not_be_removed_is_removed_later(
+    own: OwnEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", own.host)
+    engine = Engine.find()
+    provider = LocalDockerProvider(IMAGE, options=options())
+    provider.start()
+    container = provider.container
+    assert container is not None
+    own.stop()
+    with pytest.raises(EngineUnavailable, match="start one"):
+        provider.stop()
+    with pytest.raises(EngineUnavailable):
+        LocalDockerProvider(IMAGE).start()
+    own.start()
+    assert exists(engine, container.id)
+    provider.stop()
+    assert not exists(engine, container.id)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-def test_a_pool_survives_the_restart_of_its_engine(
-    own_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", own_engine.host)
+def test_a_pool_survives_the_restart_of_its_engine(own: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", own.host)
     with DockerPool(IMAGE, 2, options=options()) as pool:
         pool.wait(timeout_s=PATIENCE_S)
         used = pool.lease(PATIENCE_S)
-        before = own_engine.docker("ps", "-aq", "--no-trunc").stdout.split()
-        own_engine.stop()
+        before = own.docker("ps", "-aq", "--no-trunc").stdout.split()
+        own.stop()
         with pytest.raises(PoolTimeout, match="expected a Docker engine at unix://"):
             pool.lease(3)
         used.close()  # while there is no engine that could remove it
-        own_engine.start()
+        own.start()
         with pool.lease(PATIENCE_S) as lease:
             assert healthy(lease.url)
             assert lease.container.id not in before
         pool.wait(timeout_s=PATIENCE_S)
-        eventually(lambda: len(own_engine.docker("ps", "-aq").stdout.split()) == 2)
-        assert not set(before) & set(own_engine.docker("ps", "-aq", "--no-trunc").stdout.split())
+        eventually(lambda: len(own.docker("ps", "-aq").stdout.split()) == 2)
+        assert not set(before) & set(own.docker("ps", "-aq", "--no-trunc").stdout.split())
         assert pool.state.last_failure is None
-    assert own_engine.docker("ps", "-aq").stdout == ""
+    assert own.docker("ps", "-aq").stdout == ""
+
+
+# ---- the benchmark
+
+POOL = ("hand-out", "while others start")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.containers", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    figures = {(row["figure"], row["of"]): row["median"] for row in found["figures"]}
+    assert set(figures) == {
+        ("cold s", "docker run"),
+        ("cold s", "ours"),
+        *((f"{how} {which} ms", "ours") for how in POOL for which in ("p50", "p95")),
+    }
+    assert all(value > 0 for value in figures.values())
+    assert all(figures[f"{how} p50 ms", "ours"] <= figures[f"{how} p95 ms", "ours"] for how in POOL)
+    assert len(found["bars"]) == 2
+    assert "ropewalk-test-never-built:1: the engine has no such image" in done.stdout
+    names = [
+        name for each in engine.call("GET", "/containers/json", query={"all": True}) for name in each["Names"]
+    ]
+    assert not [name for name in names if name.startswith("/ropewalk-bench-")]

@@ -1,0 +1,470 @@
+"""Containers for real: how they live and end, what they are limited to, how clients bring them."""
+
+import asyncio
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from free_ports import free_port
+from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
+
+from openenv_core import (
+    ConfigurationError,
+    ConnectionLost,
+    EngineRefused,
+    GenericEnvClient,
+    OptionUnavailable,
+    ProviderError,
+    ServerStartFailed,
+    compat,
+)
+from openenv_core.providers.docker import (
+    ContainerOptions,
+    Engine,
+    LocalDockerProvider,
+    companion,
+    start_container,
+)
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first waits for the image
+
+STEP = {"what": "identity"}
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["SIGKILL", *(pytest.param(how, marks=SOAK) for how in ("SIGTERM", "SIGINT", "SIGINT of a terminal"))],
+)
+def test_a_killed_owner_leaves_no_container(engine: Engine, hostile_image: str, how: str) -> None:
+    with owner(hostile_image) as owning:
+        assert exists(engine, owning.container)
+        if how == "SIGINT of a terminal":  # the whole group
+            os.killpg(owning.process.pid, signal.SIGINT)
+        else:
+            owning.process.send_signal(signal.Signals[how])
+        owning.process.wait(PATIENCE_S)
+        eventually(lambda: not exists(engine, owning.container), GONE_S)
+        eventually(lambda: not psutil.pid_exists(owning.companion))
+
+
+HALFWAY = """
+import sys, time
+from openenv_core.providers.docker import starting
+def created(engine, container, options):
+    print(container.id, flush=True)
+    time.sleep(100)
+starting._run = created
+starting.start_container(sys.argv[1])
+"""
+
+
+@SOAK
+def test_an_owner_killed_between_create_and_start_leaves_no_container(
+    engine: Engine, hostile_image: str
+) -> None:
+    command = [sys.executable, "-c", HALFWAY, hostile_image]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        container = process.stdout.readline().strip()
+        assert exists(engine, container)
+        process.kill()
+    eventually(lambda: not exists(engine, container), GONE_S)
+
+
+@SOAK
+@pytest.mark.parametrize("how", ["raise", "end", "forget"])
+def test_an_owner_that_forgets_leaves_nothing(engine: Engine, hostile_image: str, how: str) -> None:
+    with owner(hostile_image, how) as owning:
+        if how == "forget":  # the provider alone: the owner lives on
+            assert owning.line().strip() == "forgotten"
+        else:  # the owner's exit waits for the container's end
+            owning.process.wait(PATIENCE_S)
+        assert not exists(engine, owning.container)
+        if how != "forget":
+            eventually(lambda: not psutil.pid_exists(owning.companion))
+
+
+@SOAK
+def test_a_fork_that_outlives_the_owner_does_not_keep_the_container(
+    engine: Engine, hostile_image: str
+) -> None:
+    with owner(hostile_image, "fork") as owning:
+        eventually(lambda: len(psutil.Process(owning.process.pid).children()) == 2)
+        [fork] = [
+            each for each in psutil.Process(owning.process.pid).children() if each.pid != owning.companion
+        ]
+        try:
+            owning.process.kill()
+            owning.process.wait(PATIENCE_S)
+            eventually(lambda: not exists(engine, owning.container), GONE_S)
+            assert fork.is_running()
+        finally:
+            fork.kill()
+
+
+@SOAK
+def test_a_fork_that_ends_does_not_end_the_container(engine: Engine, hostile_image: str) -> None:
+    with owner(hostile_image, "a fork ends") as owning:
+        assert owning.line().strip() == "True"
+        assert exists(engine, owning.container)
+
+
+@SOAK
+def test_a_killed_companion_is_replaced(engine: Engine, hostile_image: str) -> None:
+    with owner(hostile_image) as owning:
+        os.kill(owning.companion, signal.SIGKILL)
+        family = psutil.Process(owning.process.pid)
+        eventually(lambda: any(each.pid != owning.companion for each in family.children()))
+        owning.process.kill()
+        owning.process.wait(PATIENCE_S)
+        eventually(lambda: not exists(engine, owning.container), GONE_S)
+
+
+@SOAK
+def test_what_owner_and_companion_left_is_swept_at_the_next_start(engine: Engine, hostile_image: str) -> None:
+    with owner(hostile_image) as living, owner(hostile_image) as owning:
+        # The companion first, while its owner cannot replace it.
+        owning.process.send_signal(signal.SIGSTOP)
+        os.kill(owning.companion, signal.SIGKILL)
+        owning.process.kill()
+        owning.process.wait(PATIENCE_S)
+        time.sleep(1)
+        assert exists(engine, owning.container)  # nobody has seen it yet
+        with owner(hostile_image) as third:
+            eventually(lambda: not exists(engine, owning.container), GONE_S)
+            # Those who live are let alone.
+            assert exists(engine, living.container)
+            assert exists(engine, third.container)
+
+
+@SOAK
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("die", r"ended with exit code 3; the output tells why"),
+        # Engines lose the kernel's notice where a container ends quickly; then it is said as what it may be.
+        (
+            "memory",
+            r"exit code 137(, killed for its memory; raise memory|; something killed it: raise memory if)",
+        ),
+        ("silent", "healthy on port 8000 within 2 s"),
+        ("drip", "healthy on port 8000 within 2 s"),
+    ],
+)
+def test_a_start_that_fails_says_why_and_leaves_nothing(
+    engine: Engine, hostile_image: str, how: str, said: str
+) -> None:
+    options = ContainerOptions(
+        env_vars={"HOSTILE_START": how},
+        memory="64m" if how == "memory" else None,
+        start_timeout_s=2 if how in ("silent", "drip") else 60,
+        labels={"ropewalk-test": how},
+    )
+    with pytest.raises(ServerStartFailed, match=said) as raised:
+        start_container(hostile_image, options)
+    assert how != "die" or raised.value.output == "dying on purpose\n"
+    assert engine.labelled(f"ropewalk-test={how}") == []
+
+
+@SOAK
+def test_a_server_that_dies_later_is_known_to_have(hostile_image: str) -> None:
+    with LocalDockerProvider(hostile_image) as provider:
+        assert provider.alive
+        assert provider.container is not None
+        assert len(provider.container.pids()) >= 2  # init and the server
+        stats = provider.container.stats()
+        assert stats.memory_bytes > 10 * 2**20
+        assert stats.cpu_s > 0
+        assert stats.pids >= 2
+        os.kill(provider.container.pids()[0], signal.SIGKILL)
+        eventually(lambda: not provider.alive)
+        assert "[the container ended with exit code 137]" in provider.output()
+
+
+def test_start_play_and_stop_as_often_as_one_likes(engine: Engine, hostile_image: str) -> None:
+    provider = LocalDockerProvider(hostile_image)
+    assert (provider.url, provider.alive, provider.output()) == (None, False, "")
+    url = provider.start()
+    assert provider.start() == url == provider.url
+    first = provider.container
+    assert first is not None
+    # Published on the loopback interface alone.
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
+    port = int(url.rpartition(":")[2])
+    listening = {
+        each.laddr.ip
+        for each in psutil.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    }
+    assert listening <= {"127.0.0.1"}
+    with GenericEnvClient(url).sync() as client:
+        client.reset()
+        assert client.step(STEP).observation["said"] == "0:0"
+    provider.stop()
+    provider.stop()
+    assert not exists(engine, first.id)
+    assert not first.alive()
+    provider.start()
+    assert provider.container is not None
+    assert provider.container.id != first.id
+    provider.stop()
+
+
+@SOAK
+def test_a_start_under_way_ends_when_it_is_stopped(engine: Engine, hostile_image: str) -> None:
+    labels = {"ropewalk-test": "stopped"}
+    provider = LocalDockerProvider(hostile_image, env_vars={"HOSTILE_START": "silent"}, labels=labels)
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            provider.start()
+        except ProviderError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    eventually(lambda: engine.labelled("ropewalk-test=stopped"))
+    provider.stop()
+    thread.join(PATIENCE_S)
+    assert "it was stopped meanwhile" in str(errors[0])
+    assert engine.labelled("ropewalk-test=stopped") == []
+
+
+@SOAK
+def test_one_companion_for_all_containers_of_a_process(engine: Engine, hostile_image: str) -> None:
+    with LocalDockerProvider(hostile_image), LocalDockerProvider(hostile_image):
+        ours = companion.ensure(engine.address)
+        mine = {str(companion.SCRIPT), engine.address.url}
+        found = [each.pid for each in psutil.Process().children() if mine <= set(each.cmdline())]
+        assert found == [ours.pid]
+
+
+# ---- limits, as a hostile environment feels them
+
+
+@contextmanager
+def trying(image: str, **options: Any) -> Iterator[Callable[..., str]]:
+    with GenericEnvClient.from_docker_image(image, **options) as client:
+        client.reset()
+
+        def attempt(what: str, amount: int = 0, text: str = "") -> str:
+            return str(client.step({"what": what, "amount": amount, "text": text}).observation["said"])
+
+        yield attempt
+
+
+def test_by_default_there_is_little_to_be_had(hostile_image: str) -> None:
+    with trying(hostile_image) as attempt:
+        assert "Read-only file system" in attempt("write", text="/etc/passwd")
+        assert "Read-only file system" in attempt("write", text="/app/hostile.py")
+        assert "Operation not permitted" in attempt("give_away", text="/tmp/mine")
+        assert "Permission denied" in attempt("execute", text="/tmp/script")
+        status = dict(line.split(":\t", 1) for line in attempt("read", text="/proc/self/status").splitlines())
+        assert status["NoNewPrivs"] == "1"
+        for kind in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"):
+            assert int(status[kind], 16) == 0
+        assert attempt("processes").split()[0] == "docker-init"
+        assert attempt("zombie") == "0"
+        assert attempt("write", text="/tmp/mine") == "written"
+        assert "No space left" in attempt("write", 300, "/tmp/mine")
+
+
+@SOAK
+def test_what_is_given_back_is_had(hostile_image: str) -> None:
+    options = {
+        "read_only": False,
+        "cap_drop": (),
+        "no_new_privileges": False,
+        "init": False,
+        "tmpfs": {"/tmp": "exec"},
+        "pids": None,
+        "env_vars": {"COLOUR": "red"},
+    }
+    with trying(hostile_image, **options) as attempt:
+        assert attempt("write", text="/etc/new") == "written"
+        assert attempt("give_away", text="/etc/new") == "changed"
+        assert attempt("execute", text="/tmp/script") == "ran"
+        assert "NoNewPrivs:\t0" in attempt("read", text="/proc/self/status")
+        assert "docker-init" not in attempt("processes")
+        assert attempt("fork", 300) == "300 processes"
+        assert attempt("variable", text="COLOUR") == "red"
+
+
+def test_memory_kills_whoever_takes_too_much(hostile_image: str) -> None:
+    provider = LocalDockerProvider(hostile_image, memory="128m")
+    with GenericEnvClient(provider=provider).sync() as client:
+        client.reset()
+        # A child alone: the server lives on.
+        outcome = client.step({"what": "memory_of_child", "amount": 200})
+        assert outcome.observation["said"] == "exit code -9"
+        assert provider.alive
+        with pytest.raises(ConnectionLost, match=r"exit code 137, killed for its memory"):
+            client.step({"what": "memory", "amount": 200})
+        assert not provider.alive
+
+
+@SOAK
+def test_no_more_processes_than_allowed(hostile_image: str) -> None:
+    with trying(hostile_image, pids=40) as attempt:
+        count, rest = attempt("fork", 100).split(" ", 1)
+        assert 20 <= int(count) < 40
+        assert rest == "processes, then BlockingIOError"
+
+
+@SOAK
+def test_half_a_cpu_is_half_a_cpu(hostile_image: str) -> None:
+    with trying(hostile_image, cpus=0.3) as attempt:
+        assert float(attempt("work", 2000)) < 0.6
+
+
+@SOAK
+def test_no_network_is_none(hostile_image: str) -> None:
+    with trying(hostile_image, network="none") as attempt:
+        assert attempt("interfaces") == "lo"
+        for place in ("172.17.0.1:22", "1.1.1.1:53"):
+            assert "Network is unreachable" in attempt("connect", text=place)
+
+
+@SOAK
+def test_a_network_without_a_way_out_is_entered_through_the_engine(hostile_image: str, engine: Any) -> None:
+    engine.call("POST", "/networks/create", body={"Name": "ropewalk-test-inside", "Internal": True})
+    try:
+        with trying(hostile_image, network="ropewalk-test-inside") as attempt:
+            assert attempt("interfaces") == "lo eth0"
+            assert attempt("connect", text="1.1.1.1:53") == "TimeoutError: timed out"
+    finally:
+        engine.call("DELETE", "/networks/ropewalk-test-inside")
+
+
+@SOAK
+def test_printing_does_not_fill_the_disk(hostile_image: str) -> None:
+    provider = LocalDockerProvider(hostile_image)
+    with GenericEnvClient(provider=provider).sync() as client:
+        client.reset()
+        client.step({"what": "say", "amount": 30})
+        assert len(provider.output()) <= 16_384
+        assert provider.container is not None
+        kept = provider.container._engine.logs(provider.container.id, 100_000)
+        assert len(kept) < 15 * 2**20
+
+
+# ---- options that cannot be honoured
+
+
+@SOAK
+def test_gpus_are_refused_where_there_are_none(engine: Engine, hostile_image: str) -> None:
+    if "nvidia" in (engine.call("GET", "/info").get("Runtimes") or {}):
+        pytest.skip("this engine has GPUs")
+    with pytest.raises(OptionUnavailable, match="expected a Docker engine with GPUs"):
+        start_container(hostile_image, ContainerOptions(gpus="all"))
+
+
+@SOAK
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"cpus": 4000}, OptionUnavailable, "Range of CPUs"),
+        ({"cap_add": ["NO_SUCH"]}, OptionUnavailable, "NO_SUCH"),
+        ({"network": "no-such-network"}, OptionUnavailable, "docker network create no-such-network"),
+        ({"user": "nobody-at-all"}, EngineRefused, "nobody-at-all"),
+        ({"tmpfs": {"/work": "size=nonsense"}}, EngineRefused, "size=nonsense"),
+        ({"memory": "5m"}, ConfigurationError, "at least 6m"),
+    ],
+)
+def test_what_cannot_be_honoured_raises(
+    engine: Engine, hostile_image: str, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    before = {each["Id"] for each in engine.labelled("ropewalk.owner")}
+    with pytest.raises(error, match=says):
+        LocalDockerProvider(hostile_image, **options).start()
+    ours = [each for each in engine.labelled("ropewalk.owner") if each["Id"] not in before]
+    assert [each for each in ours if each["Image"] == hostile_image and each["State"] == "created"] == []
+
+
+@SOAK
+def test_an_engine_that_drops_a_limit_is_noticed(
+    engine: Engine, hostile_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspect = Engine.inspect
+
+    def without_the_limit(self: Engine, container: str) -> dict[str, Any]:
+        found = inspect(self, container)
+        found["HostConfig"]["Memory"] = 0
+        return found
+
+    monkeypatch.setattr(Engine, "inspect", without_the_limit)
+    with pytest.raises(OptionUnavailable, match=r"HostConfig.Memory: asked 104857600, got 0"):
+        start_container(hostile_image, ContainerOptions(memory="100m"))
+
+
+# ---- clients that bring their container
+
+
+@SOAK
+def test_a_client_of_an_image_sync_and_async(engine: Engine, hostile_image: str) -> None:
+    labels = {"ropewalk-test": "client"}
+    with GenericEnvClient.from_docker_image(hostile_image, labels=labels, message_timeout_s=30) as client:
+        client.reset()
+        assert client.step(STEP).observation["said"] == "0:0"
+        assert len(engine.labelled("ropewalk-test=client")) == 1
+    assert engine.labelled("ropewalk-test=client") == []
+
+    async def play() -> str:
+        options = ContainerOptions(labels=labels, user="7:7")
+        async with await GenericEnvClient.from_docker_image(hostile_image, options=options) as client:
+            await client.reset()
+            return str((await client.step(STEP)).observation["said"])
+
+    assert asyncio.run(play()) == "7:7"
+    assert engine.labelled("ropewalk-test=client") == []
+
+
+@SOAK
+def test_a_server_that_wants_a_token(hostile_image: str) -> None:
+    token = "a-token-of-many-characters"
+    variables = {"ROPEWALK_TOKENS": f"another-of-many-characters,{token}"}
+    with GenericEnvClient.from_docker_image(hostile_image, env_vars=variables, token=token) as client:
+        client.reset()
+        assert client.step(STEP).observation["said"] == "0:0"
+
+
+@SOAK
+def test_the_released_provider_is_ours(engine: Engine, hostile_image: str) -> None:
+    compat.install()
+    try:
+        released = importlib.import_module("openenv.core.containers.runtime")
+        provider = released.LocalDockerProvider()
+        assert isinstance(provider, released.ContainerProvider)
+        command = "ropewalk serve hostile:app --host 0.0.0.0"
+        url = provider.start_container(hostile_image, env_vars={"A": "b"}, command=command, pids=99)
+        try:
+            provider.wait_for_ready(url, timeout_s=10)
+            with GenericEnvClient(url).sync() as client:
+                client.reset()
+                assert client.step({"what": "variable", "text": "A"}).observation["said"] == "b"
+            with pytest.raises(ConfigurationError, match="a second start_container"):
+                provider.start_container(hostile_image)
+        finally:
+            provider.stop_container()
+        provider.stop_container()
+        # Given to a client, it is told what to run; and its host port is the one asked for.
+        port = free_port()
+        with GenericEnvClient.from_docker_image(hostile_image, provider=provider, port=port) as client:
+            client.reset()
+            assert provider._provider.url == f"http://127.0.0.1:{port}"
+            assert client.step(STEP).observation["said"] == "0:0"
+        assert provider._provider is None
+    finally:
+        compat.uninstall()

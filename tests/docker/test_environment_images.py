@@ -1,0 +1,267 @@
+"""Images of environments: played with everything taken away, validated, staged as a Space."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+
+import envs.shop_env.solver
+import envs.sqlite_env.solver
+from envs.mcp_tools_env import McpToolsEnv
+from envs.shop_env import ShopEnv
+from envs.sqlite_env import SqliteEnv
+from openenv_core.cli.main import main
+from openenv_core.client import GenericEnvClient
+from openenv_core.images.space import stage
+from openenv_core.providers.docker import Engine, LocalDockerProvider
+from openenv_core.tools import CallToolAction, CallToolObservation
+
+ROOT = Path(__file__).parents[2]
+BAD = "ropewalk-test-validate-bad:latest"
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+
+def docker_cli(*words: str) -> str:
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    return done.stdout.strip()
+
+
+def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "openenv_core.cli", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+
+
+def test_blackjack_s_container_plays_a_hand_with_everything_taken_away(blackjack: str) -> None:
+    with (
+        LocalDockerProvider(blackjack, network="none", memory="256m", pids=64) as provider,
+        GenericEnvClient(provider.start()).sync() as client,
+    ):
+        result = client.reset(seed=7)
+        while not result.done:
+            result = client.step({"action": "stand"})
+        assert result.reward in (-1, 0, 1)
+
+
+@pytest.mark.soak
+def test_the_engine_sees_that_blackjack_is_healthy(blackjack: str) -> None:
+    options = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--health-interval", "1s"]
+    container = docker_cli("run", "--detach", *options, blackjack)
+    try:
+        end = time.monotonic() + 60
+        while (status := health(container)) == "starting" and time.monotonic() < end:
+            time.sleep(0.2)
+        assert status == "healthy"
+        command = ["docker", "exec", "--env", "PORT=9", container, "healthcheck"]
+        wrong = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert wrong.returncode == 1
+        assert "expected a healthy server on port 9" in wrong.stdout
+    finally:
+        docker_cli("rm", "--force", container)
+
+
+def health(container: str) -> str:
+    return str(json.loads(docker_cli("inspect", container))[0]["State"]["Health"]["Status"])
+
+
+@pytest.mark.soak
+def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(engine: Engine, tmp_path: Path) -> None:
+    stage(ROOT / "envs" / "blackjack_env", tmp_path)
+    tag = "ropewalk-test-space:latest"
+    try:
+        assert main(["build", str(tmp_path), "--tag", tag]) == 0
+        # The hub runs containers as a user of its own, and its callers name the Space.
+        with LocalDockerProvider(tag, user="1000") as provider:
+            asked = urllib.request.Request(f"{provider.start()}/health", headers={"Host": "me-dice.hf.space"})
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                assert json.load(answer) == {"status": "healthy"}
+    finally:
+        docker_cli("image", "rm", "--force", tag)
+
+
+# ---- ropewalk validate IMAGE
+
+LEAK = """
+
+import functools as _functools
+import os as _os
+
+_PAST = []
+_reset = BlackjackEnvironment.reset
+
+
+@_functools.wraps(_reset)
+def _leaking(*values, **options):
+    _PAST.append(_os.urandom(4000) if _os.environ["KIND"] == "memory" else open("/dev/null"))
+    return _reset(*values, **options)
+
+
+BlackjackEnvironment.reset = _leaking
+"""
+
+
+@pytest.fixture(scope="module")
+def leaking(blackjack: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield a repository whose tags leak what they are called after, once an episode."""
+    folder = tmp_path_factory.mktemp("leaking")
+    (folder / "leak.py").write_text(LEAK)
+    (folder / "Dockerfile").write_text(
+        f"FROM {blackjack}\nARG KIND\nENV KIND=${{KIND}}\nUSER root\nCOPY leak.py /tmp/leak.py\n"
+        "RUN cat /tmp/leak.py >> $(python -c 'import blackjack_env.server.environment as e; print(e.__file__)')\n"
+        "USER env\n"
+    )
+    name = "ropewalk-test-leaking"
+    for kind in ("memory", "files"):
+        docker_cli("build", "-t", f"{name}:{kind}", "--build-arg", f"KIND={kind}", str(folder))
+    yield name
+    for kind in ("memory", "files"):
+        docker_cli("image", "rm", "--force", f"{name}:{kind}")
+
+
+@pytest.fixture(scope="module")
+def bad(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "Dockerfile").write_text('FROM python:3.11-slim\nCMD ["sleep", "3600"]\n')
+    docker_cli("build", "-t", BAD, str(folder))
+    yield BAD
+    docker_cli("image", "rm", "--force", BAD)
+
+
+def test_a_good_image_passes_every_level(blackjack: str) -> None:
+    done = ropewalk("validate", blackjack, "--json", "--episodes", "50", "--fuzz", "20")
+    results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
+    assert done.returncode == 0, [one for one in results.values() if one["status"] in ("failed", "crashed")]
+    passed = {name for name, one in results.items() if one["status"] == "passed"}
+    assert passed >= {"image_user", "image_health", "image_port", "image_size"}
+    assert "reward_in_range" in passed  # the range is in the manifest, which is in the image
+    assert passed >= {"threads_stay_level", "files_stay_level", "memory_stays_level"}
+    assert passed >= {"episode_ends", "same_seed_same_episode", "kill_and_restart", "sessions_at_once"}
+    assert not containers(blackjack)
+
+
+@pytest.mark.soak
+def test_what_an_image_leaks_is_seen_from_inside(leaking: str) -> None:
+    words = ["--check", "threads_stay_level", "--check", "files_stay_level", "--check", "memory_stays_level"]
+    told = {}
+    for kind in ("memory", "files"):
+        done = ropewalk("validate", f"{leaking}:{kind}", *words, "--episodes", "200", "--json")
+        told[kind] = {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
+    level, leaks = "passed", "failed"
+    assert told["memory"] == {
+        "threads_stay_level": level,
+        "files_stay_level": level,
+        "memory_stays_level": leaks,
+    }
+    assert told["files"]["files_stay_level"] == leaks
+
+
+@pytest.mark.soak
+def test_a_bad_image_is_told_what_is_wrong(bad: str) -> None:
+    words = ["--level", "static", "--check", "health", "--start-timeout", "3", "--json"]
+    done = ropewalk("validate", bad, *words)
+    assert done.returncode == 1, done.stderr
+    results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
+    failed = {name for name, one in results.items() if one["status"] in ("failed", "crashed")}
+    assert failed == {"image_user", "image_health", "image_port", "health"}
+    assert all(results[name]["change"] for name in failed)
+    assert not containers(bad)
+
+
+def containers(image: str) -> list[Any]:
+    return [one for one in Engine.find().labelled("ropewalk.owner") if one["Image"] == image]
+
+
+# ---- worlds of tools, and other people's tool servers
+
+WORLDS: dict[str, tuple[type[Any], Any]] = {
+    "shop": (ShopEnv, envs.shop_env.solver.solve),
+    "sqlite": (SqliteEnv, envs.sqlite_env.solver.solve),
+}
+
+
+@pytest.fixture(params=WORLDS)
+def world(engine: Engine, request: pytest.FixtureRequest) -> Iterator[str]:
+    name: str = request.param
+    tag = f"ropewalk-test-{name}:latest"
+    assert main(["build", str(ROOT / "envs" / f"{name}_env"), "--tag", tag]) == 0
+    yield name
+    docker_cli("image", "rm", "--force", tag)
+
+
+@pytest.mark.soak
+async def test_a_task_is_solved_in_a_container_and_mcp_is_spoken(world: str) -> None:
+    client_type, solve = WORLDS[world]
+    rewards: list[float] = []
+    with LocalDockerProvider(f"ropewalk-test-{world}:latest", memory="512m", pids=128) as provider:
+        url = provider.start()
+        with client_type(url).sync() as env:
+
+            def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
+                result = env.step(CallToolAction(tool_name=name, arguments=arguments))
+                rewards.append(result.reward)
+                observation: CallToolObservation = result.observation
+                return observation
+
+            solve(env.reset(split="test", index=11).observation.task, call)
+        assert sum(rewards) == 1.0
+        async with Client(f"{url}/mcp", mode="legacy") as host:
+            assert (await host.read_resource("task://current")).contents
+
+
+NODE_SERVER = """
+require("readline").createInterface({input: process.stdin}).on("line", (line) => {
+  const {id, method} = JSON.parse(line);
+  const info = {name: "node", version: process.version};
+  const text = [{type: "text", text: process.version}];
+  const results = {
+    "initialize": {protocolVersion: "2025-06-18", capabilities: {tools: {}}, serverInfo: info},
+    "tools/list": {tools: [{name: "version", inputSchema: {type: "object"}}]},
+    "tools/call": {content: text},
+  };
+  if (id !== undefined) console.log(JSON.stringify({jsonrpc: "2.0", id, result: results[method] ?? {}}));
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def mcp_tools(engine: Engine) -> Iterator[str]:
+    tag = "ropewalk-test-mcp-tools:latest"
+    assert main(["build", str(ROOT / "envs" / "mcp_tools_env"), "--tag", tag]) == 0
+    yield tag
+    docker_cli("image", "rm", "--force", tag)
+
+
+@pytest.mark.soak
+def test_servers_of_node_and_of_python_play_in_a_container_with_everything_taken_away(mcp_tools: str) -> None:
+    demo = "/app/env/server/demo_server.py"
+    servers = {
+        "node": {"command": "node", "args": ["-e", NODE_SERVER]},
+        "python": {"command": "python", "args": ["-I", "-S", demo]},
+        "npm": {"command": "npx", "args": ["--version"], "ropewalk": {"start_timeout_s": 20}},
+    }
+    variables = {"MCP_TOOLS_SERVERS": json.dumps({"mcpServers": servers})}
+    with (
+        LocalDockerProvider(
+            mcp_tools, network="none", memory="512m", pids=128, env_vars=variables
+        ) as provider,
+        McpToolsEnv(provider.start()).sync() as env,
+    ):
+        env.reset(servers=["node", "python"])
+        assert env.call_tool("node__version").startswith("v22.")
+        assert env.call_tool("python__list_notes") == []
+        # It is there, and it is no tool server.
+        assert env.reset(servers=["npm"]).done

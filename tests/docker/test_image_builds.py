@@ -1,0 +1,501 @@
+"""Images that are built and pushed for real: our base, `ropewalk build`, `ropewalk push`."""
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from registry_server import PASSWORD, USER, Registry, running_registry
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.images import base, commandline, installed
+from openenv_core.images.events import Event, Note, Step
+
+PYTHON = "python:3.11-slim"
+REPOSITORY = "ropewalk-test-base"
+MEGABYTE = 1_000_000
+COMMAND = (sys.executable, "-m", "openenv_core.cli", "build")
+# No base of ours: those tests are about building.
+PLAIN = f"FROM {PYTHON}\n"
+
+pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+    """Bases under a name of these tests, made from a source that nobody edits meanwhile."""
+    kept = tmp_path_factory.mktemp("kept")
+    placed = installed.place(kept)
+
+    def place(folder: Path) -> installed.Placed:
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        return placed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "REPOSITORY", REPOSITORY)
+        patch.setattr(installed, "place", place)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def runtime(api: docker.APIClient, still: pytest.MonkeyPatch) -> Iterator[str]:
+    yield base.ensure(api, base.Variant.RUNTIME, lambda _: None)
+    for image in api.images(name=REPOSITORY):
+        for tag in image["RepoTags"]:
+            api.remove_image(tag, force=True)
+
+
+def in_container(image: str, *words: str, options: tuple[str, ...] = ()) -> str:
+    command = ["docker", "run", "--rm", "--network", "none", *options, image, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def files(image: str) -> set[str]:
+    command = ("find", "/", "-xdev", "-type", "f")
+    return set(in_container(image, *command, options=("--user", "0")).splitlines())
+
+
+def test_a_base_is_made_once_and_again_when_its_parts_change(
+    api: docker.APIClient, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    assert base.ensure(api, base.Variant.RUNTIME, told.append) == runtime
+    assert told == []
+    place = installed.place
+
+    def with_more(folder: Path) -> installed.Placed:
+        placed = place(folder)
+        (folder / "more").write_text("x")
+        return placed
+
+    before = api.inspect_image(runtime)["Id"]
+    monkeypatch.setattr(installed, "place", with_more)
+    base.ensure(api, base.Variant.RUNTIME, told.append)
+    assert isinstance(told[0], Note)
+    assert any(isinstance(event, Step) for event in told)
+    after = api.inspect_image(runtime)
+    assert after["Id"] != before
+    assert api.inspect_image(f"{REPOSITORY}:latest")["Id"] == after["Id"]
+
+
+def test_the_base_is_small_compiled_and_its_user_may_write_to_tmp_alone(
+    api: docker.APIClient, runtime: str
+) -> None:
+    above = api.inspect_image(runtime)["Size"] - api.inspect_image(PYTHON)["Size"]
+    assert above < 40 * MEGABYTE
+    # What the image below brings is not ours to say, so what we add is looked at.
+    added = files(runtime) - files(PYTHON)
+    assert "/opt/ropewalk/bin/ropewalk" in added
+    tops = ("/opt/ropewalk/", "/etc/", "/.dockerenv")  # a user's line, and what every container has
+    assert [path for path in added if not path.startswith(tops)] == []
+    assert not [path for path in added if "/pip/" in path or "/setuptools/" in path]
+    assert in_container(runtime, "sh", "-c", "command -v gcc cc make || true") == ""
+    # A read-only container would compile all of it at every start.
+    code = (
+        "import sys, servers.app, uvicorn, pathlib\n"
+        "files = [m.__cached__ for m in sys.modules.values() if '/opt/ropewalk' in (getattr(m, '__file__', 0) or '')"
+        " and m.__file__.endswith('.py')]\n"
+        "print(len(files) > 100, [f for f in files if not pathlib.Path(f).is_file()])"
+    )
+    assert in_container(runtime, "python", "-c", code) == "True []"
+    assert in_container(runtime, "id", "-u") == "10001"
+    script = (
+        "touch /tmp/a; for place in / /app /opt/ropewalk /etc; do touch $place/x 2>&- && echo $place; done; :"
+    )
+    assert in_container(runtime, "sh", "-c", script) == ""
+    hardened = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+    assert in_container(runtime, "sh", "-c", "touch ~/a && pwd", options=hardened) == "/app"
+
+
+def test_pip_installs_beside_ropewalk(api: docker.APIClient, runtime: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["ropewalk[server]"]\n'
+    )
+    (tmp_path / "mine" / "mine.py").write_text("import servers\n")
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {runtime}\nUSER root\nCOPY mine /mine\nRUN pip install /mine\nUSER env\n"
+    )
+    tag = f"{REPOSITORY}-pip:1"
+    said = list(api.build(path=str(tmp_path), tag=tag, rm=True, decode=True))
+    try:
+        assert in_container(tag, "python", "-c", "import mine; print(mine.__file__)").startswith(
+            "/opt/ropewalk/"
+        )
+    finally:
+        api.remove_image(tag, force=True)
+    assert "Collecting fastapi" not in str(said)  # it is there
+
+
+def test_the_variant_for_released_folders_can_build(
+    api: docker.APIClient, runtime: str, still: pytest.MonkeyPatch
+) -> None:
+    image = base.ensure(api, base.Variant.BUILD, lambda _: None)
+    assert image.endswith("-build")
+    assert in_container(image, "id", "-u") == "0"
+    assert in_container(image, "sh", "-c", "uv --version && git --version && curl --version").count("\n") > 1
+    assert "1" in in_container(image, "printenv", "UV_SYSTEM_CERTS", "UV_NATIVE_TLS")
+    assert in_container(image, "sh", "-c", "echo ~") == "/root"
+
+
+# ---- ropewalk build
+
+
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path, mark: str, api: docker.APIClient) -> Iterator[Make]:
+    """Make folders of environments, and take their images away in the end."""
+
+    def made(dockerfile: str, *, name: str = "one", **files: str) -> Path:
+        folder = tmp_path / f"t{mark}_{name}_env"
+        (folder / "server").mkdir(parents=True, exist_ok=True)
+        (folder / "server" / "Dockerfile").write_text(dockerfile)
+        (folder / "openenv.yaml").write_text(f"spec_version: 1\nname: {folder.name}\n")
+        for path, text in files.items():
+            (folder / path.replace("__", "/").replace("_dot_", ".")).write_text(text)
+        return folder
+
+    yield made
+    labels = {f"ropewalk.environment={folder.name}" for folder in tmp_path.glob(f"t{mark}_*")}
+    for label in labels:
+        for image in api.images(filters={"label": label}):
+            api.remove_image(image["Id"], force=True)
+
+
+def build(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, words)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def tag_of(folder: Path, tag: str = "latest") -> str:
+    return f"{folder.name.removesuffix('_env').replace('_', '-')}-env:{tag}"
+
+
+def containers(api: docker.APIClient, mark: str) -> list[Any]:
+    return [one for one in api.containers(all=True) if mark in one["Command"]]
+
+
+def run(image: str, *words: str) -> str:
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--network", "none", image, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_an_image_has_its_name_its_tags_and_its_arguments(make: Make, api: docker.APIClient) -> None:
+    given = "ARG BASE_IMAGE=registry.example.org/absent:1\nFROM ${BASE_IMAGE}\n"
+    folder = make(f"ARG COLOUR=red\n{given}ARG COLOUR\nENV COLOUR=$COLOUR\n")
+    done = build(folder, f"{folder}/", "--base", "python:3.11-slim")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(tag_of(folder)) == 1  # the same folder twice is built once
+    assert "[1/" in done.stderr
+    assert run(tag_of(folder), "printenv", "COLOUR") == "red\n"
+
+    done = build(
+        folder,
+        "--base",
+        "python:3.11-slim",
+        "--build-arg",
+        "COLOUR=blue",
+        "-t",
+        "{name}:1",
+        "-t",
+        f"registry.example.org/x/{folder.name}:2",
+    )
+    assert done.returncode == 0, done.stderr
+    image = api.inspect_image(tag_of(folder, "1"))
+    assert api.inspect_image(f"registry.example.org/x/{folder.name}:2")["Id"] == image["Id"]
+    assert "COLOUR=blue" in image["Config"]["Env"]
+    assert image["Config"]["Labels"]["ropewalk.environment"] == folder.name
+    assert containers(api, folder.name) == []
+
+
+def built(folder: Path, api: docker.APIClient, *words: object) -> str:
+    """Build a folder, and return the image's identity."""
+    done = build(folder, *words)
+    assert done.returncode == 0, done.stderr
+    return str(api.inspect_image(tag_of(folder))["Id"])
+
+
+@pytest.mark.parametrize("mount", ["", "--mount=type=cache,target=/c "])
+def test_an_image_goes_when_another_takes_its_name(make: Make, api: docker.APIClient, mount: str) -> None:
+    def anew() -> str:
+        return built(make(f"{PLAIN}RUN {mount}echo {uuid.uuid4().hex} > /kept\n"), api)
+
+    first = anew()
+    second = anew()
+    with pytest.raises(docker.errors.ImageNotFound):
+        api.inspect_image(first)
+    # A second name, and a container, are reasons to stay.
+    folder = make("")
+    api.tag(second, folder.name, "kept")
+    third = anew()
+    assert api.inspect_image(second)["RepoTags"] == [f"{folder.name}:kept"]
+    container = api.create_container(third)
+    try:
+        anew()
+        assert api.inspect_image(third)["Id"] == third
+    finally:
+        api.remove_container(container)
+    # What another command made is not ours to remove, even where its name is taken.
+    other = subprocess.run(
+        ["docker", "build", "-q", "-t", tag_of(folder), "-"],
+        input=f"{PLAIN}LABEL t={folder.name}\n",
+        env={**os.environ, "DOCKER_BUILDKIT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.strip()
+    anew()
+    assert api.inspect_image(other)["Id"] == other
+    api.remove_image(other)
+
+
+def test_an_image_goes_after_the_last_that_stands_on_it(make: Make, api: docker.APIClient) -> None:
+    below = make(f"{PLAIN}RUN echo 1\n", name="below")
+    first = built(below, api)
+    above = make(f"FROM {tag_of(below)}\nRUN echo 1\n", name="above")
+    built(above, api)
+    make(f"{PLAIN}RUN echo 2\n", name="below")
+    built(below, api)
+    assert api.inspect_image(first)["RepoTags"] == []
+    built(above, api)
+    with pytest.raises(docker.errors.ImageNotFound):
+        api.inspect_image(first)
+    api.remove_image(tag_of(above))
+
+
+def test_dockerignore_is_heeded(make: Make) -> None:
+    files = {
+        "_dot_dockerignore": "*.txt\n!kept.txt\nserver\n",
+        "a_dot_txt": "x",
+        "kept_dot_txt": "x",
+        "b_dot_py": "x",
+    }
+    folder = make(f"{PLAIN}COPY . /here\n", **files)
+    for mount in ("", "RUN --mount=type=cache,target=/c true\n"):
+        (folder / "server" / "Dockerfile").write_text(f"{PLAIN}COPY . /here\n{mount}")
+        done = build(folder)
+        assert done.returncode == 0, done.stderr
+        listed = run(tag_of(folder), "find", "/here", "-type", "f", "-printf", "%P ").split()
+        assert sorted(set(listed) - {".dockerignore"}) == ["b.py", "kept.txt", "openenv.yaml"]
+
+
+def test_a_failing_step_shows_what_it_said_and_the_rest_goes_on(
+    make: Make, api: docker.APIClient, mark: str
+) -> None:
+    wrong = make(f"{PLAIN}RUN echo {mark} said this && exit 7\n", name="wrong")
+    right = make(f"{PLAIN}RUN true\n", name="right")
+    done = build(wrong, right)
+    assert done.returncode == 1
+    assert f"{mark} said this" in done.stderr
+    assert "returned a non-zero code: 7" in done.stderr
+    assert "correct that step of the Dockerfile" in done.stderr
+    assert f"1 of 2 failed: {wrong}" in done.stderr
+    assert done.stdout.split()[0] == tag_of(right)
+    assert containers(api, mark) == []
+
+
+def test_buildkit_builds_what_needs_it_and_its_failures_say_as_much(
+    make: Make, mark: str, api: docker.APIClient
+) -> None:
+    folder = make(f"{PLAIN}RUN --mount=type=cache,target=/c echo {mark} >/c/x && cp /c/x /kept\n")
+    done = build(folder, "-t", "{name}:1", "-t", "{name}:2")
+    assert done.returncode == 0, done.stderr
+    assert "with BuildKit, for RUN --mount (line 2)" in done.stderr
+    assert run(tag_of(folder, "2"), "cat", "/kept") == f"{mark}\n"
+    assert api.inspect_image(tag_of(folder, "1"))["Config"]["Labels"]["ropewalk.environment"] == folder.name
+    make(f"{PLAIN}RUN --mount=type=cache,target=/c echo {mark} said this && exit 7\n")
+    done = build(folder)
+    assert done.returncode == 1
+    assert f"--- the step's last output ---\n{mark} said this\n---" in done.stderr
+    assert "exit code: 7" in done.stderr
+
+
+@pytest.mark.parametrize("mount", ["", "--mount=type=cache,target=/c "])
+def test_ctrl_c_ends_the_build_and_leaves_nothing(
+    make: Make, api: docker.APIClient, mark: str, mount: str
+) -> None:
+    # The step says by a number in the list of processes that it runs.
+    seconds = str(100_000 + int(mark, 16) % 800_000)
+    folder = make(f"{PLAIN}RUN {mount}sleep {seconds}\n")
+    process = subprocess.Popen(
+        [*COMMAND, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: running(seconds), "the step to run")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    until(lambda: not running(seconds), "the step to end")
+    until(lambda: not containers(api, seconds), "its container to go")
+    with pytest.raises(docker.errors.ImageNotFound):
+        api.inspect_image(tag_of(folder))
+
+
+def running(seconds: str) -> bool:
+    return (
+        subprocess.run(["pgrep", "-f", f"^sleep {seconds}"], capture_output=True, timeout=20).returncode == 0
+    )
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < end, f"waited for {what}"
+        time.sleep(0.1)
+
+
+def test_without_a_command_that_has_buildkit_it_says_what_to_install(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "docker"
+    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Docker version 28.2.2' && exit 0\nexit 1\n")
+    fake.chmod(0o755)
+    folder = make(f"{PLAIN}RUN --mount=type=cache,target=/c true\n")
+    done = build(folder, PATH=str(tmp_path / "bin"))
+    assert done.returncode == 1
+    assert "without the component buildx; install buildx" in done.stderr
+    monkeypatch.setenv("PATH", "/nowhere")
+    commandline.find_command.cache_clear()
+    with pytest.raises(ConfigurationError, match="got none"):
+        commandline.find_command()
+
+
+# ---- ropewalk push
+
+
+@pytest.fixture
+def image(api: docker.APIClient, tmp_path: Path) -> Iterator[str]:
+    """A small image of its own, so that its layers are in no registry."""
+    folder = tmp_path / "image"
+    folder.mkdir()
+    mark = uuid.uuid4().hex
+    # As little as can run, so that a push takes no time: a program without libraries, which every Linux has.
+    program = shutil.which("ldconfig", path="/sbin:/usr/sbin")
+    if program is None:
+        pytest.skip("needs ldconfig, as Linux has it")
+    shutil.copyfile(program, folder / "program")
+    (folder / "program").chmod(0o755)
+    (folder / "mark").write_text(mark)
+    (folder / "Dockerfile").write_text('FROM scratch\nCOPY program mark /\nCMD ["/program", "--version"]\n')
+    name = f"ropewalk-test-{mark[:12]}:1"
+    list(api.build(path=str(folder), tag=name, rm=True, decode=True))
+    yield name
+    for one in api.images(filters={"reference": [f"*/*/{name}", f"*/{name}", name]}):
+        api.remove_image(one["Id"], force=True)
+
+
+def push(image: str, *words: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
+    surroundings = {**os.environ, **({"DOCKER_CONFIG": str(config)} if config is not None else {})}
+    command = [sys.executable, "-m", "openenv_core.cli", "push", image, *words]
+    return subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=100, check=False)
+
+
+def digests(api: docker.APIClient, name: str) -> list[str]:
+    return [digest.partition("@")[2] for digest in api.inspect_image(name)["RepoDigests"] or ()]
+
+
+def test_what_is_pushed_can_be_had_again(api: docker.APIClient, image: str, tmp_path: Path) -> None:
+    with running_registry(tmp_path) as registry:
+        done = push(image, "--registry", f"{registry.address}/team")
+        assert done.returncode == 0, done.stderr
+        remote, digest = done.stdout.split()
+        assert remote == f"{registry.address}/team/{image}"
+        assert digest.startswith("sha256:")
+        assert ": Pushed" in done.stderr
+        before = api.inspect_image(image)["Id"]
+        for name in (image, remote):
+            api.remove_image(name)
+        with pytest.raises(docker.errors.ImageNotFound):
+            api.inspect_image(before)
+        api.pull(remote)
+        assert api.inspect_image(remote)["Id"] == before
+        assert digests(api, remote) == [digest]
+        run = ["docker", "run", "--rm", remote]
+        assert (
+            "ldconfig" in subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+        )
+
+
+def login(config: Path, registry: Registry, password: str) -> None:
+    word = base64.b64encode(f"{USER}:{password}".encode()).decode()
+    config.mkdir(exist_ok=True)
+    (config / "config.json").write_text(json.dumps({"auths": {registry.address: {"auth": word}}}))
+
+
+def test_who_we_are_is_what_docker_login_has_stored(image: str, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    with running_registry(tmp_path, password=True) as registry:
+        words = ("--registry", f"{registry.address}/team")
+        config.mkdir()
+        for wrong in (None, "another"):
+            if wrong is not None:
+                login(config, registry, wrong)
+            done = push(image, *words, config=config)
+            assert done.returncode == 1
+            assert f"`docker login {registry.address}`" in done.stderr
+            assert done.stdout == ""
+        login(config, registry, PASSWORD)
+        done = push(image, *words, config=config)
+        assert done.returncode == 0, done.stderr
+
+
+def test_pushes_that_fail_are_failures_and_others_go_on(
+    api: docker.APIClient, image: str, tmp_path: Path
+) -> None:
+    done = push(image, "--registry", "127.0.0.1:1/team")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "connection refused" in done.stderr
+    # The name that the push needed is gone again.
+    with pytest.raises(docker.errors.ImageNotFound):
+        api.inspect_image(f"127.0.0.1:1/team/{image}")
+    with running_registry(tmp_path, read_only=True) as registry:
+        # Uploads fail in the middle, within an answer of the engine whose status is 200.
+        done = push(image, "--registry", f"{registry.address}/team")
+        assert (done.returncode, done.stdout) == (1, "")
+    (tmp_path / "more").mkdir()
+    with running_registry(tmp_path / "more") as registry:
+        done = push("ropewalk-test-nothing:1", image, "--registry", registry.address)
+        assert done.returncode == 1
+        assert "ropewalk-test-nothing:1 here, got none; `ropewalk build` makes it" in done.stderr
+        assert "1 of 2 did not arrive" in done.stderr
+        assert done.stdout.startswith(f"{registry.address}/{image}  sha256:")
