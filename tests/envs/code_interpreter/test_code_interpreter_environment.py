@@ -22,7 +22,6 @@ from envs.code_interpreter_env.server import house as house_module
 from envs.code_interpreter_env.server.environment import MAX_FETCHED_BYTES, CodeInterpreterEnvironment
 from envs.code_interpreter_env.server.house import House
 from envs.code_interpreter_env.server.settings import InterpreterSettings
-from openenv_core.sandbox import Isolation
 
 SETTINGS = InterpreterSettings(packages=("json",), tasks="none")
 
@@ -47,22 +46,6 @@ async def run(env: CodeInterpreterEnvironment, code: str, **options: Any) -> Cod
     seen = await env.step(Execute(type="execute", code=code), **options)
     assert isinstance(seen, CodeInterpreterObservation)
     return seen
-
-
-async def test_a_step_without_a_reset_begins_an_episode(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    seen = await run(env, "1")
-    assert (seen.status, seen.stdout, seen.isolation, seen.reward, seen.done) == (
-        "ok",
-        "1\n",
-        "lsm",
-        None,
-        False,
-    )
-    state = env.state
-    assert (state.step_count, state.execution_count, state.session_id) == (1, 1, "0")
-    assert state.episode_id
 
 
 async def test_what_is_asked_in_the_released_way_is_answered_in_it(env: CodeInterpreterEnvironment) -> None:
@@ -91,19 +74,6 @@ async def test_a_reset_ends_the_interpreter_before(
     assert [file.path for file in began.files] == ["a"]
     state = env.state
     assert (state.episode_id, state.seed, state.step_count, state.execution_count) == ("mine", 5, 0, 0)
-
-
-async def test_bad_options_leave_the_episode_as_it_was(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    await env.reset(episode_id="first")
-    await run(env, "1")
-    for options in ({"packages": ["os"]}, {"task": "sum"}, {"nonsense": 1}):
-        with pytest.raises(InvalidResetOption):
-            await env.reset(**options)  # type: ignore[arg-type]
-    assert env.state.episode_id == "first"
-    assert (await run(env, "2")).result == "2"
-    assert len(backend.opened) == 1
 
 
 async def test_lost_state_is_said_once_and_the_files_of_the_reset_are_back(
@@ -170,70 +140,6 @@ async def test_a_caller_that_leaves_does_not_keep_an_interpreter_open(
     await eventually(lambda: backend.opened[0].closed)
 
 
-async def test_what_only_the_backend_knows_to_be_impossible_is_the_caller_s_mistake(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    backend.snapshots = False
-    with pytest.raises(InvalidResetOption, match="no snapshot"):
-        await env.reset(snapshot=True)
-
-
-async def test_files_that_cannot_be_had_are_the_code_s_mistake(env: CodeInterpreterEnvironment) -> None:
-    await env.reset()
-    for action in (GetFile(path="none"), PutFile(path="../a", content="")):
-        seen = await env.step(action)
-        assert isinstance(seen, CodeInterpreterObservation)
-        assert seen.error is not None
-        assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "FileRefused", 1)
-        assert seen.stderr.startswith("FileRefused: expected a plain file")
-    put = await env.step(PutFile(path="a", content_base64="AAEC"))
-    got = await env.step(GetFile(path="a"))
-    assert isinstance(put, CodeInterpreterObservation)
-    assert isinstance(got, CodeInterpreterObservation)
-    assert [(file.path, file.size) for file in put.files] == [("a", 3)]
-    assert got.file is not None
-    assert (got.file.path, got.file.size, got.file.data) == ("a", 3, b"\x00\x01\x02")
-    assert env.state.step_count == 4
-
-
-async def test_a_file_that_is_too_large_for_a_step_is_refused(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    await env.reset()
-    backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES + 1)
-    seen = await env.step(GetFile(path="big"))
-    assert isinstance(seen, CodeInterpreterObservation)
-    assert seen.error is not None
-    assert str(MAX_FETCHED_BYTES) in seen.error.evalue
-    backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES)
-    assert (await env.step(GetFile(path="big"))).exit_code == 0
-
-
-async def test_a_restart_forgets_all_but_what_the_reset_brought(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    await env.reset(files={"a": "x"})
-    await run(env, "1")
-    await env.step(PutFile(path="b", content="y"))
-    seen = await env.step(Restart())
-    assert isinstance(seen, CodeInterpreterObservation)
-    assert (seen.status, seen.execution_count, [file.path for file in seen.files]) == ("ok", 0, ["a"])
-    assert backend.opened[0].files == {"a": b"x"}
-    assert env.state.execution_count == 0
-    await run(env, "lose")
-    assert not (await env.step(Restart())).state_lost  # type: ignore[attr-defined]
-    assert len(backend.opened) == 2
-
-
-async def test_time_outs_and_stdin_reach_the_interpreter(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    await env.step(Execute(code="a", timeout_s=3, stdin="in"), timeout_s=7)
-    await run(env, "b", timeout_s=7)
-    await run(env, "c")
-    assert backend.opened[0].asked == [("a", 3, "in"), ("b", 7, None), ("c", None, None)]
-
-
 async def test_without_a_task_a_submission_is_the_policy_s_mistake(env: CodeInterpreterEnvironment) -> None:
     seen = await env.step(Submit(code="1"))
     assert isinstance(seen, CodeInterpreterObservation)
@@ -241,19 +147,6 @@ async def test_without_a_task_a_submission_is_the_policy_s_mistake(env: CodeInte
     assert (seen.status, seen.error.ename, seen.done, seen.reward) == ("error", "NoTask", False, None)
     with pytest.raises(NotImplementedError):
         await env.list_splits()
-
-
-async def test_the_isolation_is_in_the_metadata_before_any_reset(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    backend.isolation = "namespaces"
-    assert "Isolation: namespaces." in (await env.get_metadata()).description
-    assert backend.opened == []
-
-
-async def test_a_state_is_a_copy(env: CodeInterpreterEnvironment) -> None:
-    env.state.step_count = 99
-    assert env.state.step_count == 0
 
 
 async def test_a_house_keeps_its_backend_for_as_long_as_anybody_holds_it(backend: FakeBackend) -> None:
@@ -272,16 +165,67 @@ async def test_a_house_keeps_its_backend_for_as_long_as_anybody_holds_it(backend
     await one.close()
 
 
-async def test_a_house_takes_a_weaker_level_where_it_was_named(backend: FakeBackend) -> None:
-    backend.isolation = "process"
-    settings = InterpreterSettings(minimum_isolation=Isolation.PROCESS, tasks="none")
-    env = CodeInterpreterEnvironment(House(settings))
-    assert (await run(env, "1")).isolation == "process"
-    await env.close()
-
-
-async def test_a_hosted_backend_stands_on_no_rung(backend: FakeBackend) -> None:
+async def test_a_first_step_begins_an_episode_with_the_time_out_and_stdin_it_names(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
     backend.isolation = "remote"
-    env = CodeInterpreterEnvironment(House(SETTINGS))
-    assert (await env.reset()).metadata["execution"]["isolation"] == "remote"
-    await env.close()
+    assert "Isolation: remote." in (await env.get_metadata()).description
+    assert backend.opened == []
+    await env.step(Execute(code="a", timeout_s=3, stdin="in"), timeout_s=7)
+    await run(env, "b", timeout_s=7)
+    seen = await run(env, "c")
+    assert backend.opened[0].asked == [("a", 3, "in"), ("b", 7, None), ("c", None, None)]
+    assert (seen.status, seen.isolation, seen.reward, seen.done) == ("ok", "remote", None, False)
+    env.state.step_count = 99
+    assert (env.state.step_count, env.state.execution_count, env.state.session_id) == (3, 3, "0")
+
+
+async def test_bad_options_leave_the_episode_as_it_was(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset(episode_id="first")
+    backend.snapshots = False
+    for options in ({"packages": ["os"]}, {"task": "sum"}, {"nonsense": 1}):
+        with pytest.raises(InvalidResetOption):
+            await env.reset(**options)  # type: ignore[arg-type]
+    assert env.state.episode_id == "first"
+    assert (await run(env, "2")).result == "1"
+    assert len(backend.opened) == 1
+    with pytest.raises(InvalidResetOption, match="no snapshot"):
+        await env.reset(snapshot=True)
+
+
+async def test_files_that_cannot_be_had_are_the_code_s_mistake(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset()
+    backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES + 1)
+    for action in (GetFile(path="none"), PutFile(path="../a", content=""), GetFile(path="big")):
+        seen = await env.step(action)
+        assert isinstance(seen, CodeInterpreterObservation)
+        assert seen.error is not None
+        assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "FileRefused", 1)
+    backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES)
+    assert (await env.step(GetFile(path="big"))).exit_code == 0
+    await env.step(PutFile(path="a", content_base64="AAEC"))
+    got = await env.step(GetFile(path="a"))
+    assert isinstance(got, CodeInterpreterObservation)
+    assert got.file is not None
+    assert (got.file.path, got.file.size, got.file.data) == ("a", 3, b"\x00\x01\x02")
+    assert env.state.step_count == 6
+
+
+async def test_a_restart_forgets_all_but_what_the_reset_brought(
+    env: CodeInterpreterEnvironment, backend: FakeBackend
+) -> None:
+    await env.reset(files={"a": "x"})
+    await run(env, "1")
+    await env.step(PutFile(path="b", content="y"))
+    seen = await env.step(Restart())
+    assert isinstance(seen, CodeInterpreterObservation)
+    assert (seen.status, seen.execution_count, [file.path for file in seen.files]) == ("ok", 0, ["a"])
+    assert backend.opened[0].files == {"a": b"x"}
+    assert env.state.execution_count == 0
+    await run(env, "lose")
+    assert not (await env.step(Restart())).state_lost  # type: ignore[attr-defined]
+    assert len(backend.opened) == 2

@@ -5,10 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from envs.code_interpreter_env.server.backends import make_backend
 from envs.code_interpreter_env.server.backends.local import LocalBackend
 from envs.code_interpreter_env.server.settings import InterpreterSettings
-from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import Isolation, Limits, SandboxUnavailable
 
 SETTINGS = InterpreterSettings(
@@ -61,9 +59,3 @@ async def test_a_set_that_does_not_start_is_tried_again(
             with pytest.raises(SandboxUnavailable, match="good day"):
                 await backend.open(Limits(), packages=("wave",))
     assert (await (await backend.open(Limits(), packages=("wave",))).execute("1")).status == "ok"
-
-
-def test_a_backend_that_nobody_knows_is_named() -> None:
-    settings = InterpreterSettings(backend="lokal")
-    with pytest.raises(ConfigurationError, match="local, containers, jupyter, together, got 'lokal'"):
-        make_backend(settings, Isolation.LSM)

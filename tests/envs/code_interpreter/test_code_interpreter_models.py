@@ -1,7 +1,8 @@
-"""What crosses the wire: which actions there are, what the schema says of them, and the two shapes of observations."""
+"""What crosses the wire, what a reset may ask for, and what a server can be told."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +12,20 @@ from envs.code_interpreter_env import (
     CodeInterpreterObservation,
     Execute,
     GetFile,
+    InvalidResetOption,
     PutFile,
     Restart,
     Submit,
 )
 from envs.code_interpreter_env.models import AnyAction, ListTools
+from envs.code_interpreter_env.server.backends import make_backend
 from envs.code_interpreter_env.server.observations import full, released
+from envs.code_interpreter_env.server.options import chosen
+from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core.checker.drawing.sampling import sample
+from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.replies import encode_observation
-from openenv_core.sandbox import CodeError, Execution, FileInfo, Output, Truncated
+from openenv_core.sandbox import CodeError, Execution, FileInfo, Isolation, Limits, Output, Truncated
 from openenv_core.tools import CallToolAction
 
 ACTIONS: TypeAdapter[Any] = TypeAdapter(AnyAction)
@@ -58,73 +64,42 @@ class ReleasedObservation(BaseModel):
     exit_code: int = 0
 
 
-@pytest.mark.parametrize(
-    ("data", "action"),
-    [
+def test_every_action_is_told_by_its_type_or_its_one_field() -> None:
+    for data, action in (
         ({"code": "1"}, Execute(code="1")),
-        (
-            {"type": "execute", "code": "1", "timeout_s": 2, "stdin": "x"},
-            Execute(code="1", timeout_s=2, stdin="x"),
-        ),
+        ({"type": "execute", "code": "1", "stdin": "x"}, Execute(code="1", stdin="x")),
         ({"type": "put_file", "path": "a", "content": "é"}, PutFile(path="a", content="é")),
-        (
-            {"type": "put_file", "path": "a", "content_base64": "AAEC"},
-            PutFile(path="a", content_base64="AAEC"),
-        ),
-        ({"type": "get_file", "path": "a"}, GetFile(path="a")),
-        ({"type": "restart"}, Restart()),
         ({"type": "submit", "code": "1"}, Submit(code="1")),
-        ({"type": "list_tools"}, ListTools()),
         ({"tool_name": "a", "arguments": {"b": 1}}, CallToolAction(tool_name="a", arguments={"b": 1})),
         ({"type": "call_tool", "tool_name": "a"}, CallToolAction(tool_name="a")),
-    ],
-)
-def test_every_action_is_told_by_its_type(data: dict[str, Any], action: Any) -> None:
-    assert ACTIONS.validate_json(json.dumps(data)) == action
-    assert ACTIONS.validate_python(data) == action
-    assert ACTIONS.validate_python(action) is action
+    ):
+        assert ACTIONS.validate_json(json.dumps(data)) == ACTIONS.validate_python(data) == action
+    assert PutFile(path="a", content="é").data == "é".encode()
+    assert PutFile(path="a", content_base64="AAEC").data == b"\x00\x01\x02"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {},
-        {"type": "unknown"},
-        {"type": None, "code": "1"},
-        {"type": "execute"},
-        {"code": 1},
+def test_what_is_no_action_is_refused() -> None:
+    refused: list[dict[str, Any]] = [{}, {"type": "unknown"}, {"type": "execute"}, {"code": 1}]
+    refused += [
         {"code": "1", "timeout_s": 0},
         {"code": "1", "timeout_s": float("inf")},
         {"code": "1", "shell": True},
-        {"code": "x" * ((1 << 20) + 1)},
-        {"type": "put_file", "path": "a"},
-        {"type": "put_file", "path": "a", "content": "x", "content_base64": "AAEC"},
-        {"type": "put_file", "path": "a", "content_base64": "***"},
-        {"type": "put_file", "path": "", "content": ""},
-        {"type": "get_file"},
-        {"type": "restart", "code": "1"},
-    ],
-)
-def test_what_is_no_action_is_refused(data: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        ACTIONS.validate_python(data)
+    ]
+    refused += [{"code": "x" * ((1 << 20) + 1)}, {"type": "restart", "code": "1"}]
+    put = {"type": "put_file", "path": "a"}
+    refused += [put, {**put, "content": "x", "content_base64": "AAEC"}, {**put, "content_base64": "***"}]
+    for data in [*refused, {**put, "path": "", "content": ""}]:
+        with pytest.raises(ValidationError):
+            ACTIONS.validate_python(data)
 
 
-@pytest.mark.parametrize("modest", [True, False])
-def test_whatever_the_schema_allows_is_an_action(modest: bool) -> None:
-    drawn = sample(ACTIONS.json_schema(), 80, 1, modest=modest)
+def test_whatever_the_schema_allows_is_an_action() -> None:
+    drawn = sample(ACTIONS.json_schema(), 80, 1, modest=False)
     actions = [ACTIONS.validate_python(action) for action in drawn]
     own = {Execute, PutFile, GetFile, Restart, Submit}
     assert {type(action) for action in actions} == own | {ListTools, CallToolAction}
     bare = {type(action) for action, data in zip(actions, drawn, strict=True) if "type" not in data}
     assert bare == {Execute, CallToolAction}
-    assert all(isinstance(action.data, bytes) for action in actions if isinstance(action, PutFile))
-
-
-def test_a_file_s_content_is_bytes_however_it_came() -> None:
-    assert PutFile(path="a", content="é").data == "é".encode()
-    assert PutFile(path="a", content="").data == b""
-    assert PutFile(path="a", content_base64="AAEC").data == b"\x00\x01\x02"
 
 
 def test_the_released_shape_has_no_other_key() -> None:
@@ -159,7 +134,150 @@ def test_both_shapes_are_read_into_the_same_fields() -> None:
         assert getattr(read["full"], field) == getattr(EXECUTION, field)
 
 
-def test_every_field_of_an_execution_is_one_of_the_observation() -> None:
-    assert set(Execution.__dataclass_fields__) <= set(CodeInterpreterObservation.model_fields)
-    schema = CodeInterpreterObservation.model_json_schema()
-    assert "required" not in schema  # so that the released shape follows it too
+SETTINGS = InterpreterSettings(
+    preload=("json",),
+    packages=("json", "csv"),
+    limits=Limits(timeout_s=4.0),
+    ceilings=Limits(timeout_s=8.0),
+)
+
+
+def test_without_options_the_server_decides() -> None:
+    for options in ({}, {"packages": None, "limits": None, "files": None, "snapshot": None, "task": None}):
+        choice = chosen(options, SETTINGS)
+        assert (choice.packages, choice.limits.timeout_s, choice.files) == (("json",), 4.0, {})
+        assert (choice.snapshot, choice.task) == (False, None)
+
+
+def test_options_are_read() -> None:
+    choice = chosen(
+        {
+            "packages": ["csv", "json", "csv"],
+            "limits": {"timeout_s": 8, "memory_bytes": 64 << 20},
+            "files": {"a/b.txt": "é", "c": {"content_base64": "AAEC"}},
+            "snapshot": True,
+            "task": "sum",
+        },
+        SETTINGS,
+    )
+    assert choice.packages == ("csv", "json")
+    assert (choice.limits.timeout_s, choice.limits.memory_bytes) == (8, 64 << 20)
+    assert choice.files == {"a/b.txt": "é".encode(), "c": b"\x00\x01\x02"}
+    assert (choice.snapshot, choice.task) == (True, "sum")
+    assert chosen({"packages": []}, SETTINGS).packages == ()
+    assert chosen({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
+    full = {"limits": {"files": 8, "file_bytes": 4096}, "files": {str(n): "x" * 4096 for n in range(8)}}
+    assert len(chosen(full, SETTINGS).files) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pakages": []}, "pakages"),
+        ({"packages": "csv"}, "list of names"),
+        ({"packages": ["os", "csv"]}, r"\(json, csv\), got os"),
+        ({"limits": 3}, "limits by name"),
+        ({"limits": {"timeout": 3}}, "timeout"),
+        ({"limits": {"timeout_s": 8.5}}, "at most 8.0 for the limit timeout_s"),
+        ({"limits": {"timeout_s": float("nan")}}, "timeout_s"),
+        ({"limits": {"allow_subprocess": True}}, "allow_subprocess"),
+        ({"files": ["a"]}, "content by path"),
+        ({"files": {"../a": ""}}, "relative to the workspace"),
+        ({"files": {"/a": ""}}, "relative to the workspace"),
+        ({"files": {"a\0": ""}}, "relative to the workspace"),
+        ({"files": {"a": {"content_base64": "*"}}}, "base64"),
+        ({"files": {"a": {"content_base64": "AAEC", "mode": 1}}}, "got dict"),
+        ({"limits": {"file_bytes": 4096}, "files": {"a": "x" * 4097}}, "file_bytes"),
+        (
+            {"limits": {"disk_bytes": 64 << 10}, "files": {str(n): "x" * 40_000 for n in range(2)}},
+            "disk_bytes",
+        ),
+        ({"limits": {"files": 8}, "files": {str(n): "" for n in range(9)}}, "limit files"),
+        ({"snapshot": "yes"}, "true or false"),
+        ({"task": "a", "index": 3}, "both"),
+    ],
+)
+def test_bad_options_are_refused_with_what_was_expected(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidResetOption, match=said):
+        chosen(options, SETTINGS)
+
+
+def test_settings_come_from_variables() -> None:
+    settings = InterpreterSettings.from_environment(
+        {
+            "CODE_INTERPRETER_PRELOAD": "json, csv",
+            "CODE_INTERPRETER_MINIMUM_ISOLATION": "PROCESS",
+            "CODE_INTERPRETER_STRONGEST_ISOLATION": "lsm",
+            "CODE_INTERPRETER_TIMEOUT_S": "2.5",
+            "CODE_INTERPRETER_ALLOW_SUBPROCESS": "yes",
+            "CODE_INTERPRETER_MAX_ALLOW_SUBPROCESS": "1",
+            "CODE_INTERPRETER_MAX_MEMORY_BYTES": str(1 << 30),
+            "CODE_INTERPRETER_MAX_SANDBOXES": "2",
+            "CODE_INTERPRETER_TASKS": "/some/where",
+            "CODE_INTERPRETER_BACKEND": " ",
+            "PATH": "/bin",
+        }
+    )
+    assert settings.preload == ("json", "csv")
+    assert {"json", "csv"} <= set(settings.packages)
+    assert settings.minimum_isolation is Isolation.PROCESS
+    assert settings.strongest_isolation is Isolation.LSM
+    assert (settings.limits.timeout_s, settings.limits.allow_subprocess) == (2.5, True)
+    assert (settings.ceilings.memory_bytes, settings.max_sandboxes) == (1 << 30, 2)
+    assert (settings.backend, settings.tasks) == ("local", "/some/where")
+    nothing = InterpreterSettings.from_environment({"CODE_INTERPRETER_PRELOAD": "none"})
+    assert nothing.preload == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("MINIMUM_ISOLATION", "strong", "namespaces, lsm, seccomp, process"),
+        ("TIMEOUT_S", "soon", "CODE_INTERPRETER_TIMEOUT_S"),
+        ("TIMEOUT_S", "61", "CODE_INTERPRETER_MAX_"),
+        ("MAX_SANDBOXES", "0", "MAX_SANDBOXES"),
+        ("ALLOW_SUBPROCESS", "perhaps", "true or false"),
+        ("PRELOAD", "no_such_package", "no_such_package"),
+    ],
+)
+def test_variables_that_cannot_be_used_are_named(variable: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        InterpreterSettings.from_environment({f"CODE_INTERPRETER_{variable}": value})
+
+
+def test_what_is_preloaded_has_to_be_offered_and_the_backend_known() -> None:
+    variables = {"CODE_INTERPRETER_PRELOAD": "json", "CODE_INTERPRETER_PACKAGES": "csv"}
+    with pytest.raises(ConfigurationError, match="name it in both"):
+        InterpreterSettings.from_environment(variables)
+    with pytest.raises(ConfigurationError, match="local, containers, jupyter, together, got 'lokal'"):
+        make_backend(InterpreterSettings(backend="lokal"), Isolation.LSM)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "named", "least"),
+    [
+        (True, None, "lsm"),
+        (None, None, "lsm"),
+        (False, None, "process"),
+        (True, "process", "process"),
+        (False, "namespaces", "namespaces"),
+    ],
+)
+def test_who_can_reach_a_server_decides_how_strong_its_walls_must_be(
+    exposed: bool | None, named: str | None, least: str
+) -> None:
+    settings = InterpreterSettings(minimum_isolation=None if named is None else Isolation(named))
+    assert settings.least(exposed) == least
+    low = InterpreterSettings(strongest_isolation=Isolation.SECCOMP)
+    with pytest.raises(ConfigurationError, match="CODE_INTERPRETER_MINIMUM_ISOLATION=seccomp"):
+        low.least(None)
+
+
+def test_tasks_are_hidden_where_they_really_lie(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (shipped,) = InterpreterSettings(tasks="shipped").task_files
+    assert (shipped / "train.jsonl").is_file()
+    assert shipped == shipped.resolve()
+    assert InterpreterSettings(tasks=str(tmp_path / "link")).task_files == (tmp_path / "real",)
+    assert InterpreterSettings(tasks="none").task_files == ()

@@ -2,14 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psutil
 import pytest
 from serving import PATIENCE_S, serving
 
-from envs.code_interpreter_env import CodeInterpreterEnv
+from envs.code_interpreter_env import CodeInterpreterEnv, CodeInterpreterObservation, Execute
 from envs.code_interpreter_env.server.app import app
-from openenv_core import GenericEnvClient, infrastructure_failure, is_infrastructure_failure, unscored_reason
+from openenv_core import (
+    Action,
+    Environment,
+    GenericEnvClient,
+    Observation,
+    State,
+    ValidationFailed,
+    infrastructure_failure,
+    is_infrastructure_failure,
+    unscored_reason,
+)
+from servers import create_app
 
 HOSTILE = (
     "1 / 0",
@@ -78,3 +90,61 @@ async def test_a_killed_zygote_is_and_the_next_episode_is_sound(url: str) -> Non
             await client.reset()
             sound = await client.step({"code": "print(2)"})
             assert not is_infrastructure_failure(sound)
+
+
+class CodeAlone(Action):
+    code: str
+
+
+class Printed(Observation):
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+
+
+class Repeats(Environment[CodeAlone, Printed, State]):
+    """Runs nothing: it repeats the code, and fails where it is told to."""
+
+    BLOCKING = False
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Printed:
+        return Printed()
+
+    def step(self, action: CodeAlone) -> Printed:
+        failed = action.code == "fail"
+        return Printed(
+            stdout=action.code,
+            exit_code=int(failed),
+            stderr="it failed" if failed else "",
+            reward=0.5,
+            metadata={"last_code": action.code},
+        )
+
+    @property
+    def state(self) -> State:
+        return State(last_exit_code=0)
+
+
+async def test_code_alone_is_sent_once_a_type_was_refused() -> None:
+    app = create_app(Repeats, CodeAlone, Printed)
+    async with serving(app) as address, CodeInterpreterEnv(f"http://{address}") as env:
+        sent: list[Any] = []
+        payload = env._step_payload
+        env._step_payload = lambda action: sent.append(made := payload(action)) or made  # type: ignore[method-assign]
+        begun = (await env.reset()).observation
+        assert begun == CodeInterpreterObservation()
+        result = await env.execute("one")
+        assert (result.observation.stdout, result.observation.status, result.reward) == ("one", "ok", 0.5)
+        assert result.observation.metadata == {"last_code": "one"}
+        failed = (await env.execute("fail")).observation
+        # Such a server has no status; what it says is the code's fault, and nobody else's.
+        assert (failed.status, failed.error, failed.state_lost) == ("error", None, False)
+        assert not is_infrastructure_failure(failed)
+        assert (await env.step({"code": "two"})).observation.stdout == "two"  # type: ignore[arg-type]
+        assert sent == [Execute(code="one"), {"code": "one"}, {"code": "fail"}, {"code": "two"}]
+        # What it cannot do is refused by it, and not left out.
+        for refused in (env.execute("three", timeout_s=1.0), env.execute("three", stdin="in"), env.restart()):
+            with pytest.raises(ValidationFailed):
+                await refused
+        assert (await env.execute("four")).observation.stdout == "four"

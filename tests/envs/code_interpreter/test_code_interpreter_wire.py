@@ -5,35 +5,26 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import httpx
-import psutil
 import pytest
 from mcp_hosts import HANDSHAKE, PATIENCE_S, STATELESS, host, text_of
 from serve_process import ServeProcess, refusal, serve
 from serving import opened
 
 from envs.code_interpreter_env import (
-    CodeInterpreterAction,
     CodeInterpreterEnv,
-    CodeInterpreterObservation,
-    CodeInterpreterState,
-    Execute,
 )
 from openenv_core import (
     ExecutionFailed,
     GenericEnvClient,
-    SyncEnvClient,
     ValidationFailed,
-    is_infrastructure_failure,
 )
 
 APP = "envs.code_interpreter_env.server.app:app"
 ROOT = Path(__file__).parents[3]
 ENVIRON = {"CODE_INTERPRETER_PRELOAD": "none", "PYTHONPATH": str(ROOT)}
 RUNGS = ("namespaces", "lsm", "seccomp", "process")
-Client: TypeAlias = SyncEnvClient[CodeInterpreterAction, CodeInterpreterObservation, CodeInterpreterState]
 
 # Long enough not to be among the digits of a time, or of an id.
 HIDDEN_NUMBER, HIDDEN_TEXT = "246908642", "hemphemp"
@@ -93,12 +84,6 @@ def test_state_is_kept_from_step_to_step(client: Any) -> None:
     assert client.execute("x").observation.error.ename == "NameError"
 
 
-def test_a_step_needs_no_reset_and_a_dict_is_an_action(client: Any) -> None:
-    seen = client.step({"code": "6 * 7"}).observation
-    assert (seen.result, seen.execution_count, seen.metadata) == ("42", 1, {})
-    assert client.step(Execute(code="6 * 8")).observation.result == "48"
-
-
 def test_files_come_and_go(client: Any) -> None:
     began = client.reset(
         files={"in/a.txt": "3 4", "b.bin": {"content_base64": base64.b64encode(bytes(256)).decode()}}
@@ -117,14 +102,6 @@ def test_files_come_and_go(client: Any) -> None:
     with pytest.raises(FileNotFoundError):
         client.get_file("out.txt")
     assert client.get_file("in/a.txt") == b"3 4"
-
-
-def test_a_kill_costs_the_state_and_is_said_once(client: Any) -> None:
-    client.reset(files={"a": "kept"})
-    seen = client.execute("import os; os.kill(os.getpid(), 9)").observation
-    assert (seen.status, seen.state_lost) == ("killed", True)
-    seen = client.execute("open('a').read()").observation
-    assert (seen.status, seen.state_lost, seen.result) == ("ok", False, "'kept'")
 
 
 def test_a_session_s_limits_are_its_own(client: Any) -> None:
@@ -158,7 +135,7 @@ def test_what_is_no_action_is_refused_and_the_episode_goes_on(raw: Any) -> None:
     assert raw.step({"type": "execute", "code": "x"}).observation["result"] == "1"
 
 
-@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
+@pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.soak)])
 async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: ServeProcess, era: str) -> None:
     path = f"/mcp/{await opened(server.address)}"
     begun = asyncio.Event()
@@ -181,27 +158,6 @@ async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: Se
         await asyncio.wait([call], timeout=PATIENCE_S)
         after = await client.call_tool("run_python", {"code": "kept"})
         assert text_of(after) == "1"
-
-
-def test_plain_http_has_a_session_too(server: ServeProcess) -> None:
-    with httpx.Client(base_url=f"http://{server.address}", timeout=30) as http:
-        alone = http.post("/step", json={"action": {"code": "print(7)"}}).json()
-        assert alone["observation"]["stdout"] == "7\n"
-        opened = http.post("/reset", json={}, headers={"X-OpenEnv-Session": "new"})
-        session = {"X-OpenEnv-Session": opened.headers["X-OpenEnv-Session"]}
-        for code, out in (("x = 5", ""), ("print(x)", "5\n")):
-            seen = http.post("/step", json={"action": {"code": code}}, headers=session).json()
-            assert seen["observation"]["stdout"] == out
-        slow = {"action": {"type": "execute", "code": "while True: pass"}, "timeout_s": 0.3}
-        assert http.post("/step", json=slow, headers=session).json()["observation"]["status"] == "timeout"
-
-
-def test_the_server_says_how_strong_its_walls_are(server: ServeProcess) -> None:
-    status, about = server.get("/metadata")
-    assert status == 200
-    assert any(f"Isolation: {rung}." in about["description"] for rung in RUNGS)
-    arms = server.get("/schema")[1]["action"]["oneOf"]
-    assert len(arms) == 7
 
 
 def test_a_task_is_given_judged_and_over(client: Any) -> None:
@@ -247,57 +203,17 @@ def test_the_task_routes_tell_nothing_that_is_hidden(server: ServeProcess) -> No
     assert server.request("POST", f"{place}/task", {"split": "train", "index": 2})[0] == 400
 
 
-async def test_the_async_face_has_the_same_methods(server: ServeProcess) -> None:
-    async with CodeInterpreterEnv(base_url=f"http://{server.address}") as env:
-        await env.put_file("a", "text")
-        assert (await env.execute("open('a').read()")).observation.result == "'text'"
-        assert await env.get_file("a") == b"text"
-        assert (await env.submit("1")).observation.error.ename == "NoTask"  # type: ignore[union-attr]
-
-
 @pytest.mark.slow
-def test_beyond_loopback_weak_walls_are_refused_by_name() -> None:
+def test_beyond_loopback_weak_walls_are_refused_unless_they_are_named() -> None:
     weak = {**ENVIRON, "CODE_INTERPRETER_STRONGEST_ISOLATION": "process"}
-    words = ("--host", "0.0.0.0", "--port", "0", "--insecure")
-    status, said = refusal(*words, app=APP, **weak)
+    beyond = ("--host", "0.0.0.0", "--insecure")
+    status, said = refusal(*beyond, "--port", "0", app=APP, **weak)
     assert status == 2
-    assert "expected an isolation of at least lsm" in said
     assert "set CODE_INTERPRETER_MINIMUM_ISOLATION=process" in said
     assert "Traceback" not in said
-
-
-def test_weak_walls_where_they_were_named() -> None:
-    weak = {
-        **ENVIRON,
-        "CODE_INTERPRETER_STRONGEST_ISOLATION": "process",
-        "CODE_INTERPRETER_MINIMUM_ISOLATION": "process",
-    }
-    with serve("--host", "0.0.0.0", "--insecure", app=APP, **weak) as server:
+    with serve(*beyond, app=APP, **weak, CODE_INTERPRETER_MINIMUM_ISOLATION="process") as server:
         seen = server.request("POST", "/step", {"action": {"type": "execute", "code": "1"}})[1]
         assert seen["observation"]["isolation"] == "process"
         assert "Isolation: process." in server.get("/metadata")[1]["description"]
-
-
-def test_a_setting_that_cannot_be_is_told_before_anything_starts() -> None:
     status, said = refusal(app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
     assert (status, "CODE_INTERPRETER_TIMEOUT_S" in said, "Traceback" in said) == (2, True, False)
-
-
-def test_a_killed_zygote_is_nobodys_fault_who_plays(server: ServeProcess, client: Client) -> None:
-    client.reset(files={"a.txt": "kept"})
-    client.step(Execute(code="x = 1"))
-    zygotes = [
-        child
-        for child in psutil.Process(server.process.pid).children()
-        if "boot.py" in " ".join(child.cmdline())
-    ]
-    assert zygotes
-    for zygote in zygotes:
-        zygote.kill()
-        zygote.wait(30)
-    told = client.step(Execute(code="x")).observation
-    after = client.step(Execute(code="'x' in dir(), open('a.txt').read()")).observation
-    assert (told.status, told.state_lost, told.error) == ("sandbox_error", True, None)
-    assert is_infrastructure_failure(told)
-    assert (after.status, after.result) == ("ok", "(False, 'kept')")
-    assert not is_infrastructure_failure(after)
