@@ -1,9 +1,14 @@
-"""Runs a function in a fork of the test's process, for what cannot be taken back."""
+"""What tests of the kernel's parts share: forks for what cannot be taken back, and interpreters for other users."""
 
+import contextlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 
 def in_fork(function: Callable[[], Any]) -> Any:
@@ -32,3 +37,13 @@ def outcome(function: Callable[[], object]) -> str:
     except Exception as error:
         return type(error).__name__
     return "done"
+
+
+def open_python(uid: int | None) -> str:
+    """An interpreter that a user may run, and which is no virtual environment: that may lie anywhere."""
+    for path in (str(sys._base_executable), "/usr/bin/python3"):  # type: ignore[attr-defined]
+        command = [path, "-I", "-c", "import sys; raise SystemExit(sys.version_info < (3, 11))"]
+        with contextlib.suppress(OSError):
+            if subprocess.run(command, user=uid, group=uid, capture_output=True).returncode == 0:
+                return path
+    pytest.skip("needs a Python 3.11 that every user may run")

@@ -1,6 +1,5 @@
 """Namespaces and the root of bind mounts, for real: as root, as an ordinary user, and where they are denied."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import open_python
 
 from openenv_core.sandbox import kernel
-from openenv_core.sandbox.kernel import namespaces
 from openenv_core.sandbox.kernel.identity import session_uid
 
 PROGRAM = Path(__file__).parent / "namespaces_program.py"
@@ -23,14 +22,14 @@ SIZE_BYTES, INODES = 1 << 20, 64
 SOMEBODY = 65_123
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
+# Beneath /tmp, which is a link into the workspace where nothing of the view lies beneath it; and elsewhere.
+@pytest.fixture(scope="module", params=["/var/tmp", "/tmp"])
+def place(request: pytest.FixtureRequest) -> Iterator[Path]:
     """What the new root shows and hides, below a home that is private to its owner."""
-    # Not beneath /tmp: the new root has that as a link into the workspace, if nothing of the view lies there.
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+    with tempfile.TemporaryDirectory(dir=request.param) as name:
         base = Path(name)
-        (base / "home" / "sandbox" / "secrets").mkdir(parents=True)
         sandbox = base / "home" / "sandbox"
+        (sandbox / "secrets").mkdir(parents=True)
         (sandbox / "secrets" / "key").write_text("secret")
         (sandbox / "password").write_text("secret")
         (sandbox / "module.py").write_text("x = 1")
@@ -38,7 +37,18 @@ def place() -> Iterator[Path]:
         (base / "link").symlink_to("home/sandbox")
         shutil.copytree(Path(kernel.__file__).parent, sandbox / "kernel")
         shutil.copy(PROGRAM, sandbox)
-        yield base
+        below = sandbox / "mount"
+        below.mkdir()
+        # A file system of its own, as a container's, where we may mount one.
+        mounted = (
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", below], capture_output=True).returncode == 0
+        )
+        below.chmod(0o777)
+        try:
+            yield base
+        finally:
+            if mounted:
+                subprocess.run(["umount", below], check=True)
 
 
 def told(place: Path, *, privileged: bool) -> dict[str, Any]:
@@ -61,6 +71,7 @@ def told(place: Path, *, privileged: bool) -> dict[str, Any]:
             "/not/there",
         ],
         "shown": str(sandbox / "module.py"),
+        "mounted": str(sandbox / "mount"),
         "unseen": str(place / "home" / "other"),
         "hidden_directory": str(sandbox / "secrets"),
         "hidden_file": str(sandbox / "password"),
@@ -99,6 +110,7 @@ def expect(found: dict[str, Any], place: Path, uids: list[int]) -> None:
     assert "refused" not in found, found
     assert found["pid"] == 1
     assert found["footprint"] > 1 << 20
+    beneath_tmp = any(Path(path).is_relative_to("/tmp") for path in (sys.base_prefix, place))
     for seen, uid in zip(found["sessions"], uids, strict=True):
         assert isinstance(seen, dict), seen
         seen = dict(seen)
@@ -121,16 +133,18 @@ def expect(found: dict[str, Any], place: Path, uids: list[int]) -> None:
             "hidden_directory": [],
             "hidden_file": "",
             "made_up": "made up",
-            "links": {"/tmp": "/workspace/.tmp", str(place / "link"): "home/sandbox"},
+            "link": "home/sandbox",
+            "tmp": "/tmp" if beneath_tmp else "/workspace/.tmp",
             "through_link": "done",
             "write": "done",
-            "write_tmp": "done",
+            "write_tmp": "EROFS" if beneath_tmp else "done",
             "write_null": "done",
             "read_random": "done",
             "meminfo": "MemTotal",
             "write_shown": "EACCES" if uid != SOMEBODY else "EROFS",
             "chmod_shown": "EROFS",
             "write_beside_shown": "EROFS",
+            "write_mounted": "EROFS",
             "write_root": "EROFS",
             "write_dev": "EROFS",
             "unmount": "EPERM",
@@ -148,7 +162,7 @@ def expect(found: dict[str, Any], place: Path, uids: list[int]) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_as_root(place: Path) -> None:
     owned_by(place, 0)
-    found = start([python_of(None)], place, privileged=True)
+    found = start([open_python(None)], place, privileged=True)
     if "refused" in found:
         pytest.skip(f"this root may not unshare: {found['refused']}")
     first, second = session_uid(7), session_uid(8)
@@ -157,28 +171,11 @@ def test_as_root(place: Path) -> None:
     expect(found, place, [first, second])
 
 
-def python_of(uid: int | None) -> str:
-    """An interpreter that a user may run, and which is no virtual environment.
-
-    An environment may lie beneath /tmp, with the clone: the new root then has /tmp as a directory, and not as the link
-    that is looked for here.
-    """
-    for path in (str(sys._base_executable), "/usr/bin/python3"):  # type: ignore[attr-defined]
-        code = "import sys; raise SystemExit(sys.version_info < (3, 11))"
-        with contextlib.suppress(OSError):
-            if (
-                subprocess.run([path, "-I", "-c", code], user=uid, group=uid, capture_output=True).returncode
-                == 0
-            ):
-                return path
-    pytest.skip("needs a Python 3.11 that every user may run")
-
-
 def test_as_an_ordinary_user(place: Path) -> None:
     uid = SOMEBODY if os.getuid() == 0 else None
     owned_by(place, SOMEBODY)
     options: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
-    found = start([python_of(uid)], place, privileged=False, **options)
+    found = start([open_python(uid)], place, privileged=False, **options)
     if "refused" in found:
         pytest.skip(f"this machine gives no user namespaces to ordinary users: {found['refused']}")
     assert found.pop("still_not_dumpable")
@@ -186,51 +183,30 @@ def test_as_an_ordinary_user(place: Path) -> None:
     expect(found, place, [own, own])
 
 
+# As in a container: no capability, and a filter on unshare.
 DENIED = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
-from kernel import namespaces
-try:
-    namespaces.enter_outer(privileged=sys.argv[2] == "True")
-except OSError as error:
-    print(json.dumps([error.errno, str(error)]))
+from kernel import identity, libc, namespaces, seccomp
+identity.drop_to(65123, 65123)
+libc.set_dumpable(True)
+seccomp.install(seccomp.assemble(seccomp.Policy(os.getpid())))
+said = []
+for privileged in (True, False):
+    try:
+        namespaces.enter_outer(privileged=privileged)
+    except OSError as error:
+        said.append([error.errno, str(error)])
+print(json.dumps(said))
 """
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be without its rights")
-@pytest.mark.parametrize("privileged", [True, False])
-def test_where_it_is_denied_it_says_so(place: Path, privileged: bool) -> None:
-    # As in a container: no capability, and a filter on unshare.
-    filtered = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from kernel import identity, libc, seccomp
-import os
-identity.drop_to(65123, 65123)
-libc.set_dumpable(True)
-seccomp.install(seccomp.assemble(seccomp.Policy(os.getpid())))
-"""
+def test_where_it_is_denied_it_says_so(place: Path) -> None:
     owned_by(place, SOMEBODY)
-    done = subprocess.run(
-        [
-            python_of(SOMEBODY),
-            "-I",
-            "-B",
-            "-c",
-            filtered + DENIED,
-            str(place / "home" / "sandbox"),
-            str(privileged),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    command = [open_python(SOMEBODY), "-I", "-B", "-c", DENIED, str(place / "home" / "sandbox")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
-    number, text = json.loads(done.stdout)
-    assert number == 1
-    assert "unshare" in text
-
-
-def test_names_are_where_they_are_looked_for() -> None:
-    assert namespaces.WORKSPACE == "/workspace"
-    assert namespaces.View(paths=()).hidden == ()
+    said = json.loads(done.stdout)
+    assert [number for number, _ in said] == [1, 1]
+    assert all("unshare" in text for _, text in said)
