@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from owned_containers import PATIENCE_S, eventually
 from slim_server import IMAGE, command
 
 from openenv_core import ProviderError, ServerStartFailed
@@ -24,7 +24,6 @@ from openenv_core.providers.remote.api import SandboxApi
 pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
 TOKEN = "correct-horse-battery-staple"
-PATIENCE_S = 60
 
 
 class Service:
@@ -81,13 +80,6 @@ def sandboxes(tmp_path: Path, *words: str, status: int = 0) -> Iterator[Service]
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
-
-
-def eventually(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "expected it to come about by now"
-        time.sleep(0.05)
 
 
 def of(engine: Engine, service: Service) -> list[str]:

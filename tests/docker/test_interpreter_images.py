@@ -1,23 +1,30 @@
-"""The code interpreter's hardened image: its walls from inside, and how it is started and stopped."""
+"""The code interpreter's hardened image, from inside and outside; and sessions that have a container each."""
 
+import asyncio
 import base64
 import json
 import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter_image import CODING_SERVER, interpreter_image
 
 from envs.code_interpreter_env import CodeInterpreterEnv
 from envs.code_interpreter_env.models import CodeInterpreterObservation
+from envs.code_interpreter_env.server.backends.containers import ContainerBackend, ContainerSettings
 from openenv_core.cli.main import main
 from openenv_core.client import SyncEnvClient
-from openenv_core.providers.docker import Engine, LocalDockerProvider
+from openenv_core.errors import ConfigurationError
+from openenv_core.providers.docker import ContainerOptions, Engine, LocalDockerProvider
+from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnavailable
+
+__all__ = ["interpreter_image"]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dockerfiles" / "code_interpreter"
@@ -140,7 +147,7 @@ def test_run_gives_what_our_provider_gives(container: str, image: str) -> None:
     assert {port[0]["HostIp"] for port in by_hand["PortBindings"].values()} == {"127.0.0.1"}
 
 
-def test_packages_are_there_and_figures_come_out(env: Any) -> None:
+def test_packages_are_there_and_figures_and_files_come_out(env: Any) -> None:
     seen = ran(
         env,
         "import sys\nhad = {'numpy', 'matplotlib.pyplot'} <= sys.modules.keys()\n"
@@ -149,41 +156,38 @@ def test_packages_are_there_and_figures_come_out(env: Any) -> None:
     assert (seen.status, seen.stdout) == ("ok", "True\n")
     (figure,) = [shown for shown in seen.outputs if "image/png" in shown.data]
     assert base64.b64decode(figure.data["image/png"]).startswith(b"\x89PNG")
-
-
-def test_files_go_in_and_come_out(env: Any) -> None:
     env.put_file("in/a.bin", bytes(range(256)))
     seen = ran(env, "open('b.bin', 'wb').write(open('in/a.bin', 'rb').read()[::-1])")
     assert [file.path for file in seen.files] == ["b.bin"]
     assert env.get_file("b.bin") == bytes(range(255, -1, -1))
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "open('/etc/passwd').read()",
-        "open('/usr/lib/x', 'w')",
-        "open('/tmp/x', 'w')",
-        "os.listdir('/tmp')",
-        "os.listdir('/app/env')",
-        "open('/proc/1/environ').read()",
-        "os.listdir(os.path.dirname(json.__file__) + '/../site-packages/code_interpreter_env')",
-        "os.fork()",
-        "os.execv('/bin/sh', ['sh'])",
-        "os.kill(os.getppid(), 9)",
-        "os.kill(1, 15)",
-        "socket.socket()",
-        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
-        "socket.socket(socket.AF_UNIX)",
-        "socket.create_connection(('127.0.0.1', 8000))",
-    ],
+ATTEMPTS = (
+    "open('/etc/passwd').read()",
+    "open('/usr/lib/x', 'w')",
+    "open('/tmp/x', 'w')",
+    "os.listdir('/tmp')",
+    "os.listdir('/app/env')",
+    "open('/proc/1/environ').read()",
+    "os.listdir(os.path.dirname(json.__file__) + '/../site-packages/code_interpreter_env')",
+    "os.fork()",
+    "os.execv('/bin/sh', ['sh'])",
+    "os.kill(os.getppid(), 9)",
+    "os.kill(1, 15)",
+    "socket.socket()",
+    "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "socket.socket(socket.AF_UNIX)",
+    "socket.create_connection(('127.0.0.1', 8000))",
 )
-def test_code_reaches_nothing_outside(env: Any, attempt: str) -> None:
-    seen = ran(env, f"import json, os, socket\n{attempt}")
-    assert seen.status == "error", (seen.stdout, seen.result)
-    assert seen.error is not None
-    assert seen.error.ename in ("PermissionError", "FileNotFoundError", "OSError"), seen.error
-    assert ran(env, "1 + 1").result == "2"
+
+
+def test_code_reaches_nothing_outside(env: Any) -> None:
+    for attempt in ATTEMPTS:
+        seen = ran(env, f"import json, os, socket\n{attempt}")
+        assert seen.status == "error", (attempt, seen.stdout, seen.result)
+        assert seen.error is not None
+        assert seen.error.ename in ("PermissionError", "FileNotFoundError", "OSError"), (attempt, seen.error)
+        assert ran(env, "1 + 1").result == "2"
 
 
 def test_too_much_memory_is_the_session_s_trouble_alone(container: str, env: Any) -> None:
@@ -214,43 +218,35 @@ def test_more_memory_than_the_container_has_ends_sessions_and_no_server(image: s
 
 
 def test_threads_are_bounded(env: Any) -> None:
-    seen = ran(
-        env,
-        "import threading, time\n"
-        "threading.stack_size(65536)\n"
-        "count = 0\n"
-        "try:\n"
-        "    while count < 2000:\n"
-        "        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-        "        count += 1\n"
-        "except RuntimeError:\n"
-        "    print('bounded')\n",
-    )
-    assert seen.stdout == "bounded\n"
+    code = """
+import threading, time
+threading.stack_size(65536)
+try:
+    for _ in range(2000):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+except RuntimeError:
+    print('bounded')
+"""
+    assert ran(env, code).stdout == "bounded\n"
 
 
 def test_no_worker_is_left_when_sessions_end(container: str) -> None:
-    def processes() -> int:
-        return len(docker("top", container, "-eo", "pid").splitlines())
+    def until_processes(condition: Callable[[int], bool]) -> int:
+        end = time.monotonic() + 60
+        # The image looks after its health now and then.
+        while not condition(count := len(docker("top", container, "-eo", "pid").splitlines())):
+            assert time.monotonic() < end, count
+            time.sleep(0.2)
+        return count
 
-    end = time.monotonic() + 30
-    while (before := processes()) > 4 and time.monotonic() < end:  # a header, an init, the server, the zygote
-        time.sleep(0.2)
+    before = until_processes(lambda count: count <= 4)  # a header, an init, the server, the zygote
     clients = [CodeInterpreterEnv(url_of(container)).sync() for _ in range(3)]
     for client in clients:
         client.reset(limits={})
-    end = time.monotonic() + 30
-    while (
-        processes() != before + 3 and time.monotonic() < end
-    ):  # the image looks after its health now and then
-        time.sleep(0.2)
-    assert processes() == before + 3
+    until_processes(lambda count: count == before + 3)
     for client in clients:
         client.close()
-    end = time.monotonic() + 30
-    while processes() != before and time.monotonic() < end:
-        time.sleep(0.2)
-    assert processes() == before
+    until_processes(lambda count: count == before)
 
 
 def test_it_stops_when_it_is_told_to_in_the_middle_of_everything(image: str) -> None:
@@ -283,7 +279,7 @@ def old_kernel(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"seccomp={file}"
 
 
-def test_below_lsm_it_does_not_start(image: str, old_kernel: str) -> None:
+def test_below_lsm_it_starts_only_when_that_is_named(image: str, old_kernel: str) -> None:
     name = run(image, "--", "--security-opt", old_kernel)
     try:
         code = docker("wait", name)
@@ -294,17 +290,13 @@ def test_below_lsm_it_does_not_start(image: str, old_kernel: str) -> None:
     assert "expected isolation of at least lsm" in said
     assert "CODE_INTERPRETER_MINIMUM_ISOLATION" in said
     assert "Traceback" not in said
-
-
-def test_below_lsm_it_starts_when_that_is_named(image: str, old_kernel: str) -> None:
-    told = {"CODE_INTERPRETER_MINIMUM_ISOLATION": "seccomp"}
-    name = run(image, "--", "--security-opt", old_kernel, environ=told)
+    named = {"CODE_INTERPRETER_MINIMUM_ISOLATION": "seccomp"}
+    name = run(image, "--", "--security-opt", old_kernel, environ=named)
     try:
         wait_until_healthy(name)
         with CodeInterpreterEnv(url_of(name)).sync() as client:
             client.reset(limits={})
             assert ran(client, "1").isolation == "seccomp"
-            assert "root" in str(ran(client, "open('/etc/passwd').read()").result)
     finally:
         docker("rm", "--force", name)
 
@@ -341,18 +333,141 @@ def test_nothing_in_it_helps_an_intruder(image: str) -> None:
 
 def test_run_refuses_to_publish_to_strangers_without_tokens() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK_")}
-    told = [str(FOLDER / "run"), "--print", "--publish", "0.0.0.0:8000"]
-    done = subprocess.run(told, capture_output=True, text=True, env=environ, timeout=20, check=False)
-    assert done.returncode == 2
-    assert "ROPEWALK_TOKENS" in done.stderr
-    done = subprocess.run(
-        told,
-        capture_output=True,
-        text=True,
-        env={**environ, "ROPEWALK_TOKENS": "a-secret"},
-        timeout=20,
-        check=False,
+    words = [str(FOLDER / "run"), "--print", "--publish", "0.0.0.0:8000"]
+    for given, status in (({}, 2), ({"ROPEWALK_TOKENS": "a-secret"}, 0)):
+        done = subprocess.run(
+            words, capture_output=True, text=True, env={**environ, **given}, timeout=20, check=False
+        )
+        assert done.returncode == status
+        if given:
+            assert "--env ROPEWALK_TOKENS" in done.stdout
+            assert "a-secret" not in done.stdout
+        else:
+            assert "ROPEWALK_TOKENS" in done.stderr
+
+
+# ---- a container a session
+
+LIMITS = Limits(timeout_s=20.0)
+LABEL = "ropewalk-test.interpreter"
+
+
+def fenced(**fields: Any) -> ContainerOptions:
+    # What the machine below the engine lets a container have is not what is tested here.
+    weakest = {"CODE_INTERPRETER_MINIMUM_ISOLATION": "process"}
+    defaults = {"network": "none", "memory": "512m", "stop_timeout_s": 0.0, "start_timeout_s": 200.0}
+    return ContainerOptions(**{**defaults, "env_vars": weakest, **fields})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def started(image: str, size: int = 2, **fields: Any) -> AsyncIterator[ContainerBackend]:
+    backend = ContainerBackend(
+        ContainerSettings(image=image, size=size, options=fenced(**fields), lease_s=240)
     )
-    assert done.returncode == 0
-    assert "--env ROPEWALK_TOKENS" in done.stdout
-    assert "a-secret" not in done.stdout
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def test_a_session_in_a_container(engine: Engine, interpreter_image: str) -> None:
+    async with started(interpreter_image, labels={LABEL: "session"}) as backend:
+        session = await backend.open(LIMITS)
+        other = await backend.open(LIMITS)
+        first = await session.execute("import sys\nx = 20\nprint('hé')\nprint('low', file=sys.stderr)\nx + 1")
+        assert (first.status, first.stdout, first.stderr, first.result) == ("ok", "hé\n", "low\n", "21")
+        assert (first.isolation, first.execution_count) == ("container", 1)
+        assert (await session.execute("print(input())", stdin="a line")).stdout == "a line\n"
+        ran = await session.execute("x / 0")
+        assert ran.error is not None
+        assert (ran.status, ran.error.ename) == ("error", "ZeroDivisionError")
+        assert (await other.execute("'x' in globals()")).result == "False"
+        # No network, and no way back to the engine.
+        ran = await session.execute("import socket\nsocket.create_connection(('1.1.1.1', 53), 2)")
+        assert ran.status == "error"
+        ran = await session.execute("while True: pass", timeout_s=0.5)
+        assert (ran.status, ran.exit_code) == ("timeout", 124)
+        # Files.
+        data = bytes(range(256)) * 1000
+        assert (await session.put_file("sub/data.bin", data)).size == len(data)
+        ran = await session.execute(
+            "len(open('sub/data.bin', 'rb').read()), open('out.txt', 'w').write('hi')"
+        )
+        assert ran.result == f"({len(data)}, 2)"
+        assert "out.txt" in [each.path for each in ran.files]
+        assert await session.get_file("sub/data.bin") == data
+        assert [each.path for each in await session.list_files()] == ["out.txt", "sub/data.bin"]
+        for path in ("../up", "/etc/passwd", "missing"):
+            with pytest.raises(FileRefused):
+                await session.get_file(path)
+        # Anew is another container.
+        assert session._lease is not None
+        before = session._lease.container.id
+        await session.restart()
+        assert session._lease.container.id != before
+        assert (await session.execute("'x' in globals()")).result == "False"
+        await session.close()
+        await session.close()
+        with pytest.raises(SandboxClosed):
+            await session.execute("1")
+    assert engine.labelled(f"{LABEL}=session") == []
+
+
+async def test_a_container_that_dies_is_nobodys_code(engine: Engine, interpreter_image: str) -> None:
+    async with started(interpreter_image) as backend:
+        session = await backend.open(LIMITS)
+        await session.execute("x = 1")
+        assert session._lease is not None
+        task = asyncio.create_task(session.execute("import time; time.sleep(15)"))
+        await asyncio.sleep(1)
+        engine.call("POST", f"/containers/{session._lease.container.id}/kill")
+        ran = await task
+        assert (ran.status, ran.exit_code, ran.error, ran.state_lost) == ("sandbox_error", -1, None, True)
+        assert ran.reason is not None
+        assert "exit code 137" in ran.reason
+        after = await session.execute("'x' in globals()")
+        assert (after.status, after.result, after.state_lost) == ("ok", "False", False)
+        # One that dies while nothing runs is told by the next execution.
+        engine.call("POST", f"/containers/{session._lease.container.id}/kill")
+        ran = await session.execute("1")
+        assert (ran.status, ran.state_lost) == ("sandbox_error", True)
+        assert (await session.execute("2")).result == "2"
+
+
+async def test_a_server_that_knows_code_alone(interpreter_image: str) -> None:
+    async with started(interpreter_image, command=CODING_SERVER) as backend:
+        session = await backend.open(LIMITS)
+        ran = await session.execute("x = 20\nprint(x + 1)")
+        assert (ran.status, ran.stdout, ran.exit_code, ran.isolation) == ("ok", "21\n", 0, "container")
+        ran = await session.execute("x / 0")
+        assert (ran.status, ran.exit_code) == ("error", 1)
+        assert "ZeroDivisionError" in ran.stderr
+        # Its Python can be asked for files.
+        await session.put_file("sub/file", b"content")
+        assert await session.get_file("sub/file") == b"content"
+        assert [each.path for each in await session.list_files()] == ["sub/file"]
+        # A time-out is kept from here.
+        ran = await session.execute("while True: pass", timeout_s=1)
+        assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, True)
+        ran = await session.execute("print('x' in globals())")
+        assert (ran.status, ran.stdout) == ("ok", "False\n")
+        # Its memory is the code's affair. Engines lose the kernel's notice where a container ends at once, but not
+        # that of a child under a server that lives on: it counts as well.
+        child = "[sys.executable, '-c', 'b\"x\" * (1 << 30)']"
+        code = f"import subprocess, sys\nprint(subprocess.run({child}).returncode)"
+        ran = await session.execute(code, timeout_s=20)
+        assert (ran.status, ran.stdout) == ("ok", "-9\n")
+        ran = await session.execute("x = [bytearray(1 << 20) for _ in range(2000)]", timeout_s=20)
+        assert (ran.status, ran.exit_code, ran.state_lost) == ("memory", 137, True)
+        assert (await session.execute("print(1)")).stdout == "1\n"
+
+
+async def test_what_there_is_not_is_refused(engine: Engine, interpreter_image: str) -> None:
+    with pytest.raises(SandboxUnavailable, match="no wait will bring one"):
+        await ContainerBackend(ContainerSettings(image="ropewalk-test-never-built:1")).start()
+    async with started(interpreter_image, size=1) as backend:
+        with pytest.raises(ConfigurationError, match="snapshot"):
+            await backend.open(LIMITS, snapshot=True)
+        with pytest.raises(ConfigurationError, match="no_such_package"):
+            await backend.open(LIMITS, packages=("no_such_package",))
