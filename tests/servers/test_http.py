@@ -1,219 +1,300 @@
+"""Plain HTTP: each reset, step and state by itself, or several in one session, which a header or a cookie names."""
+
 import asyncio
-import json
-import threading
 from typing import Any
+from uuid import UUID
 
 import httpx
-import numpy as np
-import pytest
 from counter import (
-    Add,
     Awkward,
-    Count,
+    BlockingCounter,
     Counter,
-    CountState,
     ReleasedCounter,
     SlowAsync,
+    SlowBlocking,
     SlowConstructor,
     Unbuildable,
 )
-from serving import eventually, serving, socket_to
+from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
+from serving import PATIENCE_S, ask, eventually, request, serving, socket_to
 
-from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
-from servers import create_app
-from servers.app import EnvironmentApp
+from servers.sessions.session import MAX_WAITING
 
-
-def app_of(env: Any, **options: Any) -> EnvironmentApp:
-    return create_app(env, Add, Count, **{"max_concurrent_envs": 4, **options})
+# Without a session
 
 
-async def call(address: str, method: str, path: str, body: Any = None) -> httpx.Response:
-    content = body if body is None or isinstance(body, str) else json.dumps(body)
-    headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, timeout=20) as http:
-        return await http.request(method, path, content=content, headers=headers)
-
-
-@pytest.mark.parametrize("body", [None, {}, {"seed": 2, "start": 1, "unknown": 1}])
-async def test_reset(body: Any) -> None:
-    async with serving(app_of(Counter)) as address:
-        reply = await call(address, "POST", "/reset", body)
-        assert reply.status_code == 200
-        assert reply.json() == {
-            "observation": {"metadata": {}, "total": 3 if body else 0, "extra": None},
-            "reward": None,
-            "done": False,
-            "metadata": None,
-        }
-
-
-async def test_step_takes_an_environment_of_its_own() -> None:
-    async with serving(app_of(Counter)) as address:
+async def test_each_request_without_a_session_has_an_environment_of_its_own() -> None:
+    app = app_of(Counter)
+    async with serving(app) as address:
+        for body in (None, "", {}, {"seed": 2, "start": 1, "unknown": 1}):
+            reply = await request(address, "POST", "/reset", body)
+            assert reply.status_code == 200
+            assert reply.json() == {
+                "observation": {"metadata": {}, "total": 3 if body else 0, "extra": None},
+                "reward": None,
+                "done": False,
+                "metadata": None,
+            }
         for _ in range(2):
-            reply = await call(address, "POST", "/step", {"action": {"amount": 2}, "unknown": 1})
+            reply = await request(address, "POST", "/step", {**action(), "unknown": 1})
             assert reply.json()["observation"]["total"] == 2
-            assert isinstance(reply.json()["reward"], float)
-        assert (await call(address, "GET", "/state")).json()["total"] == 0
+        assert (await request(address, "GET", "/state")).json()["total"] == 0
+        assert app.sessions.active == 0
 
 
-async def test_step_passes_its_options_on() -> None:
+async def test_options_of_a_step_reach_the_environment() -> None:
     async with serving(app_of(ReleasedCounter)) as address:
-        body = {"action": {"amount": 2}, "timeout_s": 1.5, "request_id": "r", "more": 1}
-        reply = await call(address, "POST", "/step", body)
-        assert reply.json()["metadata"] == {"timeout_s": 1.5, "options": ["more", "request_id"]}
+        body = {**action(), "timeout_s": 1.5, "request_id": "r" * 255, "more": 1}
+        reply = (await request(address, "POST", "/step", body)).json()
+        # Metadata stand inside the observation, and beside it.
+        assert reply["metadata"] == reply["observation"]["metadata"]
+        assert reply["metadata"] == {"timeout_s": 1.5, "options": ["more", "request_id"]}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "kind", "loc"),
-    [
-        ("/reset", {"seed": -1}, "greater_than_equal", ["body", "seed"]),
-        ("/reset", '{"seed": NaN}', "json_invalid", ["body", 10]),
-        ("/reset", {"episode_id": "x" * 256}, "string_too_long", ["body", "episode_id"]),
-        ("/reset", "{", "json_invalid", ["body", 1]),
-        ("/reset", [1], "model_attributes_type", ["body"]),
-        ("/step", {}, "missing", ["body", "action"]),
-        ("/step", {"action": {"amount": 1}, "timeout_s": 0}, "greater_than", ["body", "timeout_s"]),
-        ("/step", {"action": {}}, "missing", ["amount"]),
-        ("/step", {"action": {"amount": 13}}, "value_error", ["amount"]),
-    ],
-)
-async def test_bad_requests(path: str, body: Any, kind: str, loc: list[str]) -> None:
+async def test_a_reward_is_a_float_over_http_and_keeps_its_type_on_a_socket() -> None:
+    async with serving(app_of(Awkward)) as address, serving(app_of(Counter)) as plain:
+        for server, amount, over_http, over_socket in (
+            (plain, 1, "1.0", "1"),
+            (address, 8, "1.0", "true"),
+            (address, 2, "0.5", "0.5"),
+            (address, 0, "null", "null"),
+        ):
+            reply = await request(server, "POST", "/step", action(amount))
+            assert f'"reward":{over_http},' in reply.text
+            async with socket_to(server) as ws:
+                await ws.send(f'{{"type":"step","data":{{"amount":{amount}}}}}')
+                assert f'"reward":{over_socket},' in str(await asyncio.wait_for(ws.recv(), PATIENCE_S))
+
+
+BAD_BODIES: list[tuple[str, Any, str | None, list[Any] | None]] = [
+    ("/reset", {"seed": -1}, "greater_than_equal", ["body", "seed"]),
+    ("/reset", {"seed": "abc"}, "int_parsing", ["body", "seed"]),
+    ("/reset", '{"seed": NaN}', "json_invalid", ["body", 10]),
+    ("/reset", {"episode_id": "x" * 256}, "string_too_long", ["body", "episode_id"]),
+    ("/reset", "{", "json_invalid", ["body", 1]),
+    ("/reset", "[" * 10_000, "json_invalid", ["body", 202]),
+    ("/reset", [1], "model_attributes_type", ["body"]),
+    ("/step", {}, "missing", ["body", "action"]),
+    ("/step", None, "missing", ["body"]),
+    ("/step", {"action": 3}, "dict_type", ["body", "action"]),
+    ("/step", {**action(), "timeout_s": 0}, "greater_than", ["body", "timeout_s"]),
+    ("/step", {**action(), "request_id": "x" * 256}, "string_too_long", ["body", "request_id"]),
+    # Faults of the action are placed inside the action; those of one that came bare, at the action that is missing.
+    ("/step", {"action": {}}, "missing", ["amount"]),
+    ("/step", {"action": {"amount": 1, "wrong": 1}}, "extra_forbidden", ["wrong"]),
+    ("/step", {"action": {"amount": 13}}, "value_error", ["amount"]),
+    ("/step", {"amount": "x"}, "missing", ["body", "action"]),
+    ("/step", {"timeout_s": 3}, "missing", ["body", "action"]),
+    ("/step", '{"action":{"amount":NaN}}', "json_invalid", ["body", 21]),
+    ("/step", '{"action":{"amount":1},"timeout_s":Infinity}', "json_invalid", ["body", 36]),
+    ("/step", '{\n "action":\n  nope}', "json_invalid", ["body", 17]),
+    ("/step", b'{"action":{"amount":"\xff"}}', None, None),
+    ("/step", b"\xff\xfe", "json_invalid", ["body", 1]),
+    ("/step", '{"action":{"amount":"\\ud800"}}', None, None),
+    ("/step", "1" * 5000, None, None),
+]
+
+
+async def test_a_bad_body_is_refused_with_the_place_of_its_fault() -> None:
     async with serving(app_of(Counter)) as address:
-        reply = await call(address, "POST", path, body)
-        assert reply.status_code == 422
-        fault = reply.json()["detail"][0]
-        assert fault["loc"] == loc
-        assert fault["type"] == kind
+        for path, body, kind, place in BAD_BODIES:
+            reply = await request(address, "POST", path, body)
+            assert reply.status_code == 422, body
+            fault = reply.json()["detail"][0]
+            assert kind is None or (fault["type"], fault["loc"]) == (kind, place), body
+        for content_type, status in (
+            ("text/plain", 422),
+            ("application/x-www-form-urlencoded", 422),
+            ("application/json; charset=utf-8", 200),
+            ("application/problem+json", 200),
+        ):
+            reply = await request(address, "POST", "/step", action(), {"content-type": content_type})
+            assert reply.status_code == status, content_type
 
 
 async def test_failures_of_the_environment_are_500_without_a_traceback() -> None:
     async with serving(app_of(Awkward)) as address:
-        for amount, text in [(3, "out of here"), (9, "ValueError"), (4, "got NoneType")]:
-            reply = await call(address, "POST", "/step", {"action": {"amount": amount}})
-            assert reply.status_code == 500
-            assert text in reply.json()["detail"]
-            assert "Traceback" not in reply.text
-        reply = await call(address, "POST", "/step", {"action": {"amount": 0}})
-        assert (reply.status_code, reply.json()["reward"]) == (200, None)
-    async with serving(app_of(Unbuildable)) as address:
-        reply = await call(address, "POST", "/reset")
-        assert (reply.status_code, reply.json()["detail"]["code"]) == (500, "FACTORY_ERROR")
+        await request(address, "POST", "/reset", None, {HEADER: "a"})
+        for headers in ({}, {HEADER: "a"}):
+            for amount, text in [
+                (3, "out of here"),
+                (9, "ValueError"),
+                (4, "got NoneType"),
+                (6, "surrogate ?"),
+            ]:
+                reply = await request(address, "POST", "/step", action(amount), headers)
+                assert reply.status_code == 500
+                assert text in reply.json()["detail"]
+                assert "Traceback" not in reply.text
+            reply = await request(address, "POST", "/step", action(8), headers)
+            assert (reply.status_code, reply.json()["metadata"]) == (200, {"why": "because"})
 
 
-async def test_requests_count_against_the_cap() -> None:
-    app = app_of(Counter, max_concurrent_envs=1)
+async def test_a_failed_opening_leaves_nothing() -> None:
+    app = app_of(Unbuildable)
     async with serving(app) as address:
-        async with socket_to(address) as ws:
-            await ws.send('{"type":"state"}')
-            await ws.recv()
-            reply = await call(address, "POST", "/reset")
-            assert reply.status_code == 503
-            assert reply.headers["retry-after"]
-            assert reply.json()["detail"]["code"] == "CAPACITY_REACHED"
-        await eventually(lambda: app.state.sessions.active == 0)
-        assert (await call(address, "POST", "/reset")).status_code == 200
-        assert app.state.sessions.active == 0
+        for headers in ({}, {HEADER: "a"}):
+            reply = await request(address, "POST", "/reset", None, headers)
+            assert (reply.status_code, reply.json()["detail"]["code"]) == (500, "FACTORY_ERROR")
+        assert (await request(address, "POST", "/reset", {"seed": -1}, {HEADER: "a"})).status_code == 422
+        assert app.sessions.active == 0
+        assert not app.sessions._sessions
 
 
 async def test_a_client_that_leaves_frees_its_slot() -> None:
     env = SlowAsync.fresh()
-    app = app_of(env, max_concurrent_envs=1)
+    app = app_of(env, cap=1)
     async with serving(app) as address:
-        request = asyncio.create_task(call(address, "POST", "/step", {"action": {"amount": 1}}))
+        leaving = asyncio.create_task(request(address, "POST", "/step", action()))
         await eventually(env.entered.is_set)
-        request.cancel()
-        await eventually(lambda: app.state.sessions.active == 0)
+        leaving.cancel()
+        await eventually(lambda: app.sessions.active == 0)
         assert (env.stepping, env.closed) == (0, 1)
 
 
 async def test_a_slow_constructor_does_not_hold_up_the_others() -> None:
     env = SlowConstructor.fresh()
     async with serving(app_of(env)) as address:
-        request = asyncio.create_task(call(address, "POST", "/reset"))
+        slow = asyncio.create_task(request(address, "POST", "/reset"))
         await eventually(env.entered.is_set)
-        assert (await call(address, "GET", "/health")).json() == {"status": "healthy"}
-        assert not request.done()
+        assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
+        assert (await request(address, "GET", "/schema")).status_code == 200
+        assert not slow.done()
         env.release.set()
-        assert (await request).status_code == 200
+        assert (await slow).status_code == 200
 
 
-async def test_what_a_server_tells_of_itself() -> None:
-    app = app_of(Counter, env_name="counter", state_cls=CountState)
+# In a session
+
+
+@EVERY_WAY
+async def test_an_episode_under_an_id_of_the_callers_choice(env: type[Counter]) -> None:
+    app = app_of(env)
     async with serving(app) as address:
-        assert (await call(address, "GET", "/metadata")).json() == {
-            "name": "counter",
-            "description": "Counts up to a limit.",
-            "readme_content": None,
-            "version": None,
-            "author": None,
-            "documentation_url": None,
-        }
-        schema = (await call(address, "GET", "/schema")).json()
-        assert set(schema) == {"action", "observation", "state", "reset_observation"}
-        assert schema["reset_observation"] == schema["observation"]
-        assert schema["action"]["required"] == ["amount"]
-        assert "thread" in schema["state"]["properties"]
-        assert (await call(address, "GET", "/openapi.json")).json()["info"]["version"].startswith("1.")
-        assert (await call(address, "GET", "/docs")).status_code == 200
-        assert (await call(address, "GET", "/nowhere")).status_code == 404
+        named = {HEADER: "my-run_1.2"}
+        for method, path, body in (("POST", "/step", action()), ("GET", "/state", None)):
+            reply = await request(address, method, path, body, named)
+            assert reply.status_code == 404
+            assert reply.json()["detail"]["message"] == "Unknown session_id: my-run_1.2"
+        reply = await request(address, "POST", "/reset", {"seed": 3, "episode_id": "e"}, named)
+        assert reply.status_code == 200
+        assert reply.headers[HEADER] == "my-run_1.2"
+        assert reply.headers["set-cookie"] == "openenv_session=my-run_1.2; HttpOnly; SameSite=Strict; Path=/"
+        for total in (5, 7):
+            reply = await request(address, "POST", "/step", action(), named)
+            assert (reply.json()["observation"]["total"], reply.json()["reward"]) == (total, 1.0)
+            assert reply.headers[HEADER] == "my-run_1.2"
+            assert "set-cookie" not in reply.headers
+        state = (await request(address, "GET", "/state", headers=named)).json()
+        assert (state["episode_id"], state["step_count"], state["total"]) == ("e", 2, 7)
+        assert (await request(address, "POST", "/reset", None, named)).json()["observation"]["total"] == 0
+        assert app.sessions.active == 1
 
 
-async def test_metadata_of_the_environments_own() -> None:
-    class Described(Counter):
-        calls = 0
-
-        def get_metadata(self) -> EnvironmentMetadata:
-            Described.calls += 1
-            return EnvironmentMetadata(name="own", description="of its own")
-
-    async with serving(app_of(Described)) as address:
-        for _ in range(2):
-            assert (await call(address, "GET", "/metadata")).json()["name"] == "own"
-    assert Described.calls == 1
-
-
-async def test_schema_of_fields_that_json_schema_lacks() -> None:
-    class Picture(Observation):
-        pixels: np.ndarray
-
-    async with serving(create_app(Counter, Add, Picture)) as address:
-        schema = (await call(address, "GET", "/schema")).json()
-        assert schema["observation"]["properties"]["pixels"] is not None
-
-
-def test_the_cap_has_to_make_sense() -> None:
-    class Solitary(Counter):
-        SUPPORTS_CONCURRENT_SESSIONS = False
-
-    with pytest.raises(ConfigurationError, match="SUPPORTS_CONCURRENT_SESSIONS = True"):
-        app_of(Solitary, max_concurrent_envs=2)
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        app_of(Counter, max_concurrent_envs=0)
-    app_of(Solitary, max_concurrent_envs=1)
+async def test_an_id_of_the_servers_choice_and_its_cookie() -> None:
+    app = app_of(Counter)
+    async with (
+        serving(app) as address,
+        httpx.AsyncClient(
+            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
+        ) as browser,
+    ):
+        reply = await browser.post("/reset", json={"seed": 1}, headers={HEADER: "new"})
+        session = reply.headers[HEADER]
+        assert UUID(session).version == 4
+        # The oldest clients send whole seconds beside the action, or the action by itself.
+        body = {**action(), "timeout_s": 15}
+        assert (await browser.post("/step", json=body)).json()["observation"]["total"] == 3
+        assert (await browser.post("/step", json={"amount": 2})).json()["observation"]["total"] == 5
+        # The header goes before the cookie.
+        assert (await browser.get("/state", headers={HEADER: "other"})).status_code == 404
+        again = await browser.post("/reset", headers={HEADER: "new"})
+        assert again.headers[HEADER] != session
+        assert app.sessions.active == 2
+        async with socket_to(address, f"?session_id={session}") as ws:
+            assert (await ask(ws, STATE))["data"]["total"] == 5
 
 
-async def test_a_factory_that_is_a_function() -> None:
-    threads: list[str] = []
-
-    def make() -> Counter:
-        """Make a counter."""
-        threads.append(threading.current_thread().name)
-        return Counter()
-
-    async with serving(app_of(make)) as address:
-        assert (await call(address, "POST", "/reset")).status_code == 200
-        assert (await call(address, "GET", "/metadata")).json()["name"] == "Counter"
-    assert all(name.startswith("environment") for name in threads)
-
-
-async def test_a_function_cannot_bring_what_must_be_alone() -> None:
-    class Solitary(Counter):
-        SUPPORTS_CONCURRENT_SESSIONS = False
-
-    app = app_of(lambda: Solitary())
+async def test_ids_that_are_none_are_refused() -> None:
+    app = app_of(Counter)
     async with serving(app) as address:
-        reply = await call(address, "POST", "/reset")
-        assert reply.json()["detail"]["code"] == "FACTORY_ERROR"
-        assert "SUPPORTS_CONCURRENT_SESSIONS = True" in reply.text
-        assert app.state.sessions.active == 0
+        for session in ("", "a b", "a/b", "ä", "x" * 129, "a;b"):
+            for method, path, body in (
+                ("POST", "/reset", None),
+                ("POST", "/step", action()),
+                ("GET", "/state", None),
+            ):
+                headers: Any = {HEADER: session.encode()}
+                reply = await request(address, method, path, body, headers)
+                assert reply.status_code == 422, session
+                assert reply.json()["detail"][0]["loc"] == ["header", "x-openenv-session"]
+        reply = await request(address, "GET", "/state", None, {"cookie": "openenv_session=a/b"})
+        assert reply.json()["detail"][0]["loc"] == ["cookie", "openenv_session"]
+        assert app.sessions.active == 0
+
+
+@EVERY_WAY
+async def test_nothing_gets_around_the_cap(env: type[Counter]) -> None:
+    app = app_of(env, cap=1)
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            await ask(ws, STATE)
+            for method, path, body, headers in (
+                ("POST", "/reset", None, {HEADER: "b"}),
+                ("POST", "/reset", None, {HEADER: "new"}),
+                ("POST", "/reset", None, {}),
+                ("POST", "/step", action(), {}),
+                ("GET", "/state", None, {}),
+            ):
+                reply = await request(address, method, path, body, headers)
+                assert reply.status_code == 503
+                assert int(reply.headers["retry-after"]) >= 1
+                detail = reply.json()["detail"]
+                assert detail["code"] == "CAPACITY_REACHED"
+                assert (detail["active_sessions"], detail["max_sessions"]) == (1, 1)
+        await eventually(lambda: app.sessions.active == 0)
+        assert (await request(address, "POST", "/reset", None, {HEADER: "a"})).status_code == 200
+        assert (await request(address, "POST", "/reset", None, {HEADER: "b"})).status_code == 503
+        assert (await request(address, "POST", "/step", action(), {HEADER: "a"})).status_code == 200
+
+
+async def test_one_call_at_a_time_and_a_bounded_queue() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        await request(address, "POST", "/reset", None, {HEADER: "a"})
+        calls = [
+            asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "a"}))
+            for _ in range(MAX_WAITING + 8)
+        ]
+        await eventually(lambda: sum(call.done() for call in calls) == 7)
+        refused = [call.result() for call in calls if call.done()]
+        assert all((reply.status_code, reply.headers["retry-after"]) == (429, "1") for reply in refused)
+        await eventually(lambda: env.stepping == 1)
+        env.release.set()
+        statuses = [(await call).status_code for call in calls]
+        assert sorted(statuses) == [200] * (MAX_WAITING + 1) + [429] * 7
+
+
+async def test_two_openings_of_one_id_make_one_session() -> None:
+    app = app_of(BlockingCounter)
+    async with serving(app) as address:
+        replies = await asyncio.gather(
+            *(request(address, "POST", "/reset", None, {HEADER: "a"}) for _ in range(8))
+        )
+        assert [reply.status_code for reply in replies] == [200] * 8
+        assert app.sessions.active == 1
+
+
+async def test_a_call_in_a_session_goes_on_when_its_client_leaves() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        await request(address, "POST", "/reset", None, {HEADER: "a"})
+        leaving = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "a"}))
+        await eventually(env.entered.is_set)
+        leaving.cancel()
+        waiting = asyncio.create_task(request(address, "GET", "/state", headers={HEADER: "a"}))
+        env.release.set()
+        assert (await waiting).status_code == 200
+        assert (env.stepping, env.closed) == (0, 0)

@@ -1,0 +1,37 @@
+"""What the tests of the server share: counters behind an app, and the frames that they are sent."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState
+
+from servers import create_app
+from servers.app import EnvironmentApp
+
+HEADER = "X-OpenEnv-Session"
+STATE = {"type": "state"}
+EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncCounter], ids=lambda e: e.__name__)
+"""On the loop, in a thread, async."""
+
+
+def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
+    """Serve counters of some class, with server settings of the test's choice."""
+    app = create_app(env, Add, Count, env_name="counter", max_concurrent_envs=cap, state_cls=CountState)
+    app.configure(replace(app.settings, **settings))
+    return app
+
+
+def step(amount: int = 2) -> dict[str, Any]:
+    """The frame of a step."""
+    return {"type": "step", "data": {"amount": amount}}
+
+
+def action(amount: int = 2) -> dict[str, Any]:
+    """The body of a step over plain HTTP."""
+    return {"action": {"amount": amount}}
+
+
+def mcp(method: str, **params: Any) -> dict[str, Any]:
+    """A JSON-RPC request."""
+    return {"jsonrpc": "2.0", "id": 7, "method": method} | ({"params": params} if params else {})
