@@ -1,8 +1,6 @@
 """Together's Code Interpreter as documented, against a fake that speaks the documentation. Not the service itself."""
 
 import asyncio
-import base64
-import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -18,10 +16,9 @@ from envs.code_interpreter_env.server.backends.together import (
     pacing,
 )
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import FileRefused, Interpreter, Limits, SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnavailable
 
 LIMITS = Limits(timeout_s=20.0, output_bytes=1000, output_hard_bytes=20_000, outputs_bytes=10_000)
-PNG = base64.b64encode(b"\x89PNG not really").decode()
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +50,8 @@ async def backend(fake: FakeTogether) -> AsyncIterator[TogetherBackend]:
     await made.close()
 
 
-@pytest.fixture
-async def reporting(fake: FakeTogether) -> AsyncIterator[TogetherBackend]:
-    made = TogetherBackend(settings(fake, report_files=True))
-    await made.start()
-    yield made
-    await made.close()
-
-
-async def opened(backend: TogetherBackend, limits: Limits = LIMITS) -> Interpreter:
-    return await backend.open(limits)
-
-
 async def test_state_output_results_and_errors(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
+    session = await backend.open(LIMITS)
     first = await session.execute("import sys\nx = 20\nprint('hé')\nprint('low', file=sys.stderr)\nx + 1")
     assert (first.status, first.stdout, first.stderr, first.result) == ("ok", "hé\n", "low\n", "21")
     assert (first.exit_code, first.execution_count, first.isolation) == (0, 1, "remote")
@@ -84,123 +69,8 @@ async def test_state_output_results_and_errors(backend: TogetherBackend, fake: F
     )
 
 
-async def test_bundles_come_whole_or_not_at_all(backend: TogetherBackend) -> None:
-    session = await opened(backend)
-    ran = await session.execute(
-        f"display(image__png={PNG!r}, text__plain='<Figure>')\n"
-        "display(application__json={'a': [1]})\ndisplay(text__plain='x' * 10_001)"
-    )
-    assert [dict(each.data) for each in ran.outputs] == [
-        {"image/png": PNG, "text/plain": "<Figure>"},
-        {"application/json": '{"a": [1]}'},
-    ]
-    assert (ran.truncated.outputs, ran.truncated.stdout, ran.result) == (True, False, None)
-
-
-async def test_exits_tell_their_code(backend: TogetherBackend) -> None:
-    session = await opened(backend)
-    for code, status, exit_code in (
-        ("raise SystemExit", "ok", 0),
-        ("raise SystemExit(0)", "ok", 0),
-        ("raise SystemExit(3)", "error", 3),
-        ("raise SystemExit('no')", "error", 1),
-        ("raise SystemExit(256)", "error", 1),
-        ("raise MemoryError", "memory", 1),
-    ):
-        ran = await session.execute(code)
-        assert (code, ran.status, ran.exit_code) == (code, status, exit_code)
-
-
-async def test_standard_input_is_read_once(backend: TogetherBackend) -> None:
-    session = await opened(backend)
-    ran = await session.execute("import sys\nprint(input('? ') + '|' + sys.stdin.read())", stdin="a\nb\nc")
-    assert ran.stdout == "? a|b\nc\n"
-    ran = await session.execute("input()")
-    assert ran.error is not None
-    assert ran.error.ename == "EOFError"
-
-
-async def test_output_is_cut_and_a_flood_is_told(backend: TogetherBackend) -> None:
-    session = await opened(backend)
-    ran = await session.execute("print('é' * 1000)")
-    assert (ran.stdout, ran.truncated.stdout, ran.truncated.stderr) == ("é" * 500, True, False)
-    ran = await session.execute("print('x' * 30_000)")
-    assert (ran.status, ran.exit_code, ran.state_lost) == ("output_limit", 137, False)
-    assert ran.stdout == "x" * 1000
-    ran = await session.execute("y = 1\nprint('x' * 1_000_000)")
-    assert (ran.status, ran.stdout) == ("output_limit", "")
-    assert (await session.execute("y")).result == "1"
-
-
-async def test_files_go_in_and_out(reporting: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(reporting)
-    data = bytes(range(256)) * 5000  # more than travels at once
-    put = await session.put_file("sub/folder/data.bin", data)
-    assert put.size == len(data)
-    uploads = [body["files"] for _, _, body in fake.seen if body and "files" in body]
-    assert [(each["encoding"], set(each)) for [each] in uploads] == [
-        ("base64", {"name", "encoding", "content"})
-    ]
-    ran = await session.execute("import os\nopen('made.txt', 'w').write('hi')\nos.listdir('sub')")
-    assert ran.result == "['folder']"
-    assert [each.path for each in ran.files] == ["made.txt", "sub/folder/data.bin"]
-    assert ran.files[1] == put
-    assert (await session.execute("open('made.txt', 'a').write('!')")).files[0].size == 3
-    assert (await session.execute("1")).files == ()
-    assert await session.get_file("made.txt") == b"hi!"
-    assert await session.get_file("sub/folder/data.bin") == data
-
-
-async def test_paths_stay_in_the_workspace(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
-    before = len(fake.seen)
-    for path in (
-        "../up",
-        "/etc/passwd",
-        "",
-        "a/../../b",
-        "nul\0",
-        "back\\slash",
-        "x" * 2000,
-        "new\nline",
-        ".",
-    ):
-        with pytest.raises(FileRefused):
-            await session.get_file(path)
-        with pytest.raises(FileRefused):
-            await session.put_file(path, b"")
-    assert len(fake.seen) == before
-    await session.execute("import os\nos.symlink('/etc', 'link')\nos.mkdir('folder')")
-    for path in ("link/passwd", "folder", "missing"):
-        with pytest.raises(FileRefused):
-            await session.get_file(path)
-    with pytest.raises(FileRefused, match="larger than"):
-        await session.put_file("big", b"x" * (LIMITS.file_bytes + 1))
-    assert [each.path for each in await session.list_files()] == []
-
-
-async def test_code_that_lies_about_its_files_is_refused(backend: TogetherBackend) -> None:
-    session = await opened(backend)
-    await session.execute("import builtins\nbuiltins.print = lambda *a: None")
-    with pytest.raises(FileRefused, match="may have replaced"):
-        await session.get_file("x")
-    assert (await session.execute("1 + 1")).result == "2"
-
-
-async def test_a_restart_begins_anew(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
-    await session.execute("x = 1")
-    await session.put_file("file", b"")
-    await session.restart()
-    ran = await session.execute("x")
-    assert ran.error is not None
-    assert ran.error.ename == "NameError"
-    assert await session.list_files() == []
-    assert len(fake.sessions) == 2
-
-
 async def test_a_rate_that_is_too_high_is_waited_out(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
+    session = await backend.open(LIMITS)
     fake.fails.extend(
         [
             Fail(429),
@@ -212,11 +82,94 @@ async def test_a_rate_that_is_too_high_is_waited_out(backend: TogetherBackend, f
     assert (ran.status, ran.stdout, len(fake.fails)) == ("ok", "1\n", 0)
 
 
-@pytest.mark.slow
+async def test_output_is_cut_a_flood_is_told_and_a_restart_begins_anew(
+    backend: TogetherBackend, fake: FakeTogether
+) -> None:
+    session = await backend.open(LIMITS)
+    ran = await session.execute("print('é' * 1000)")
+    assert (ran.stdout, ran.truncated.stdout, ran.truncated.stderr) == ("é" * 500, True, False)
+    ran = await session.execute("y = 1\nprint('x' * 30_000)")
+    assert (ran.status, ran.exit_code, ran.state_lost) == ("output_limit", 137, False)
+    assert ran.stdout == "x" * 1000
+    ran = await session.execute("print('x' * 1_000_000)")
+    assert (ran.status, ran.stdout) == ("output_limit", "")
+    ran = await session.execute("import sys\nprint(y, input('? ') + '|' + sys.stdin.read())", stdin="a\nb\nc")
+    assert ran.stdout == "? 1 a|b\nc\n"
+    await session.put_file("file", b"")
+    await session.restart()
+    assert (await session.execute("'y' in globals()")).result == "False"
+    assert await session.list_files() == []
+    assert len(fake.sessions) == 2
+    await session.close()
+    await session.close()
+    with pytest.raises(SandboxClosed):
+        await session.execute("1")
+
+
+async def test_files_go_in_and_out_and_stay_in_the_workspace(fake: FakeTogether) -> None:
+    backend = TogetherBackend(settings(fake, report_files=True))
+    await backend.start()
+    session = await backend.open(LIMITS)
+    data = bytes(range(256)) * 5000  # more than travels at once
+    put = await session.put_file("sub/folder/data.bin", data)
+    assert put.size == len(data)
+    ran = await session.execute("open('made.txt', 'w').write('hi')")
+    assert [each.path for each in ran.files] == ["made.txt", "sub/folder/data.bin"]
+    assert ran.files[1] == put
+    assert (await session.execute("1")).files == ()
+    assert await session.get_file("made.txt") == b"hi"
+    assert await session.get_file("sub/folder/data.bin") == data
+    before = len(fake.seen)
+    for path in ("../up", "/etc/passwd", "", "a/../../b", "nul\0", "."):
+        with pytest.raises(FileRefused):
+            await session.get_file(path)
+        with pytest.raises(FileRefused):
+            await session.put_file(path, b"")
+    assert len(fake.seen) == before
+    await session.execute("import os\nos.symlink('/etc', 'link')")
+    for path in ("link/passwd", "sub", "missing"):
+        with pytest.raises(FileRefused):
+            await session.get_file(path)
+    with pytest.raises(FileRefused, match="larger than"):
+        await session.put_file("big", b"x" * (LIMITS.file_bytes + 1))
+    await session.execute("import builtins\nbuiltins.print = lambda *a: None")
+    with pytest.raises(FileRefused, match="may have replaced"):
+        await session.get_file("x")
+    await backend.close()
+
+
+async def test_a_session_that_was_lost_is_told_once(backend: TogetherBackend, fake: FakeTogether) -> None:
+    session = await backend.open(LIMITS)
+    await session.execute("x = 1")
+    fake.expire()
+    ran = await session.execute("x")
+    assert (ran.status, ran.state_lost) == ("sandbox_error", True)
+    assert "session not found" in str(ran.reason)
+    ran = await session.execute("2")
+    assert (ran.status, ran.result, ran.state_lost) == ("ok", "2", False)
+    # Where work on files finds it out, that is told as well.
+    fake.expire()
+    with pytest.raises(Exception, match="session not found"):
+        await session.get_file("x")
+    ran = await session.execute("3")
+    assert (ran.status, ran.state_lost) == ("sandbox_error", True)
+    # So is what a cancelled execution may have done.
+    fake.fails.append(Fail(how="hang"))
+    task = asyncio.create_task(session.execute("x = 1"))
+    await asyncio.to_thread(fake.hanging.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    ran = await session.execute("x")
+    assert (ran.status, ran.state_lost, "cancelled" in str(ran.reason)) == ("sandbox_error", True, True)
+    assert (await session.execute("4")).result == "4"
+
+
+@pytest.mark.soak
 async def test_patience_ends(fake: FakeTogether) -> None:
     backend = TogetherBackend(settings(fake, patience_s=3.0))
     await backend.start()
-    session = await opened(backend)
+    session = await backend.open(LIMITS)
     fake.fails.append(Fail(429, {"Retry-After": "3600"}))
     ran = await session.execute("1")
     assert (ran.status, ran.exit_code, ran.state_lost) == ("sandbox_error", -1, False)
@@ -232,7 +185,7 @@ async def test_patience_ends(fake: FakeTogether) -> None:
 async def test_code_that_may_have_run_is_never_run_twice(
     backend: TogetherBackend, fake: FakeTogether
 ) -> None:
-    session = await opened(backend)
+    session = await backend.open(LIMITS)
     await session.execute("n = 0")
     fails = [
         Fail(500),
@@ -253,71 +206,32 @@ async def test_code_that_may_have_run_is_never_run_twice(
 
 
 async def test_work_on_files_may_be_done_twice(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
+    session = await backend.open(LIMITS)
     fake.fails.extend([Fail(500), Fail(502, after=True), Fail(how="cut", after=True)])
     await session.put_file("file", b"content")
     fake.fails.extend([Fail(how="close", after=True)])
     assert await session.get_file("file") == b"content"
     fake.fails.append(Fail(500))
-    assert (await opened(backend)).session_id != session.session_id
+    assert (await backend.open(LIMITS)).session_id != session.session_id
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
+    session = await backend.open(LIMITS)
     await session.execute("x = 1")
     backend._service._settings = settings(fake, network_s=2.0)  # type: ignore[union-attr]
     fake.fails.append(Fail(how="hang"))
     ran = await session.execute("while True: pass", timeout_s=0.2)
     assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, True)
-    assert ran.reason is not None
-    assert "no way to interrupt" in ran.reason
+    assert "no way to interrupt" in str(ran.reason)
     backend._service._settings = settings(fake)  # type: ignore[union-attr]
     after = await session.execute("'x' in globals()")
     assert (after.result, after.state_lost, len(fake.sessions)) == ("False", False, 2)
-
-
-async def test_a_service_that_hangs_is_not_the_codes_fault(
-    backend: TogetherBackend, fake: FakeTogether
-) -> None:
-    session = await opened(backend)
     backend._service._settings = settings(fake, network_s=0.2)  # type: ignore[union-attr]
     fake.fails.append(Fail(how="hang"))
-    fake.fails_of_sessions.append(Fail(how="hang"))
+    fake.fails_of_sessions.append(Fail(how="hang"))  # then it is the service's fault
     ran = await session.execute("pass", timeout_s=0.2)
     assert (ran.status, ran.exit_code, ran.state_lost) == ("sandbox_error", -1, True)
-
-
-async def test_a_session_that_expired_is_told_once(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
-    await session.execute("x = 1")
-    fake.expire()
-    ran = await session.execute("x")
-    assert (ran.status, ran.state_lost) == ("sandbox_error", True)
-    assert ran.reason is not None
-    assert "session not found" in ran.reason
-    ran = await session.execute("2")
-    assert (ran.status, ran.result, ran.state_lost) == ("ok", "2", False)
-    # Where work on files finds it out, that is told as well.
-    fake.expire()
-    with pytest.raises(Exception, match="session not found"):
-        await session.get_file("x")
-    ran = await session.execute("3")
-    assert (ran.status, ran.state_lost) == ("sandbox_error", True)
-    assert (await session.execute("3")).result == "3"
-
-
-async def test_a_cancelled_execution_leaves_no_doubt(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await opened(backend)
-    fake.fails.append(Fail(how="hang"))
-    task = asyncio.create_task(session.execute("x = 1"))
-    await asyncio.to_thread(fake.hanging.wait, 20)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    ran = await session.execute("x")
-    assert (ran.status, ran.state_lost, "cancelled" in str(ran.reason)) == ("sandbox_error", True, True)
-    assert (await session.execute("4")).result == "4"
 
 
 async def test_a_wrong_token_is_told_and_never_shown(
@@ -340,31 +254,14 @@ async def test_a_wrong_token_is_told_and_never_shown(
     assert fake.seen == []
 
 
-async def test_a_service_that_is_not_there(fake: FakeTogether) -> None:
-    backend = TogetherBackend(settings(fake, base_url="http://127.0.0.1:9/v1", patience_s=0.3))
-    with pytest.raises(SandboxUnavailable, match="gave up after"):
-        await backend.start()
-    with pytest.raises(SandboxUnavailable, match="started"):
-        await backend.open(LIMITS)
-
-
-async def test_what_is_closed_is_closed(backend: TogetherBackend) -> None:
-    session = await opened(backend)
-    await session.close()
-    await session.close()
-    with pytest.raises(SandboxClosed):
-        await session.execute("1")
-    with pytest.raises(SandboxClosed):
-        await session.put_file("a", b"")
-    with pytest.raises(SandboxClosed):
-        await session.restart()
-
-
-async def test_what_there_is_not_is_refused(backend: TogetherBackend) -> None:
+async def test_what_there_is_not_is_refused(backend: TogetherBackend, fake: FakeTogether) -> None:
     with pytest.raises(ConfigurationError, match="snapshot"):
         await backend.open(LIMITS, snapshot=True)
     with pytest.raises(ConfigurationError, match="no_such_package"):
         await backend.open(LIMITS, packages=("json", "no_such_package"))
+    nowhere = TogetherBackend(settings(fake, base_url="http://127.0.0.1:9/v1", patience_s=0.1))
+    with pytest.raises(SandboxUnavailable, match="gave up after"):
+        await nowhere.start()
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -380,16 +277,3 @@ def test_settings_come_from_the_environment() -> None:
     ):
         with pytest.raises(ConfigurationError):
             backend_from_environment(environ)
-
-
-def test_the_fake_speaks_the_documented_form(fake: FakeTogether) -> None:
-    said = fake.execute({"language": "python", "code": "1"})
-    assert json.loads(json.dumps(said)) == {
-        "errors": None,
-        "data": {
-            "session_id": next(iter(fake.sessions)),
-            "status": "success",
-            "outputs": [{"type": "execute_result", "data": {"text/plain": "1"}}],
-        },
-    }
-    assert fake.execute({"language": "python", "code": "1", "session_id": "ses_gone"})["data"] is None

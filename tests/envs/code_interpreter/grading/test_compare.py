@@ -1,4 +1,7 @@
+"""How answers are compared with what was expected, and how numbers are read out of texts."""
+
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -13,62 +16,27 @@ from envs.code_interpreter_env.grading.compare import (
     SetLike,
     Unordered,
 )
+from envs.code_interpreter_env.grading.numbers import MAX_BOXES, boxed, close, parse_number
+
+SAME: list[tuple[Any, Any]] = [
+    (1, 1), (None, None), ("a", "a"), (math.nan, math.nan), (-0.0, 0.0), ([1, [2]], [1, [2]]), ((1, 2), (1, 2)),
+    ({"a": [1], "b": 2}, {"b": 2, "a": [1]}), ({1, 2, 3}, {3, 2, 1}), ({math.nan: 1}, {math.nan: 1}),
+    ({-0.0: "a"}, {0.0: "a"}), (frozenset({frozenset({1})}), frozenset({frozenset({1})})), (10**4000, 10**4000),
+]  # fmt: skip
+OTHER: list[tuple[Any, Any]] = [
+    (True, 1), (1, True), (0, False), (1, 1.0), (1.0, 1), (0, None), ("1", 1), ("a", b"a"), ([1, 2], (1, 2)),
+    ((1, 2), [1, 2]), ([1, True], [1, 1]), ([1, 2], [2, 1]), ([1], [1, 2]), ({"a": 1}, {"a": 1, "b": 2}),
+    ({"a": 1, "b": 2}, {"a": 1}), ({"a": True}, {"a": 1}), ({True: "x"}, {1: "x"}), ({1}, {True}),
+    ({1}, frozenset({1})), ([1], {1}), ({1.0}, {1}), (math.nan, 1.0), (math.inf, -math.inf), (1 + 0j, 1),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("got", "expected"),
-    [
-        (1, 1),
-        (None, None),
-        ("a", "a"),
-        (math.nan, math.nan),
-        (-0.0, 0.0),
-        ([1, [2]], [1, [2]]),
-        ((1, 2), (1, 2)),
-        ({"a": [1], "b": 2}, {"b": 2, "a": [1]}),
-        ({1, 2, 3}, {3, 2, 1}),
-        ({math.nan: 1}, {math.nan: 1}),
-        ({-0.0: "a"}, {0.0: "a"}),
-        (frozenset({frozenset({1})}), frozenset({frozenset({1})})),
-        pytest.param(10**4000, 10**4000, id="huge"),
-    ],
-)
-def test_exact_takes_the_same(got: Any, expected: Any) -> None:
-    assert Exact().holds(got, expected)
-    assert Numeric().holds(got, expected)
-
-
-@pytest.mark.parametrize(
-    ("got", "expected"),
-    [
-        (True, 1),
-        (1, True),
-        (0, False),
-        (1, 1.0),
-        (1.0, 1),
-        (0, None),
-        ("1", 1),
-        ("a", b"a"),
-        ([1, 2], (1, 2)),
-        ((1, 2), [1, 2]),
-        ([1, True], [1, 1]),
-        ([1, 2], [2, 1]),
-        ([1], [1, 2]),
-        ({"a": 1}, {"a": 1, "b": 2}),
-        ({"a": 1, "b": 2}, {"a": 1}),
-        ({"a": True}, {"a": 1}),
-        ({True: "x"}, {1: "x"}),
-        ({1}, {True}),
-        ({1}, frozenset({1})),
-        ([1], {1}),
-        ({1.0}, {1}),
-        (math.nan, 1.0),
-        (math.inf, -math.inf),
-        (1 + 0j, 1),
-    ],
-)
-def test_exact_takes_nothing_else(got: Any, expected: Any) -> None:
-    assert not Exact().holds(got, expected)
+def test_exact_takes_the_same_and_nothing_else() -> None:
+    for got, expected in SAME:
+        assert Exact().holds(got, expected)
+        assert Numeric().holds(got, expected)
+    for got, expected in OTHER:
+        assert not Exact().holds(got, expected), (got, expected)
 
 
 def test_tuples_may_be_lists_where_a_task_says_so() -> None:
@@ -78,32 +46,20 @@ def test_tuples_may_be_lists_where_a_task_says_so() -> None:
     assert Numeric(tuples_as_lists=True).holds((1.0,), [1])
 
 
-@pytest.mark.parametrize(
-    ("got", "expected", "same"),
-    [
-        (1, 1.0, True),
-        (1.0, 1, True),
-        (1.0 + 1e-12, 1.0, True),
-        (1.001, 1.0, False),
-        (True, 1, False),
-        (1, True, False),
-        (1e-13, 0.0, True),
-        (math.inf, math.inf, True),
-        (math.inf, 1.0, False),
-        (1.0, math.inf, False),
-        (math.nan, math.nan, True),
-        (math.nan, 1.0, False),
-        pytest.param(10**400, 10**400 + 1, True, id="huge"),
-        pytest.param(10**400, 1.0, False, id="huge and small"),
-        pytest.param(10**400, math.inf, False, id="huge and infinite"),
-        (1.7e308, -1.7e308, False),
-        ([1, {"a": 2.0}], [1.0, {"a": 2}], True),
-        ("1", 1, False),
-        (None, 0, False),
-    ],
-)
-def test_numeric_tolerance(got: Any, expected: Any, same: bool) -> None:
-    assert Numeric(rel_tol=1e-9, abs_tol=1e-12).holds(got, expected) is same
+CLOSE: list[tuple[Any, Any]] = [
+    (1, 1.0), (1.0, 1), (1.0 + 1e-12, 1.0), (1e-13, 0.0), (math.inf, math.inf), (math.nan, math.nan),
+    (10**400, 10**400 + 1), ([1, {"a": 2.0}], [1.0, {"a": 2}]),
+]  # fmt: skip
+FAR: list[tuple[Any, Any]] = [
+    (1.001, 1.0), (True, 1), (1, True), (math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (10**400, 1.0),
+    (10**400, math.inf), (1.7e308, -1.7e308), ("1", 1), (None, 0),
+]  # fmt: skip
+
+
+def test_numeric_tolerance() -> None:
+    numeric = Numeric(rel_tol=1e-9, abs_tol=1e-12)
+    for at, (got, expected) in enumerate(CLOSE + FAR):
+        assert numeric.holds(got, expected) is (at < len(CLOSE)), (str(got)[:9], str(expected)[:9])
 
 
 def test_unordered_counts_items() -> None:
@@ -183,7 +139,6 @@ def test_a_checker_takes_what_is_right_and_no_other_value(name: str) -> None:
         [None],
         [[]],
         {},
-        {"a": 1},
         set(),
         (),
         [1, "a"],
@@ -220,3 +175,42 @@ def test_an_unknown_comparison_or_checker_is_refused() -> None:
             adapter.validate_json(text)
     with pytest.raises(ValidationError, match="queens"):
         adapter.validate_json('{"type": "checker", "name": "knights"}')
+
+
+NUMBERS: dict[str, Fraction | int] = {
+    " 42\n": 42, "+7": 7, "\N{MINUS SIGN}7": -7, "- 7": -7, "007": 7, "1,234,567.5": Fraction("1234567.5"),
+    ".5": Fraction(1, 2), "5.": 5, "-0.0": 0, "6.02e23": Fraction("6.02e23"), "1E-3": Fraction(1, 1000),
+    "-3 / 4": Fraction(-3, 4), "1.5/3": Fraction(1, 2), "12.5%": Fraction(1, 8), r"25\%": Fraction(1, 4),
+    r"\frac{3}{4}": Fraction(3, 4), r"-\dfrac{ 1 }{ 2 }": Fraction(-1, 2), r"\tfrac{-1}{2}": Fraction(-1, 2),
+    r"1.5 \times 10^{-3}": Fraction("0.0015"), r"2\cdot10^3": 2000, "2*10^3": 2000,
+    "$3$": 3, "$$3$$": 3, r"\(3\)": 3, r"\[ 3 \]": 3,
+}  # fmt: skip
+NONE = (
+    "", " ", "about 3", "3 4", "1 000", "1,23", "12,34,567", "1.2.3", "--3", "+-3", "3/0", "1/2/3", "1e", "1e99999",
+    "0x10", "1_000", "nan", "inf", "True", "3+4", "2**3", "__import__('os')", "½", "٣", "%", "3%%", r"\frac{1}{0}",
+    r"\frac{1}{2", r"\boxed{3}", "1" * 401, ".", "-", "$", "$$",
+)  # fmt: skip
+
+
+def test_a_number_is_read_exactly_and_what_is_not_one_is_none() -> None:
+    assert {text: parse_number(text) for text in NUMBERS} == NUMBERS
+    assert [text for text in NONE if parse_number(text) is not None] == []
+
+
+def test_the_last_complete_box_counts() -> None:
+    assert boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert boxed(r"\boxed{1} and \boxed{2") == "1"
+    assert boxed("nothing") is None
+    assert boxed(r"\boxed{" * 1000) is None
+    # Openings that nobody closes are looked at so long and no longer.
+    assert boxed(r"\boxed{1} " + r"\boxed{{}" * (MAX_BOXES - 1)) == "1"
+    # Each would have hundreds of characters gone through.
+    assert boxed(r"\boxed{1} " + r"\boxed{{}" * 150_000) is None
+
+
+def test_the_larger_tolerance_holds() -> None:
+    assert close(Fraction(101), Fraction(100), 0.01, 0.0)
+    assert not close(Fraction(102), Fraction(100), 0.01, 0.0)
+    assert close(Fraction(102), Fraction(100), 0.01, 2.0)
+    assert close(Fraction(0), Fraction(0), 0.0, 0.0)
+    assert not close(Fraction(1, 10**9), Fraction(0), 0.5, 0.0)

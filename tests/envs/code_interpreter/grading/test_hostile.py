@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from envs.code_interpreter_env.grading import (
     parse_task,
 )
 from envs.code_interpreter_env.tasks import SHIPPED
-from openenv_core.sandbox import Execution, Interpreter, Limits, Sandbox, SandboxUnavailable
+from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,19 +29,16 @@ AMPLE = {"timeout_s": 20.0, "total_s": 60.0}
 
 def task(cases: Sequence[tuple[list[Any], Any]], **more: Any) -> FunctionTask:
     hidden = [{"args": args, "expected": expected} for args, expected in cases]
-    found = parse_task(
-        json.dumps(
-            {
-                "id": "t",
-                "kind": "function",
-                "prompt": "?",
-                "entry": "f",
-                "hidden": hidden,
-                "limits": AMPLE,
-                **more,
-            }
-        )
-    )
+    line = {
+        "id": "t",
+        "kind": "function",
+        "prompt": "?",
+        "entry": "f",
+        "hidden": hidden,
+        "limits": AMPLE,
+        **more,
+    }
+    found = parse_task(json.dumps(line))
     assert isinstance(found, FunctionTask)
     return found
 
@@ -52,75 +50,56 @@ def categories(verdict: Verdict) -> list[str]:
 ONE = task([([1], 1), ([2], 2)])
 
 LIES = {
-    "equal to everything": (
-        "class Liar:\n"
-        "    def __eq__(self, other): return True\n"
-        "    __hash__ = None\n"
-        "    def __repr__(self): return '1'\n"
-        "def f(x): return Liar()",
-        "bad_value",
-    ),
-    "a text that is equal": (
-        "class T(str):\n    def __eq__(s, o): return True\ndef f(x): return T('1')",
-        "bad_value",
-    ),
-    "a number that is equal": (
-        "class I(int):\n    def __eq__(s, o): return True\ndef f(x): return I(9)",
-        "bad_value",
-    ),
-    "true for one": ("def f(x): return True if x == 1 else x + 1", "wrong_answer"),
-    "a decimal number": ("def f(x): return float(x)", "wrong_answer"),
-    "not a number": ("def f(x): return float('nan')", "wrong_answer"),
-    "text": ("def f(x): return str(x)", "wrong_answer"),
-    "deep": ("def f(x):\n    v = x\n    for _ in range(10000): v = [v]\n    return v", "bad_value"),
-    "round": ("def f(x):\n    v = []\n    v.append(v)\n    return v", "bad_value"),
-    "wide": ("def f(x): return [0] * 1_000_000", "bad_value"),
-    "a huge number": ("def f(x): return 1 << 20_000_000", "bad_value"),
-    "a generator": ("def f(x):\n    while True: yield x", "bad_value"),
-    "an exception": ("def f(x): raise ValueError(x)", "error"),
-    "an exception that cannot be told": (
-        "class E(BaseException):\n    def __str__(self): raise E\ndef f(x): raise E",
-        "error",
-    ),
-    "endless recursion": ("def f(x): return f(x)", "error"),
-    "nothing": ("", "missing"),
-    "no function": ("f = 1", "error"),
-    "not Python": ("def f(x:", "error"),
-    "the end": ("import os\ndef f(x): os._exit(0)", "killed"),
-    "a polite end": ("def f(x): raise SystemExit(0)", "killed"),
-    "the end at once": ("import os\nos._exit(0)", "killed"),
-    "a signal": ("import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGKILL)", "killed"),
-    "a broken answer": (
-        "import os\n"
-        "def f(x):\n"
-        "    for d in range(3, 64):\n"
-        "        try: os.write(d, b'\\0' * 64)\n"
-        "        except OSError: pass\n"
-        "    return x + 1",
-        "killed",
-    ),
-    "a flood": ("def f(x):\n    while True: print('y' * 100000)", "output_limit"),
-    "all memory": ("def f(x): return len(bytearray(1 << 34))", "memory"),
-    "an own serialiser": (
-        "import sys\n"
-        "def f(x):\n"
-        "    frame = sys._getframe()\n"
-        "    while 'request' not in frame.f_locals: frame = frame.f_back\n"
-        "    frame.f_globals['dumps'] = lambda *a, **k: b'true'\n"
-        "    return x",
-        "wrong_answer",
-    ),
+    """
+class Liar:
+    def __eq__(self, other): return True
+    __hash__ = None
+    def __repr__(self): return '1'
+def f(x): return Liar()""": "bad_value",
+    "class T(str):\n    def __eq__(s, o): return True\ndef f(x): return T('1')": "bad_value",
+    "class I(int):\n    def __eq__(s, o): return True\ndef f(x): return I(9)": "bad_value",
+    "def f(x): return True if x == 1 else x + 1": "wrong_answer",
+    "def f(x): return float(x)": "wrong_answer",
+    "def f(x): return float('nan')": "wrong_answer",
+    "def f(x): return str(x)": "wrong_answer",
+    "def f(x):\n    v = x\n    for _ in range(10000): v = [v]\n    return v": "bad_value",
+    "def f(x):\n    v = []\n    v.append(v)\n    return v": "bad_value",
+    "def f(x): return [0] * 1_000_000": "bad_value",
+    "def f(x): return 1 << 20_000_000": "bad_value",
+    "def f(x):\n    while True: yield x": "bad_value",
+    "def f(x): raise ValueError(x)": "error",
+    "class E(BaseException):\n    def __str__(self): raise E\ndef f(x): raise E": "error",
+    "def f(x): return f(x)": "error",
+    "": "missing",
+    "f = 1": "error",
+    "def f(x:": "error",
+    "import os\ndef f(x): os._exit(0)": "killed",
+    "def f(x): raise SystemExit(0)": "killed",
+    "import os\nos._exit(0)": "killed",
+    "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGKILL)": "killed",
+    """
+import os
+def f(x):  # a broken answer, wherever it goes
+    for d in range(3, 64):
+        try: os.write(d, b'\\0' * 64)
+        except OSError: pass
+    return x + 1""": "killed",
+    "def f(x):\n    while True: print('y' * 100000)": "output_limit",
+    "def f(x): return len(bytearray(1 << 34))": "memory",
+    """
+import sys
+def f(x):  # a serialiser of its own
+    frame = sys._getframe()
+    while 'request' not in frame.f_locals: frame = frame.f_back
+    frame.f_globals['dumps'] = lambda *a, **k: b'true'
+    return x""": "wrong_answer",
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-async def test_no_lie_is_worth_anything(sandbox: Sandbox, name: str) -> None:
-    code, category = LIES[name]
+@pytest.mark.parametrize("code", LIES)
+async def test_no_lie_is_worth_anything(sandbox: Sandbox, code: str) -> None:
     verdict = await Grader(sandbox).grade(ONE, code)
-    assert verdict.reward == 0.0
-    assert verdict.reason == "failed"
-    assert "passed" not in categories(verdict)
-    assert set(categories(verdict)) == {category}
+    assert (verdict.reward, verdict.reason, set(categories(verdict))) == (0.0, "failed", {LIES[code]})
 
 
 async def test_expected_values_are_nowhere_in_the_process(sandbox: Sandbox) -> None:
@@ -197,14 +176,6 @@ async def test_the_whole_may_take_too_long(sandbox: Sandbox) -> None:
         Grader(sandbox, timeout_reward=-1.0)
 
 
-async def test_after_an_end_the_other_cases_are_run_all_the_same(sandbox: Sandbox) -> None:
-    some = task([([1], 1), ([2], 2), ([3], 3), ([4], 4)], scoring="fraction")
-    code = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
-    verdict = await Grader(sandbox).grade(some, code)
-    assert categories(verdict) == ["passed", "killed", "passed", "passed"]
-    assert verdict.reward == 0.75
-
-
 async def test_nothing_of_a_hidden_case_is_told(sandbox: Sandbox) -> None:
     some = task(
         [(["hidden-input"], "hidden-answer")],
@@ -230,11 +201,19 @@ async def test_state_is_kept_between_cases_only_where_the_grader_says_so(sandbox
     assert categories(fresh) == ["passed", "wrong_answer", "wrong_answer"]
 
 
-async def test_arguments_that_are_changed_change_nothing(sandbox: Sandbox) -> None:
+async def test_an_end_or_a_change_in_one_case_is_nothing_to_the_next(sandbox: Sandbox) -> None:
+    some = task([([1], 1), ([2], 2), ([3], 3), ([4], 4)], scoring="fraction")
+    code = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
+    verdict = await Grader(sandbox).grade(some, code)
+    assert (categories(verdict), verdict.reward) == (["passed", "killed", "passed", "passed"], 0.75)
     sort = task([([[2, 1]], [1, 2])] * 3)
-    verdict = await Grader(sandbox).grade(sort, "def f(x):\n    x.sort()\n    return x")
-    assert verdict.reward == 1.0
+    sorts = "def f(x):\n    x.sort()\n    return x"
+    assert (await Grader(sandbox).grade(sort, sorts)).reward == 1.0
     assert sort.hidden[0].args == [[2, 1]]
+    # Side by side too.
+    codes = [f"def f(x): return x + {at % 2}" for at in range(4)]
+    verdicts = await asyncio.gather(*(Grader(sandbox).grade(ONE, code) for code in codes))
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0] * 2
 
 
 async def test_stopping_early_and_another_order(sandbox: Sandbox) -> None:
@@ -250,18 +229,9 @@ async def test_stopping_early_and_another_order(sandbox: Sandbox) -> None:
 
 
 async def test_programs_are_compared_by_what_they_print(sandbox: Sandbox) -> None:
-    echo = parse_task(
-        json.dumps(
-            {
-                "id": "s",
-                "kind": "stdio",
-                "prompt": "?",
-                "hidden": [{"stdin": "3\n", "stdout": "1 0.5\n"}, {"stdin": "", "stdout": ""}],
-                "float_tol": 1e-6,
-                "limits": {**AMPLE, "output_bytes": 1024},
-            }
-        )
-    )
+    hidden = [{"stdin": "3\n", "stdout": "1 0.5\n"}, {"stdin": "", "stdout": ""}]
+    line = {"id": "s", "kind": "stdio", "prompt": "?", "hidden": hidden, "float_tol": 1e-6}
+    echo = parse_task(json.dumps({**line, "limits": {**AMPLE, "output_bytes": 1024}}))
     assert isinstance(echo, StdioTask)
     right = "import sys\nif sys.stdin.read(): print(1, 0.5000001)\nsys.exit()"
     assert (await Grader(sandbox).grade(echo, right)).reward == 1.0
@@ -279,74 +249,50 @@ async def test_programs_are_compared_by_what_they_print(sandbox: Sandbox) -> Non
     assert categories(await Grader(sandbox).grade(echo, keeper)) == ["passed", "wrong_answer"]
 
 
-@pytest.mark.parametrize(
-    ("answer_from", "code", "category"),
-    [
-        ("stdout", "print('x')\nprint(r'\\boxed{1/3}')\nprint()", "passed"),
-        ("stdout", "print(1/3)", "passed"),
-        ("stdout", "print(1/3, 'or so')", "bad_value"),
-        ("stdout", "", "missing"),
-        ("variable", "from fractions import Fraction\nanswer = Fraction(1, 3)", "passed"),
-        ("variable", "from decimal import Decimal\nanswer = Decimal(1) / 3", "passed"),
-        ("variable", "answer = True", "bad_value"),
-        ("variable", "answer = [1/3]", "bad_value"),
-        (
-            "variable",
-            "class A:\n    def __str__(s): return '1/3'\n    def __eq__(s, o): return True\nanswer = A()",
-            "passed",
-        ),
-        ("variable", "class A:\n    def __eq__(s, o): return True\nanswer = A()", "bad_value"),
-        ("variable", "answer = float('nan')", "bad_value"),
-        ("variable", "", "missing"),
-        ("function", "def answer(): return 1/3", "passed"),
-        ("function", "def answer(): return 10**5000", "bad_value"),
-        ("function", "def answer(): 1/0", "error"),
-        ("text", "so it is 1/3", "bad_value"),
-        ("text", "1/3", "passed"),
-        ("text", r"therefore \boxed{\frac{1}{3}}!", "passed"),
-        ("text", r"\boxed{0.5}", "wrong_answer"),
-    ],
+ANSWERS = (
+    ("stdout", "print('x')\nprint(r'\\boxed{1/3}')\nprint()", "passed"),
+    ("stdout", "print(1/3, 'or so')", "bad_value"),
+    ("stdout", "", "missing"),
+    ("variable", "from fractions import Fraction\nanswer = Fraction(1, 3)", "passed"),
+    ("variable", "from decimal import Decimal\nanswer = Decimal(1) / 3", "passed"),
+    ("variable", "answer = True", "bad_value"),
+    ("variable", "answer = [1/3]", "bad_value"),
+    ("variable", "class A:\n    def __str__(s): return '1/3'\nanswer = A()", "passed"),
+    ("variable", "class A:\n    def __eq__(s, o): return True\nanswer = A()", "bad_value"),
+    ("variable", "answer = float('nan')", "bad_value"),
+    ("variable", "", "missing"),
+    ("function", "def answer(): return 1/3", "passed"),
+    ("function", "def answer(): return 10**5000", "bad_value"),
+    ("function", "def answer(): 1/0", "error"),
+    ("text", "so it is 1/3", "bad_value"),
+    ("text", r"therefore \boxed{\frac{1}{3}}!", "passed"),
+    ("text", r"\boxed{0.5}", "wrong_answer"),
 )
-async def test_numbers_are_read_from_where_the_task_says(
-    sandbox: Sandbox, answer_from: str, code: str, category: str
-) -> None:
-    third = NumericTask.model_validate(
-        {"id": "n", "kind": "numeric", "prompt": "?", "answer": "1/3", "answer_from": answer_from}
-    )
-    verdict = await Grader(sandbox).grade(third, code)
-    assert categories(verdict) == [category], verdict
-    assert "0.5" not in verdict.model_dump_json(exclude={"grading_time_s"})
+
+
+async def test_numbers_are_read_from_where_the_task_says(sandbox: Sandbox) -> None:
+    line = {"id": "n", "kind": "numeric", "prompt": "?", "answer": "1/3"}
+    for answer_from, code, category in ANSWERS:
+        third = NumericTask.model_validate({**line, "answer_from": answer_from})
+        verdict = await Grader(sandbox).grade(third, code)
+        assert categories(verdict) == [category], (code, verdict)
+        assert "0.5" not in verdict.model_dump_json(exclude={"grading_time_s"})
 
 
 class OnlyRuns:
-    """A real interpreter without its `call`, as hosted ones are."""
+    """A real sandbox whose interpreters have no `call`, as hosted ones have none."""
 
-    def __init__(self, inner: Interpreter) -> None:
-        self._inner = inner
-        self.session_id = inner.session_id
-        self.isolation = "remote"
-        self.put_file = inner.put_file
-        self.get_file = inner.get_file
-        self.list_files = inner.list_files
-        self.restart = inner.restart
-        self.close = inner.close
-
-    async def execute(
-        self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
-    ) -> Execution:
-        return await self._inner.execute(code, timeout_s=timeout_s, stdin=stdin)
-
-
-class OnlyRunning:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    async def open(self, limits: Limits) -> Interpreter:
-        return OnlyRuns(await self._sandbox.open(limits))
+    async def open(self, limits: Limits) -> Any:
+        inner = await self._sandbox.open(limits)
+        names = ("session_id", "execute", "put_file", "get_file", "list_files", "restart", "close")
+        return SimpleNamespace(isolation="remote", **{name: getattr(inner, name) for name in names})
 
 
 async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: Sandbox) -> None:
-    grader = Grader(OnlyRunning(sandbox))
+    grader = Grader(OnlyRuns(sandbox))
     both = task([([[1, 2]], {"$tuple": [1, 2]}), ([[]], {"$tuple": []})])
     right = await grader.grade(both, "def f(x):\n    print('some noise')\n    return tuple(x)")
     assert (right.reward, right.isolation) == (1.0, "remote")
@@ -392,10 +338,3 @@ async def test_trouble_of_the_sandbox_is_never_the_submissions_fault(where: str)
     verdict = await Grader(broken, timeout_reward=0.0).grade(ONE, "def f(x): return x")  # type: ignore[arg-type]
     assert (verdict.reward, verdict.reason) == (None, "sandbox_error")
     assert broken.closed == (where != "open")
-
-
-async def test_gradings_run_side_by_side_and_leave_nothing(sandbox: Sandbox) -> None:
-    grader = Grader(sandbox)
-    codes = [f"def f(x): return x + {at % 2}" for at in range(8)]
-    verdicts = await asyncio.gather(*(grader.grade(ONE, code) for code in codes))
-    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0] * 4

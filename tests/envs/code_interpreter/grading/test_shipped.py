@@ -34,10 +34,7 @@ def test_there_are_enough_of_every_kind() -> None:
     assert len(ALL) == sum(TASKS.num_tasks(split) for split in TASKS.splits)
     assert TASKS.splits == ("train", "validation", "test")
     kinds = Counter(task.kind for task in ALL.values())
-    assert kinds["stdio"] >= 8
-    assert kinds["numeric"] >= 5
-    assert kinds["suite"] >= 4
-    assert sum(kinds.values()) >= 40
+    assert min(kinds["stdio"], kinds["numeric"], kinds["suite"], kinds["function"]) >= 4
     assert {task.difficulty for task in ALL.values()} == {"easy", "medium", "hard"}
     assert all(task.tags for task in ALL.values())
 

@@ -34,19 +34,8 @@ def test_float():
 
 
 def task(**more: object) -> SuiteTask:
-    found = parse_task(
-        json.dumps(
-            {
-                "id": "s",
-                "kind": "suite",
-                "prompt": "?",
-                "public": PUBLIC,
-                "hidden": HIDDEN,
-                "limits": {"timeout_s": 20.0, "total_s": 60.0},
-                **more,
-            }
-        )
-    )
+    line = {"id": "s", "kind": "suite", "prompt": "?", "public": PUBLIC, "hidden": HIDDEN}
+    found = parse_task(json.dumps({**line, "limits": {"timeout_s": 20.0, "total_s": 60.0}, **more}))
     assert isinstance(found, SuiteTask)
     return found
 
@@ -105,8 +94,7 @@ TRICKS = {
 async def test_no_trick_passes(sandbox: Sandbox, name: str) -> None:
     code, category = TRICKS[name]
     verdict = await Grader(sandbox).grade(task(hidden=SHORT), code)
-    assert verdict.reward == 0.0
-    assert verdict.guarantee == "shared"
+    assert (verdict.reward, verdict.guarantee) == (0.0, "shared")
     for case in verdict.cases:
         assert not case.passed
         assert category is None or case.category == category, verdict
@@ -148,20 +136,16 @@ async def test_what_one_test_does_is_gone_before_the_next(sandbox: Sandbox) -> N
     assert [case.passed for case in verdict.cases[:3]] == [False] * 3
 
 
-async def test_what_is_right_passes_test_by_test(sandbox: Sandbox) -> None:
+async def test_what_is_right_passes_test_by_test_and_nothing_hidden_is_told(sandbox: Sandbox) -> None:
     right = await Grader(sandbox).grade(task(), "def add(a, b): return a + b")
     assert (right.reward, right.passed, right.total) == (1.0, 4, 4)
     half = await Grader(sandbox, scoring="fraction").grade(task(), "def add(a, b): return int(a + b)")
     assert [case.category for case in half.cases] == ["passed", "passed", "wrong_answer", "passed"]
     assert half.reward == pytest.approx(2 / 3)
-
-
-async def test_nothing_of_a_hidden_test_is_told(sandbox: Sandbox) -> None:
     verdict = await Grader(sandbox).grade(task(), "def add(a, b): raise ValueError((a, b))")
     assert verdict.cases[0].message == "ValueError: (1, 2)"
-    text = verdict.model_dump_json()
-    for hidden in ("test_sum", "20", "isclose"):
-        assert hidden not in text.replace(str(verdict.grading_time_s), "")
+    text = verdict.model_dump_json(exclude={"grading_time_s"})
+    assert [hidden for hidden in ("test_sum", "20", "isclose") if hidden in text] == []
 
 
 @pytest.mark.soak
@@ -184,12 +168,9 @@ async def test_an_episode_takes_as_many_submissions_as_its_task(sandbox: Sandbox
     assert session.attempts_left == 0
     with pytest.raises(NoAttemptsLeft):
         await session.submit(reads)
-
-
-async def test_a_solved_task_is_done_at_once(sandbox: Sandbox) -> None:
-    session = TaskSession(task(attempts=5), Grader(sandbox))
-    await session.submit("def add(a, b): return a + b")
-    assert session.done
+    solved = TaskSession(task(attempts=5), Grader(sandbox))
+    await solved.submit("def add(a, b): return a + b")
+    assert solved.done
 
 
 async def test_a_submission_that_the_sandbox_failed_is_not_counted(sandbox: Sandbox) -> None:
