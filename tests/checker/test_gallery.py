@@ -23,6 +23,7 @@ BUGS = gallery.BUGS
 GOOD = "good"
 QUICK = ("same_seed_same_episode", "reset_forgets", "different_seeds_differ", "reward_finite")
 ENDED_S = 300.0
+SLOW = pytest.mark.slow
 
 Verdict = dict[str, tuple[str, str]]
 
@@ -102,7 +103,9 @@ def test_the_gallery_reaches_every_level(tmp_path: Path) -> None:
         gallery.build(tmp_path, bug)  # what it changes is there to be changed
 
 
-@pytest.mark.parametrize("name", [GOOD, "unseeded", pytest.param("reset_keeps", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(GOOD, marks=SLOW), "unseeded", pytest.param("reset_keeps", marks=SLOW)]
+)
 def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) -> None:
     bug = None if name == GOOD else gallery.bug(name)
     with Subject.of(gallery.build(tmp_path, bug)) as subject:
@@ -169,37 +172,3 @@ def test_threads_and_files_leak_by_few() -> None:
     assert not leaks_things(growth(10, 12, 10, 11, 10, 12, 10))
     assert not leaks_things(growth(10, 10, 10, 10, 10, 10, 14))  # the last sessions still closing
     assert not leaks_things(growth(10, 11, 12, 12, 12, 12, 12))  # a pool that has filled
-
-
-RESET = "        self._guesses = []\n"
-REMEMBERS = f"{RESET}        PAST.append(os.urandom({{size}}))\n"
-VARIANTS = {
-    # A kilobyte an episode, for ever.
-    "small_leak": (REMEMBERS.format(size=1000), {"memory_stays_level"}),
-    # One thread in a hundred episodes.
-    "rare_thread": (
-        f"{REMEMBERS.format(size=0)}        if len(PAST) % 100 == 0:\n"
-        "            threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
-        {"threads_stay_level"},
-    ),
-    # Six hundred episodes are remembered, and no more.
-    "bounded_history": (f"{REMEMBERS.format(size=4000)}        del PAST[:-600]\n", set()),
-    # Rings of objects, which wait for the collector.
-    "cycles": (f"{RESET}        ring: list[object] = [os.urandom(8000)]\n        ring.append(ring)\n", set()),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_thousand_episodes_tell_small_leaks_from_none(name: str, tmp_path: Path) -> None:
-    reset, expected = VARIANTS[name]
-    changes = {
-        RESET: reset,
-        "import random\n": "import os\nimport random\nimport threading\n",
-        "GUESSES = 7\n": "GUESSES = 7\nPAST: list[bytes] = []\n",
-    }
-    bug = gallery.Bug(name, "", "", changes)
-    with Subject.of(gallery.build(tmp_path, bug)) as subject:
-        results = [run_check(subject, check) for check in chosen(names=LOAD)]
-    assert {one.check: one.message for one in results if one.status in BAD}.keys() == expected

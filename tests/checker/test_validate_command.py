@@ -100,22 +100,6 @@ def test_a_good_environment_passes_every_level(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_running_server_is_checked_by_its_url(folder: Path) -> None:
-    from serve_process import serve
-
-    with serve(app=str(folder)) as server:
-        done = validate(
-            f"http://{server.address}", "--level", "static", "--level", "runtime", "--json", cwd=folder
-        )
-    found = json.loads(done.stdout)
-    assert done.returncode == 0, done.stdout
-    assert {one["check"] for one in found["results"] if one["status"] == "passed"} >= {
-        "health",
-        "episode_ends",
-    }
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal.Signals) -> None:
     app = folder / "server" / "app.py"
@@ -141,16 +125,6 @@ def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal
     _, alive = psutil.wait_procs(family, timeout=40)
     assert not alive
     assert list(temporary.rglob("*")) == []
-
-
-@pytest.mark.soak
-def test_a_process_that_ends_itself_is_told(folder: Path) -> None:
-    (folder / "server" / "app.py").write_text("import os\nos._exit(7)\n")
-    done = validate(str(folder), "--level", "static", "--level", "runtime", "--json", cwd=folder)
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
-    assert not [one for one in found["results"] if one["status"] == "crashed"]
-    assert "app_importable" in [one["check"] for one in found["results"] if one["status"] == "failed"]
 
 
 @pytest.mark.soak

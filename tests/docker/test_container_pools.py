@@ -1,8 +1,5 @@
-"""The pool over a real engine, engines that go away and come back, and the pool's benchmark."""
+"""The pool over a real engine, and engines that go away and come back."""
 
-import asyncio
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +14,7 @@ from own_engine import OwnEngine, require_own_engine
 from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
 from slim_server import IMAGE, options
 
-from openenv_core import EngineUnavailable, GenericAction, GenericEnvClient
+from openenv_core import EngineUnavailable
 from openenv_core.providers.docker import Engine, LocalDockerProvider
 from openenv_core.providers.docker._wire import Address
 from openenv_core.providers.pool import DockerPool, PoolTimeout
@@ -60,26 +57,6 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: Engine) -> 
         assert "dying as told" in provider.output()
         provider.stop()
     assert labelled(engine, "life") == []
-
-
-@pytest.mark.soak
-def test_clients_have_containers_of_their_own(engine: Engine, hostile_image: str) -> None:
-    with DockerPool(hostile_image, 2, stop_timeout_s=0.0) as pool:
-        first, second = (pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S) for _ in range(2))
-        with first, second:
-            assert first.base_url != second.base_url
-            assert first.reset().observation["said"] == "ready"
-            assert first.step(GenericAction(what="write", text="/tmp/mine")).observation["said"]
-            assert second.reset().observation["said"] == "ready"
-            assert pool.state.used == 2
-        eventually(lambda: pool.state.used == 0 and pool.state.ready > 0)
-
-        async def awaited() -> str:
-            env = await pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S)
-            async with env:
-                return str((await env.reset()).observation["said"])
-
-        assert asyncio.run(awaited()) == "ready"
 
 
 OWNER = """
@@ -188,39 +165,3 @@ def test_a_pool_survives_the_restart_of_its_engine(own: OwnEngine, monkeypatch: 
         assert not set(before) & set(own.docker("ps", "-aq", "--no-trunc").stdout.split())
         assert pool.state.last_failure is None
     assert own.docker("ps", "-aq").stdout == ""
-
-
-# ---- the benchmark
-
-POOL = ("hand-out", "while others start")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(400)
-def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: Engine, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    words = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.containers", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    figures = {(row["figure"], row["of"]): row["median"] for row in found["figures"]}
-    assert set(figures) == {
-        ("cold s", "docker run"),
-        ("cold s", "ours"),
-        *((f"{how} {which} ms", "ours") for how in POOL for which in ("p50", "p95")),
-    }
-    assert all(value > 0 for value in figures.values())
-    assert all(figures[f"{how} p50 ms", "ours"] <= figures[f"{how} p95 ms", "ours"] for how in POOL)
-    assert len(found["bars"]) == 2
-    assert "ropewalk-test-never-built:1: the engine has no such image" in done.stdout
-    names = [
-        name for each in engine.call("GET", "/containers/json", query={"all": True}) for name in each["Names"]
-    ]
-    assert not [name for name in names if name.startswith("/ropewalk-bench-")]

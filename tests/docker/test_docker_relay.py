@@ -171,27 +171,6 @@ def test_a_server_that_is_not_there_refuses() -> None:
         assert connection.recv(10) == b""
 
 
-@pytest.mark.soak
-def test_a_server_whose_queue_is_full_stops_nobody_and_refuses_nobody() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=1) as listener,
-        relayed(listener.getsockname()[1]) as port,
-    ):
-        waiting = [socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in range(8)]
-        for each in waiting:
-            each.sendall(b"early")
-        time.sleep(1.5)  # longer than a first try to connect
-        for _ in waiting:
-            listener.settimeout(PATIENCE_S)
-            connection, _ = listener.accept()
-            with connection:
-                assert connection.recv(5) == b"early"
-                connection.sendall(b"late")
-        for each in waiting:
-            with each:
-                assert each.recv(4) == b"late"
-
-
 def test_no_room_for_more_connections_is_waited_for() -> None:
     carrier = Scripted()
 

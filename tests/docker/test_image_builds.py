@@ -17,8 +17,7 @@ import docker
 import pytest
 from registry_server import PASSWORD, USER, Registry, running_registry
 
-from openenv_core.errors import ConfigurationError
-from openenv_core.images import base, commandline, installed
+from openenv_core.images import base, installed
 from openenv_core.images.events import Event, Note, Step
 
 PYTHON = "python:3.11-slim"
@@ -281,36 +280,6 @@ def test_an_image_goes_when_another_takes_its_name(make: Make, api: docker.APICl
     api.remove_image(other)
 
 
-def test_an_image_goes_after_the_last_that_stands_on_it(make: Make, api: docker.APIClient) -> None:
-    below = make(f"{PLAIN}RUN echo 1\n", name="below")
-    first = built(below, api)
-    above = make(f"FROM {tag_of(below)}\nRUN echo 1\n", name="above")
-    built(above, api)
-    make(f"{PLAIN}RUN echo 2\n", name="below")
-    built(below, api)
-    assert api.inspect_image(first)["RepoTags"] == []
-    built(above, api)
-    with pytest.raises(docker.errors.ImageNotFound):
-        api.inspect_image(first)
-    api.remove_image(tag_of(above))
-
-
-def test_dockerignore_is_heeded(make: Make) -> None:
-    files = {
-        "_dot_dockerignore": "*.txt\n!kept.txt\nserver\n",
-        "a_dot_txt": "x",
-        "kept_dot_txt": "x",
-        "b_dot_py": "x",
-    }
-    folder = make(f"{PLAIN}COPY . /here\n", **files)
-    for mount in ("", "RUN --mount=type=cache,target=/c true\n"):
-        (folder / "server" / "Dockerfile").write_text(f"{PLAIN}COPY . /here\n{mount}")
-        done = build(folder)
-        assert done.returncode == 0, done.stderr
-        listed = run(tag_of(folder), "find", "/here", "-type", "f", "-printf", "%P ").split()
-        assert sorted(set(listed) - {".dockerignore"}) == ["b.py", "kept.txt", "openenv.yaml"]
-
-
 def test_a_failing_step_shows_what_it_said_and_the_rest_goes_on(
     make: Make, api: docker.APIClient, mark: str
 ) -> None:
@@ -381,23 +350,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited for {what}"
         time.sleep(0.1)
-
-
-def test_without_a_command_that_has_buildkit_it_says_what_to_install(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
-    fake = tmp_path / "bin" / "docker"
-    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Docker version 28.2.2' && exit 0\nexit 1\n")
-    fake.chmod(0o755)
-    folder = make(f"{PLAIN}RUN --mount=type=cache,target=/c true\n")
-    done = build(folder, PATH=str(tmp_path / "bin"))
-    assert done.returncode == 1
-    assert "without the component buildx; install buildx" in done.stderr
-    monkeypatch.setenv("PATH", "/nowhere")
-    commandline.find_command.cache_clear()
-    with pytest.raises(ConfigurationError, match="got none"):
-        commandline.find_command()
 
 
 # ---- ropewalk push

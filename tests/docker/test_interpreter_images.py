@@ -21,7 +21,7 @@ from envs.code_interpreter_env.server.backends.containers import ContainerBacken
 from openenv_core.cli.main import main
 from openenv_core.client import SyncEnvClient
 from openenv_core.errors import ConfigurationError
-from openenv_core.providers.docker import ContainerOptions, Engine, LocalDockerProvider
+from openenv_core.providers.docker import ContainerOptions, Engine
 from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnavailable
 
 __all__ = ["interpreter_image"]
@@ -30,23 +30,6 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dockerfiles" / "code_interpreter"
 LEAN = "ropewalk-test-interpreter:lean"
 HARDENED = "ropewalk-test-interpreter:hardened"
-# Of the options that both ways of starting a container give; what the engine adds by itself is not compared.
-SAME = {
-    *(
-        "CapAdd",
-        "CapDrop",
-        "Privileged",
-        "SecurityOpt",
-        "UsernsMode",
-        "PidMode",
-        "IpcMode",
-        "NetworkMode",
-        "Init",
-    ),
-    *("ReadonlyRootfs", "Tmpfs", "Mounts", "Binds", "VolumesFrom", "Devices", "LogConfig"),
-    *("Memory", "MemorySwap", "PidsLimit"),
-}
-
 pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
@@ -136,30 +119,10 @@ def test_the_level_is_lsm_with_everything_taken_away(container: str, env: Any) -
     assert "Seccomp:\t2" in status
 
 
-def test_run_gives_what_our_provider_gives(container: str, image: str) -> None:
-    with LocalDockerProvider(image, memory="1g", pids=1024) as provider:
-        assert provider.url is not None
-        port = provider.url.rpartition(":")[2]
-        (name,) = docker("ps", "--quiet", "--filter", f"publish={port}").split()
-        ours = inspected(name)["HostConfig"]
-    by_hand = inspected(container)["HostConfig"]
-    assert {key: by_hand.get(key) or None for key in SAME} == {key: ours.get(key) or None for key in SAME}
-    assert {port[0]["HostIp"] for port in by_hand["PortBindings"].values()} == {"127.0.0.1"}
-
-
-def test_packages_are_there_and_figures_and_files_come_out(env: Any) -> None:
-    seen = ran(
-        env,
-        "import sys\nhad = {'numpy', 'matplotlib.pyplot'} <= sys.modules.keys()\n"
-        "import matplotlib.pyplot as plt\nplt.plot([3, 1, 2])\nprint(had)",
-    )
-    assert (seen.status, seen.stdout) == ("ok", "True\n")
+def test_packages_are_there_and_figures_come_out(env: Any) -> None:
+    seen = ran(env, "import matplotlib.pyplot as plt, numpy\nplt.plot(numpy.array([3, 1, 2]))")
     (figure,) = [shown for shown in seen.outputs if "image/png" in shown.data]
     assert base64.b64decode(figure.data["image/png"]).startswith(b"\x89PNG")
-    env.put_file("in/a.bin", bytes(range(256)))
-    seen = ran(env, "open('b.bin', 'wb').write(open('in/a.bin', 'rb').read()[::-1])")
-    assert [file.path for file in seen.files] == ["b.bin"]
-    assert env.get_file("b.bin") == bytes(range(255, -1, -1))
 
 
 ATTEMPTS = (
@@ -215,19 +178,6 @@ def test_more_memory_than_the_container_has_ends_sessions_and_no_server(image: s
             assert ran(client, "1 + 1").result == "2"
     finally:
         docker("rm", "--force", name)
-
-
-def test_threads_are_bounded(env: Any) -> None:
-    code = """
-import threading, time
-threading.stack_size(65536)
-try:
-    for _ in range(2000):
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-except RuntimeError:
-    print('bounded')
-"""
-    assert ran(env, code).stdout == "bounded\n"
 
 
 def test_no_worker_is_left_when_sessions_end(container: str) -> None:

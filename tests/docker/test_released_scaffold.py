@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from released import ROOT, environment, exchange, our_server, scaffold
+from released import ROOT, environment, exchange, our_server, released_server, scaffold
 
 from openenv_core.client import GenericEnvClient
 from openenv_core.providers.docker import Engine, LocalDockerProvider
@@ -69,6 +69,13 @@ def test_what_is_wrong_with_the_folder_is_said(folder: Path) -> None:
     # Its seed decides nothing, its episodes never end, and it never says so.
     assert set(failed) >= {"different_seeds_differ", "episode_ends", "dockerfile_user"}
     assert "seed" in failed["different_seeds_differ"]["change"]
+
+
+def test_a_server_of_the_released_package_is_validated(folder: Path) -> None:
+    with released_server(VERSION, "walk_env.server.app:app", folder.parent) as url:
+        failed = findings(url, "--level", "static", "--level", "runtime")
+    assert "episode_ends" in failed
+    assert "observations_follow_schema" not in failed
 
 
 @pytest.mark.docker

@@ -106,6 +106,7 @@ def no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_tree")
+@pytest.mark.slow
 def test_what_came_from_a_folder_is_packed_into_a_wheel_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

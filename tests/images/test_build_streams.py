@@ -149,10 +149,7 @@ def test_on_a_terminal_one_line_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     stream = Terminal()
     with shown(stream=stream) as tell:
-        for event in events():
-            tell(event)
-            tell(Cached()) if event == Step(1, 2, "FROM a") else None
-    said = stream.getvalue()
-    assert "\x1b[" in said  # the line that moves
-    assert "[1/2] FROM a  cached" in said
-    assert "[2/2] RUN x \\ y  0.0 s" in said
+        tell(Step(1, 2, "FROM a"))
+        tell(Cached())
+    assert "\x1b[" in stream.getvalue()  # the line that moves
+    assert "[1/2] FROM a  cached" in stream.getvalue()

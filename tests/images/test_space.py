@@ -199,6 +199,7 @@ def dice(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_a_space_is_made_and_filled_and_what_is_no_more_goes(dice: Path, tmp_path: Path) -> None:
     with fake_hub() as hub:
         hub.files = {"old.py": b"x", "README.md": b"y"}

@@ -128,6 +128,7 @@ def test_a_stop_during_the_wait_fails_the_start() -> None:
         provider.start()
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_container_s_server_brings_its_token() -> None:
     variables = {"ROPEWALK_TOKENS": "a-token-of-good-length"}
     with LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars=variables) as server:
@@ -138,29 +139,6 @@ def test_the_wait_for_a_container_s_server_brings_its_token() -> None:
             url=server.url, options=ContainerOptions(env_vars=variables), output=str
         )
         provider.wait_for_ready(server.url, timeout_s=PATIENCE_S)
-
-
-def test_a_container_that_is_stopped_while_its_server_is_waited_for_has_not_started() -> None:
-    provider: Any = LocalDockerProvider()
-    asked = threading.Event()
-
-    class Stopping:
-        url = "http://127.0.0.1:9"
-
-        @property
-        def options(self) -> ContainerOptions:
-            asked.set()
-            provider._provider = None  # as stop_container() in another thread
-            return ContainerOptions()
-
-        def output(self) -> str:
-            return "said"
-
-    provider._provider = Stopping()
-    with pytest.raises(ServerStartFailed, match="to be healthy within") as told:
-        provider.wait_for_ready("http://127.0.0.1:9", timeout_s=0.3)
-    assert asked.is_set()
-    assert told.value.output == "said"
 
 
 def test_a_start_that_begins_after_the_stop_was_said_hears_of_it() -> None:

@@ -108,15 +108,6 @@ BUGS = [
         {"random.Random(seed)": 'random.Random(hash(f"deal {seed}"))'},
     ),
     Bug(
-        "memory_by_value",
-        "What a guess may be decides how much memory it takes.",
-        "valid_actions_are_survived",
-        {
-            "        self._guesses.append(": "        _seen = [False] * action.number\n"
-            "        self._guesses.append(",
-        },
-    ),
-    Bug(
         "memory_leak",
         "Every episode leaves four kilobytes in a list of the module.",
         "memory_stays_level",
@@ -133,16 +124,6 @@ BUGS = [
         {
             "import random\n": "import random\nimport sys\n",
             "self._random.randint(1, 100)": 'self._random.randint(1, 100 if "uvicorn" in sys.modules else 10)',
-        },
-    ),
-    Bug(
-        "remembered_by_module",
-        "What a turn brings was drawn by whichever episode of the process came to it first.",
-        "same_seed_in_another_process",
-        {
-            "GUESSES = 7\n": "GUESSES = 7\nDRAWN: dict[int, int] = {}\n",
-            "parity=self._random.randint(0, 1)": "parity=DRAWN.setdefault("
-            "len(self._guesses), self._random.randint(0, 1))",
         },
     ),
     Bug(
@@ -211,17 +192,6 @@ BUGS = [
         "Every episode is that of one seed.",
         "different_seeds_differ",
         {"random.Random(seed)": "random.Random(7)"},
-    ),
-    Bug(
-        "shared_by_class",
-        "The hidden number belongs to the class, so that one session's reset hides another's anew.",
-        "sessions_are_separate",
-        {
-            "        self._number = self._random": "        GuessEnvironment._number = self._random",
-            "        self._number = 0\n": "",
-            "    DETERMINISTIC = True\n": "    DETERMINISTIC = True\n    _number = 0\n",
-        },
-        also_skipped=frozenset(["sessions_at_once"]),
     ),
     Bug(
         "shared_list",

@@ -104,19 +104,6 @@ class Hostile(Environment[Attempt, Outcome, State]):
         os.chown(path, 1234, 1234)
         return "changed"
 
-    def _work(self, action: Attempt) -> str:
-        """Use the CPU for so many milliseconds by the clock; tell how much of it was had."""
-        begin, used = time.monotonic(), time.process_time()
-        while time.monotonic() - begin < action.amount / 1000:
-            pass
-        return str((time.process_time() - used) / (time.monotonic() - begin))
-
-    def _say(self, action: Attempt) -> str:
-        """Print some MiB."""
-        for _ in range(action.amount):
-            os.write(1, b"x" * (MIB - 1) + b"\n")
-        return "said"
-
     def _variable(self, action: Attempt) -> str:
         return os.environ.get(action.text, "")
 
