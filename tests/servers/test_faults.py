@@ -15,7 +15,7 @@ from openenv_core.protocol.requests import RequestDecoder, validate
 
 PAGE = 100_000
 KEYS = ",".join(f'"{number}":1' for number in range(50_000))
-LONG = "x" * 1_000_000
+LONG = "x" * 500_000
 
 
 def filled(pattern: str) -> str:
@@ -93,9 +93,8 @@ def test_a_place_is_told_as_far_as_somebody_reads_it() -> None:
 
 def test_few_faults_of_which_each_would_repeat_the_whole_frame_are_counted_only() -> None:
     faults = ",".join(f'"{number}":"x"' for number in range(8))
-    frame = filled('{"type":"step","data":{"deep":{"inner":{"LONG":{"inner":{FAULTS}}}}}}').replace(
-        "FAULTS", faults
-    )
+    key = "x" * 3_000_000
+    frame = f'{{"type":"step","data":{{"deep":{{"inner":{{"{key}":{{"inner":{{{faults}}}}}}}}}}}}}'
     with pytest.raises(Refusal) as caught:
         RequestDecoder(Nested).frame(frame)
     assert [fault["type"] for fault in caught.value.extra["errors"]] == ["too_many_faults"]

@@ -1,32 +1,25 @@
-"""Whose a session is, how many one caller may have, and when one that nobody uses ends."""
+"""Whose a session is, how many one caller may have, when an idle one ends, and how a server that stops ends all."""
 
 import asyncio
+import json
 import logging
 from typing import Any
 
 import pytest
 from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, SlowBlocking
-from serving import ask, eventually, opened, request, rpc, serving, socket_to
+from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
+from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
 from openenv_core import ConfigurationError
 from openenv_core.protocol.codes import Refusal
 from openenv_core.types import ConcurrencyConfig
 from servers import create_app
-from servers.app import EnvironmentApp
 from servers.execution import Executor
 from servers.sessions import LocalSlots, SessionTable, reaper
 from servers.settings import ServerSettings
 
-HEADER = "X-OpenEnv-Session"
-STEP = {"type": "step", "data": {"amount": 2}}
 TOKENS = ("a" * 32, "b" * 32)
 A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
-
-
-def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
-    app = create_app(env, Add, Count, max_concurrent_envs=cap)
-    app.configure(ServerSettings(**settings))
-    return app
 
 
 # Owners
@@ -41,14 +34,13 @@ async def test_another_callers_session_is_as_good_as_none() -> None:
             assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
             reply = await rpc(address, "tools/list", {"session_id": name}, **B)
             assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
-            for method, path in (("POST", "/step"), ("GET", "/state")):
-                body = {"action": {"amount": 1}} if path == "/step" else None
+            for method, path, body in (("POST", "/step", action()), ("GET", "/state", None)):
                 reply = await request(address, method, path, body, {**B, HEADER: name})
                 assert reply.status_code == 404
             async with socket_to(address, f"?session_id={name}", additional_headers=B) as ws:
                 assert f"Unknown session_id: {name}" in str(await ws.recv())
         async with socket_to(address, f"?session_id={session}", additional_headers=A) as ws:
-            assert (await ask(ws, STEP))["type"] == "observation"
+            assert (await ask(ws, step()))["type"] == "observation"
 
 
 async def test_two_callers_may_choose_the_same_id() -> None:
@@ -138,9 +130,7 @@ async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pyte
             (standing,) = (session for session in app.sessions.standing if session.id == attached)
             await eventually(lambda: standing.attached)
             await request(address, "POST", "/reset", None, {HEADER: "busy"})
-            call = asyncio.create_task(
-                request(address, "POST", "/step", {"action": {"amount": 1}}, {HEADER: "busy"})
-            )
+            call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "busy"}))
             await eventually(env.entered.is_set)
             app.sessions._reaper._idle_s = 0.1  # from when all of them stand, however long that took
             await eventually(lambda: ("", lonely) not in app.sessions._sessions)
@@ -152,25 +142,16 @@ async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pyte
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_what_was_never_used_goes_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_was_never_used_goes_sooner_and_its_slot_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reaper, "UNUSED_S", 0.1)
-    app = app_of(Counter, idle_timeout_s=600)
+    app = app_of(Counter, cap=2, idle_timeout_s=600)
     async with serving(app) as address:
         await opened(address)
         await request(address, "POST", "/reset", None, {HEADER: "used"})
         await eventually(lambda: app.sessions.active == 1)
         assert (await request(address, "GET", "/state", headers={HEADER: "used"})).status_code == 200
-
-
-async def test_sessions_opened_and_left_do_not_fill_a_server_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reaper, "UNUSED_S", 0.1)
-    app = app_of(Counter, cap=2)
-    async with serving(app) as address:
-        await opened(address)
-        await opened(address)
-        await eventually(lambda: app.sessions.active == 0)
         await opened(address)
 
 
@@ -205,6 +186,74 @@ async def test_stopping_the_server_closes_what_stands() -> None:
     async with serving(app) as address:
         await opened(address)
     assert Closing.closed == 2
+
+
+# A server that stops
+
+
+@EVERY_WAY
+async def test_draining_closes_idle_sockets_and_lets_nobody_in(env: type[Counter]) -> None:
+    app = app_of(env)
+    async with serving(app) as address:
+        session = await opened(address)
+        await opened(address)
+        async with (
+            socket_to(address) as ws,
+            socket_to(address, f"?session_id={session}") as attached,
+            socket_to(address, path="/mcp") as mcp,
+        ):
+            for connection in (ws, attached):
+                assert (await ask(connection, STATE))["type"] == "state"
+            await ask(mcp, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+            drained = asyncio.create_task(app.drain(60))
+            for connection in (ws, attached, mcp):
+                assert await closing_of(connection) == 1001
+            await drained
+        assert app.sessions.active == 0
+        assert not app.sessions._sessions
+        async with socket_to(address) as late:
+            assert json.loads(await late.recv())["data"]["code"] == "CAPACITY_REACHED"
+            assert await closing_of(late) == 1000
+        assert (await request(address, "POST", "/reset")).status_code == 503
+        assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
+    async with serving(app) as address:  # an app may be served again
+        assert (await request(address, "POST", "/reset")).status_code == 200
+
+
+async def test_draining_lets_a_step_under_way_be_answered() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        await request(address, "POST", "/reset", None, {HEADER: "a"})
+        call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "a"}))
+        await eventually(lambda: env.stepping == 1)
+        async with socket_to(address) as ws:
+            await ws.send(json.dumps(step()))
+            await ws.send(json.dumps(step()))  # one too many: it came before its turn
+            await eventually(lambda: env.stepping == 2)
+            drained = asyncio.create_task(app.drain(60))
+            assert not drained.done()
+            env.release.set()
+            assert json.loads(await ws.recv())["type"] == "observation"
+            assert await closing_of(ws) == 1001
+        assert (await call).status_code == 200
+        await drained
+        assert (env.closed, app.sessions.active) == (2, 0)
+
+
+async def test_draining_returns_at_its_deadline() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address, socket_to(address) as ws:
+        await request(address, "POST", "/reset", None, {HEADER: "a"})
+        call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "a"}))
+        await ws.send(json.dumps(step()))
+        await eventually(lambda: env.stepping == 2)
+        await asyncio.wait_for(app.drain(0.2), 20)
+        assert (await call).status_code == 404  # its session has been ended
+        assert app.sessions.active == 1  # the socket's; it goes with the server
+    env.release.set()
+    await eventually(lambda: app.sessions.active == 0)
 
 
 # Settings

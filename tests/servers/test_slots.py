@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter, SlowBlocking
+from server_apps import app_of, step
 from serving import eventually, serving, socket_to
 from websockets.exceptions import ConnectionClosed
 
-from servers import create_app
 from servers.execution import Executor
 from servers.sessions import SessionTable
 from servers.threads import Call
 
-CLIENTS = 120
+CLIENTS = 60
 AT_ONCE = 12
 
 
@@ -86,12 +86,12 @@ class CountedCloseRaises(Counted):
     [CountedInline, Counted, CountedAsync, CountedMixed, CountedSolitary, CountedCloseRaises],
     ids=lambda kind: kind.__name__,
 )
-async def test_random_comings_and_goings(kind: type[Counted]) -> None:
+async def test_random_comings_and_goings_leave_nothing_behind(kind: type[Counted]) -> None:
     env = kind.fresh()
     chance = random.Random(4)
     cap = AT_ONCE if env.SUPPORTS_CONCURRENT_SESSIONS else 1
-    app = create_app(env, Add, Count, max_concurrent_envs=cap)
-    table = app.state.sessions
+    app = app_of(env, cap)
+    table = app.sessions
     gate = asyncio.Semaphore(cap + 1)  # some find it full
 
     async def visit() -> None:
@@ -153,11 +153,11 @@ async def test_an_async_close_follows_an_abandoned_step() -> None:
             type(self).closed += 1
 
     env = Mixed.fresh()
-    app = create_app(env, Add, Count)
-    table = app.state.sessions
+    app = app_of(env, cap=1)
+    table = app.sessions
     async with serving(app) as address:
         async with socket_to(address) as ws:
-            await ws.send(json.dumps({"type": "step", "data": {"amount": 1}}))
+            await ws.send(json.dumps(step()))
             await eventually(env.entered.is_set)
             ws.transport.abort()
         await eventually(lambda: table.executor.abandoned == 1)
@@ -190,7 +190,7 @@ async def test_a_factory_that_returns_something_else() -> None:
 @pytest.mark.parametrize("kind", [CountedInline, CountedAsync], ids=lambda kind: kind.__name__)
 async def test_a_client_that_falls_silent_loses_its_slot(kind: type[Counted]) -> None:
     env = kind.fresh()
-    app = create_app(env, Add, Count)
+    app = app_of(env, cap=1)
     async with serving(app, ws_ping_interval=0.1, ws_ping_timeout=0.1) as address, socket_to(address) as ws:
         await eventually(lambda: env.built == 1)
         ws.transport.pause_reading()  # answers no ping, as a machine that has lost its power
