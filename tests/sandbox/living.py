@@ -1,16 +1,42 @@
-"""What lives below a process, and waiting for what nobody tells of."""
+"""What tests of sessions share: codes that are run one after the other, and what lives below a process."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-DEADLINE_S = 20.0
+from openenv_core.sandbox import Execution, Limits, Sandbox, Session
+
+DEADLINE_S = 60.0
+
+
+async def executed(
+    sandbox: Sandbox, *codes: str, limits: Limits | None = None, **more: float
+) -> list[Execution]:
+    """What became of each code, in one session."""
+    session = await sandbox.open(limits or Limits())
+    done = [await session.execute(code, **more) for code in codes]
+    await session.close()
+    return done
+
+
+async def value(session: Session, code: str) -> str | None:
+    """The result of code that ends well."""
+    done = await session.execute(code)
+    assert done.status == "ok", done
+    return done.result
 
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110 - nobody tells of what is looked for
             await asyncio.sleep(0.02)
+
+
+async def zygote_of(sandbox: Sandbox) -> int:
+    """The zygote's pid; the test before may have left none."""
+    await (await sandbox.open()).close()
+    assert sandbox.zygote_pid is not None
+    return sandbox.zygote_pid
 
 
 def children(pid: int) -> list[int]:

@@ -1,13 +1,33 @@
-"""The workspace from outside, with whatever code may have put in there."""
+"""Files of the workspace, with whatever code may have put in there, and of the machine, with what is hidden."""
 
 import hashlib
 from pathlib import Path
 
 import pytest
+from living import executed
 
-from openenv_core.sandbox import FileRefused, Limits, Sandbox
+from openenv_core.sandbox import FileRefused, Isolation, Limits, Sandbox, SandboxConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+OUTSIDE = (
+    "../x",
+    "/etc/passwd",
+    "a/../../x",
+    "",
+    ".",
+    "a\0b",
+    "x" * 300,
+    "/".join("a" * 40),
+    "a\nb",
+    "..",
+    "./..",
+)
+FULL = Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=20.0)
+FILLS = (
+    "import os, time\nfor i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
+)
 
 
 async def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
@@ -33,28 +53,13 @@ async def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
     await session.close()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../x",
-        "/etc/passwd",
-        "a/../../x",
-        "",
-        ".",
-        "a\0b",
-        "x" * 300,
-        "/".join("a" * 40),
-        "a\nb",
-        "..",
-        "./..",
-    ],
-)
-async def test_paths_that_lead_out_are_refused(sandbox: Sandbox, path: str) -> None:
+async def test_paths_that_lead_out_are_refused(sandbox: Sandbox) -> None:
     session = await sandbox.open()
-    with pytest.raises(FileRefused):
-        await session.put_file(path, b"x")
-    with pytest.raises(FileRefused):
-        await session.get_file(path)
+    for path in OUTSIDE:
+        with pytest.raises(FileRefused):
+            await session.put_file(path, b"x")
+        with pytest.raises(FileRefused):
+            await session.get_file(path)
     await session.close()
 
 
@@ -91,25 +96,17 @@ async def test_what_does_not_fit_is_refused(sandbox: Sandbox) -> None:
 
 
 async def test_a_disk_that_runs_full_is_stopped(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=5.0))
-    done = await session.execute(
-        "import time\nfor i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
-    )
+    (done,) = await executed(sandbox, FILLS, limits=FULL)
     if sandbox.isolation == "namespaces":
         assert done.error is not None
         assert "No space left" in done.error.evalue
     else:
         assert (done.status, done.reason) == ("killed", "its files grew beyond 1048576 bytes or 4096 files")
-    await session.close()
 
 
 async def test_no_depth_hides_files_from_the_limit(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=5.0))
-    done = await session.execute(
-        "import os, time\nfor _ in range(100):\n    os.mkdir('d'); os.chdir('d')\n"
-        "for i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
-    )
-    await session.close()
+    deep = "import os\nfor _ in range(100):\n    os.mkdir('d'); os.chdir('d')\n"
+    (done,) = await executed(sandbox, deep + FILLS, limits=FULL)
     assert done.status in ("error", "killed"), done
 
 
@@ -128,3 +125,26 @@ async def test_what_is_nested_protected_and_nameless_is_removed(sandbox: Sandbox
     assert listed == []  # beyond the depth that is looked at
     scratch = sandbox._scratch
     assert scratch is None or [path.name for path in scratch.path.glob("[0-9]*")] == []
+
+
+@pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LSM])
+async def test_hidden_files_and_this_checkout_are_out_of_reach(tmp_path: Path, level: Isolation) -> None:
+    for name in ("shown", "tasks/train", "single"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("canary")
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    hidden = (tmp_path / "tasks", tmp_path / "single")
+    away = [tmp_path / "tasks/train", tmp_path / "single"]
+    # A checkout below a folder that is shown is hidden as well.
+    away += [CHECKOUT / "envs/code_interpreter_env/tasks/train.jsonl", Path(__file__)]
+    config = SandboxConfig(strongest=level, readable=(tmp_path, CHECKOUT), hidden=hidden)
+    async with Sandbox(config) as sandbox:
+        assert sandbox.isolation == level
+        for path in (tmp_path / "shown", CHECKOUT / "pyproject.toml"):
+            (seen,) = await executed(sandbox, f"len(open({str(path)!r}).read())")
+            assert seen.result == str(len(path.read_text())), seen
+        for path in away:
+            assert path.is_file()
+            (done,) = await executed(sandbox, f"open({str(path)!r}).read()")
+            assert done.result in (None, "''"), path  # a file may be there, and be empty

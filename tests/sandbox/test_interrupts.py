@@ -1,13 +1,14 @@
-"""Interrupts: whenever they come, they end what runs, and neither the state nor what runs next."""
+"""Interrupts and time-outs: whenever they come, they end what runs, and neither the state nor what runs next."""
 
 import asyncio
+import select
 import signal
 
 import pytest
+from living import DEADLINE_S
 
-from openenv_core.sandbox import Limits, Sandbox
-from openenv_core.sandbox.results import Execution
-from openenv_core.sandbox.session import Session
+from openenv_core.sandbox import Execution, Limits, Sandbox, Session
+from openenv_core.sandbox.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -16,10 +17,20 @@ PATIENT = Limits(grace_s=20.0)
 ENDLESS = "while True: pass"
 
 
+async def begun(
+    session: Session, code: str, timeout_s: float | None = None
+) -> tuple[Worker, "asyncio.Task[Execution]"]:
+    """Code whose request has just been sent, and who asks for it."""
+    worker = session._worker
+    assert worker is not None
+    running = asyncio.create_task(session.execute(code, timeout_s=timeout_s))
+    await asyncio.sleep(0)
+    return worker, running
+
+
 async def given_up(session: Session, code: str) -> Execution:
     """Interrupted when its request has just been sent."""
-    running = asyncio.create_task(session.execute(code))
-    await asyncio.sleep(0)
+    _, running = await begun(session, code)
     session.interrupt()
     return await running
 
@@ -32,6 +43,11 @@ async def timed_out(sandbox: Sandbox, code: str, then: str) -> tuple[Execution, 
     await session.close()
     assert (done.status, done.state_lost) == ("timeout", False)
     return done, after.result
+
+
+def wait_for(descriptor: int) -> None:
+    """Wait until there is something to read, and keep the loop from reading it: it is late, as one with much to do."""
+    assert select.select([descriptor], [], [], DEADLINE_S)[0]
 
 
 def name_of(done: Execution) -> str | None:
@@ -69,7 +85,7 @@ async def test_one_that_comes_before_the_interpreter_does_is_not_forgotten(sandb
 
 
 async def test_code_that_clears_up_is_not_interrupted_again(sandbox: Sandbox) -> None:
-    code = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.5); cleared = True"
+    code = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.25); cleared = True"
     _, after = await timed_out(sandbox, code, "cleared")
     assert after == "True"
 
@@ -81,8 +97,15 @@ async def test_code_may_interrupt_itself(sandbox: Sandbox) -> None:
     assert after == "2"
 
 
-@pytest.mark.parametrize("snapshot", [False, True])
-@pytest.mark.parametrize("handler", ["signal.default_int_handler", "handle"])
+@pytest.mark.parametrize(
+    ("handler", "snapshot"),
+    [
+        ("handle", False),
+        ("signal.default_int_handler", True),
+        pytest.param("handle", True, marks=pytest.mark.soak),
+        pytest.param("signal.default_int_handler", False, marks=pytest.mark.soak),
+    ],
+)
 async def test_a_handler_of_the_code_s_own_is_there_while_it_runs(
     sandbox: Sandbox, handler: str, snapshot: bool
 ) -> None:
@@ -93,12 +116,7 @@ async def test_a_handler_of_the_code_s_own_is_there_while_it_runs(
     late = await session.execute("import time; time.sleep(60)", timeout_s=0.5)
     after = await session.execute(f"seen, signal.getsignal(signal.SIGINT) is {handler}")
     await session.close()
-    assert (early.status, late.status, early.state_lost, late.state_lost) == (
-        "timeout",
-        "timeout",
-        False,
-        False,
-    )
+    assert [(each.status, each.state_lost) for each in (early, late)] == [("timeout", False)] * 2
     assert after.result == ("(2, True)" if handler == "handle" else "(0, True)")
 
 
@@ -147,15 +165,53 @@ async def test_a_snapshot_outlives_the_end_of_one_that_had_not_begun(sandbox: Sa
     assert after.result == "7"
 
 
-@pytest.mark.parametrize("grace_s", [0.0, 20.0])
+@pytest.mark.parametrize("grace_s", [pytest.param(0.0, marks=pytest.mark.soak), 20.0])
 async def test_one_that_the_head_got_is_passed_on_to_its_fork(sandbox: Sandbox, grace_s: float) -> None:
     session = await sandbox.open(Limits(grace_s=grace_s), snapshot=True)
     # The fork does not tell at once that it is there.
     await session.execute(
-        "x = 7\nimport os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.5))"
+        "x = 7\nimport os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.4))"
     )
     done = await session.execute(ENDLESS, timeout_s=0.2)
     after = await session.execute("x")
     await session.close()
     assert (done.status, done.state_lost, after.result) == ("timeout", False, "7")
     assert name_of(done) == ("KeyboardInterrupt" if grace_s else None)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_an_answer_that_is_there_is_no_time_out(sandbox: Sandbox, seen: bool) -> None:
+    session = await sandbox.open()
+    worker, running = await begun(session, "1 + 1", timeout_s=0.0 if seen else None)
+    wait_for(worker.control.fileno())
+    if not seen:  # a loop that looks at its clock first
+        worker.stop("timeout")
+    done, after = await running, await session.execute("3")
+    await session.close()
+    assert (done.status, done.result, after.result) == ("ok", "2", "3")
+
+
+async def test_whoever_has_heeded_the_interrupt_is_not_killed(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=0.001))
+    worker, running = await begun(session, "import time\nx = 1\nprint('runs', flush=True)\ntime.sleep(60)")
+    wait_for(worker._stdout._descriptor)
+    worker.stop("timeout")
+    overdue = asyncio.get_running_loop().time() + 0.01
+    wait_for(worker.control.fileno())
+    while asyncio.get_running_loop().time() < overdue:
+        pass
+    done, after = await running, await session.execute("x")
+    await session.close()
+    assert (done.status, done.state_lost) == ("timeout", False)
+    assert (after.status, after.result) == ("ok", "1")
+
+
+async def test_a_kill_that_crosses_with_the_answer_is_told_with_it(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    worker, running = await begun(session, "1")
+    wait_for(worker.control.fileno())
+    worker.kill()
+    done, after = await running, await session.execute("2")
+    await session.close()
+    assert (done.status, done.state_lost) == ("killed", True)
+    assert (after.status, after.result) == ("ok", "2")

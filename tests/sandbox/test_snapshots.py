@@ -1,19 +1,20 @@
-"""Sessions that keep the state of before a kill, and branch."""
+"""Sessions that keep the state of before a kill, and branch; nothing is left of a family when all of it have ended."""
 
 import asyncio
+import os
+import signal
 
 import pytest
+from living import DEADLINE_S, descendants, until, value, zygote_of
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Limits, Sandbox, Session
+from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailable, snapshots
+from openenv_core.sandbox.kernel.identity import session_uid
+from openenv_core.sandbox.worker import STILL_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-
-async def value(session: Session, code: str) -> str | None:
-    done = await session.execute(code)
-    assert done.status == "ok", done
-    return done.result
+ENDS_ITS_STATE = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(1)"
 
 
 @pytest.mark.parametrize(
@@ -71,4 +72,133 @@ async def test_a_session_without_snapshots_does_not_branch(sandbox: Sandbox) -> 
     session = await sandbox.open()
     with pytest.raises(ConfigurationError, match="snapshot=True"):
         await session.fork(2)
+    await session.close()
+
+
+async def test_the_first_may_end_before_its_branches(sandbox: Sandbox) -> None:
+    first = await sandbox.open(snapshot=True)
+    await first.execute("x = 1")
+    (branch,) = await first.fork(1)
+    done = await asyncio.wait_for(first.execute(ENDS_ITS_STATE), DEADLINE_S)
+    assert (done.status, done.state_lost) == ("killed", True)
+    assert await value(first, "'x' in dir()") == "False"
+    assert await value(branch, "x") == "1"
+    await first.close()
+    assert await value(branch, "x") == "1"
+    await branch.close()
+
+
+async def test_the_end_of_the_zygote_is_told_to_branches_as_well(sandbox: Sandbox) -> None:
+    first = await sandbox.open(snapshot=True)
+    branches = await first.fork(2)
+    zygote = sandbox.zygote_pid
+    assert zygote is not None
+    os.kill(zygote, signal.SIGKILL)
+    for session in (first, *branches):
+        await until(lambda session=session: not session.alive)
+        told, after = await session.execute("1"), await session.execute("2")
+        assert (told.status, told.state_lost) == ("sandbox_error", True), told
+        assert after.result == "2"
+        await session.close()
+
+
+async def test_whoever_ends_the_interpreter_when_nothing_runs_is_told_so(sandbox: Sandbox) -> None:
+    session = await sandbox.open(snapshot=True)
+    # Long after the answer: what code has forked is not stopped with it.
+    late = f"time.sleep({2 * STILL_S}); os.kill(os.getppid(), signal.SIGKILL); os._exit(0)"
+    assert await value(session, f"import os, signal, time\nif not os.fork():\n    {late}") is None
+    await until(lambda: not session.alive)
+    told, after = await session.execute("1"), await session.execute("2")
+    assert (told.status, told.state_lost) == ("killed", True), told
+    assert after.result == "2"
+    await session.close()
+
+
+@pytest.mark.skipif(session_uid(0) is None, reason="sessions have no users of their own here")
+async def test_nobody_is_given_the_user_of_a_family_that_lives(sandbox: Sandbox) -> None:
+    user = "import os; os.getuid()"
+    first = await sandbox.open(snapshot=True)
+    (branch,) = await first.fork(1)
+    await first.close()
+    other = await sandbox.open()
+    assert await value(other, user) != await value(branch, user)
+    await branch.close()
+    another = await sandbox.open()  # by now there is one to be had again
+    assert len({await value(session, user) for session in (other, another)}) == 2
+    await other.close()
+    await another.close()
+    assert sandbox._slots == set()
+
+
+@pytest.mark.parametrize("by", ["cancel", "close"])
+async def test_a_fork_that_is_broken_off_leaves_nothing(sandbox: Sandbox, by: str) -> None:
+    zygote = await zygote_of(sandbox)
+    processes, descriptors = descendants(zygote), len(os.listdir("/proc/self/fd"))
+    for milliseconds in range(0, 20, 4):
+        session = await sandbox.open(snapshot=True)
+        await session.put_file("f", b"x")
+        forking = asyncio.create_task(session.fork(3))
+        await asyncio.sleep(milliseconds / 1000)
+        if by == "cancel":
+            forking.cancel()
+            (made,) = await asyncio.gather(forking, return_exceptions=True)
+            assert await value(session, "open('f').read()") == "'x'"
+            await session.close()
+        else:
+            await session.close()
+            (made,) = await asyncio.gather(forking, return_exceptions=True)
+        if isinstance(made, list):  # it was quicker
+            await asyncio.gather(*(branch.close() for branch in made))
+    assert (sandbox.sessions, sandbox._slots) == (0, set())
+    await until(lambda: descendants(zygote) == processes)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+async def test_a_fork_that_is_given_up_while_something_runs_waits_for_nothing(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=20.0), snapshot=True)
+    await session.execute("x = 1")
+    running = asyncio.create_task(session.execute("open('begun', 'w').close()\nimport time; time.sleep(60)"))
+    workspace = session._workspace
+    assert workspace is not None
+    await until(lambda: any(file.path == "begun" for file in workspace.list()))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await session.fork(2)
+    assert not running.done()
+    assert sandbox.sessions == 1
+    session.interrupt()
+    done = await running
+    assert done.error is not None
+    assert done.error.ename == "KeyboardInterrupt"
+    await session.close()
+
+
+async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await sandbox.open(snapshot=True)
+    await session.execute("x = 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "BRANCH_S", 0.0)
+        with pytest.raises(SandboxUnavailable, match="expected a branch"):
+            await session.fork(1)
+    lost = await session.execute("x")
+    assert (lost.status, lost.state_lost) == ("sandbox_error", True)
+    assert await value(session, "'x' in globals()") == "False"
+    await session.close()
+
+
+async def test_an_interrupt_while_it_branches_ends_nothing(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(grace_s=0.0), snapshot=True)
+    await session.execute("x = 1")
+    worker = session._worker
+    assert worker is not None
+    forking = asyncio.create_task(session.fork(1))
+    while worker._answered is None:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0)
+    session.interrupt()
+    (branch,) = await forking
+    assert await value(session, "import time; time.sleep(0.1); x") == "1"
+    assert await value(branch, "x") == "1"
+    await branch.close()
     await session.close()

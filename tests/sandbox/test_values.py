@@ -17,27 +17,9 @@ class Colour(IntEnum):
 
 Point = namedtuple("Point", "x y")
 
-ROUND_TRIPS: list[Any] = [
-    None,
-    True,
-    0,
-    -5,
-    2**63 - 1,
-    -(2**63),
-    2**63,
-    -(2**4000),
-    1.5,
-    -0.0,
-    1e308,
-    math.inf,
-    -math.inf,
-    "",
-    'text with "quotes", \n, é and \U0001f600',
-    "\ud800 alone",
-    b"",
-    b"\x00\xff",
-    1 + 2j,
-    complex(-0.0, math.inf),
+NUMBERS = [0, -5, 2**63 - 1, -(2**63), 2**63, -(2**4000), 1.5, -0.0, 1e308, math.inf, -math.inf, 1 + 2j]
+TEXTS = ["", 'text with "quotes", \n, é and \U0001f600', "\ud800 alone", b"", b"\x00\xff"]
+LISTS = [
     [],
     [1, 2, 3],
     [1, 2**70],
@@ -46,12 +28,10 @@ ROUND_TRIPS: list[Any] = [
     ["a", "b"],
     [[[]], [1, ["a"]]],
     (),
-    (1,),
     ((1, 2), [3]),
-    set(),
-    {1, "a", (2, 3)},
-    frozenset({1, 2}),
-    {frozenset({1}), frozenset()},
+]
+SETS = [set(), {1, "a", (2, 3)}, frozenset({1, 2}), {frozenset({1}), frozenset()}]
+DICTS = [
     {},
     {"a": 1, "b": [2]},
     {1: "one", (1, 2): "pair", None: 0},
@@ -61,39 +41,25 @@ ROUND_TRIPS: list[Any] = [
 ]
 
 
-def same(left: Any, right: Any) -> bool:
-    return repr(left) == repr(right) if not isinstance(left, set | frozenset) else left == right
+def test_a_value_comes_back_as_it_was() -> None:
+    for value in (None, True, complex(-0.0, math.inf), *NUMBERS, *TEXTS, *LISTS, *SETS, *DICTS):
+        for back in (loads(dumps(value)), decode(json.loads(json.dumps(encode(value))))):
+            assert type(back) is type(value)
+            assert back == value if isinstance(value, set | frozenset) else repr(back) == repr(value)
 
 
-# By type: what a set looks like is another matter in every process that collects these.
-@pytest.mark.parametrize("value", ROUND_TRIPS, ids=lambda value: type(value).__name__)
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
-    back = loads(dumps(value))
-    assert type(back) is type(value)
-    assert same(back, value)
-    assert same(decode(json.loads(json.dumps(encode(value)))), value)
-
-
-def test_not_a_number_comes_back() -> None:
+def test_not_a_number_comes_back_and_all_is_ascii_json_without_constants() -> None:
+    assert dumps([math.nan, "é", {1}]) == b'[{"$float":"nan"},"\\u00e9",{"$set":[1]}]'
     back = loads(dumps([math.nan, complex(math.nan, 1)]))
     assert math.isnan(back[0])
     assert math.isnan(back[1].real)
 
 
-def test_what_is_written_is_plain_ascii_json_without_constants() -> None:
-    text = dumps([math.nan, "é", {1}]).decode("ascii")
-    assert text == '[{"$float":"nan"},"\\u00e9",{"$set":[1]}]'
-
-
-@pytest.mark.parametrize(
-    "value",
-    [Counter("aab"), OrderedDict(a=2, b=1), defaultdict(int, {"a": 2, "b": 1})],
-    ids=lambda v: type(v),
-)
-def test_the_dicts_of_the_standard_library_arrive_as_dicts(value: dict[str, int]) -> None:
-    back = loads(dumps(value))
-    assert type(back) is dict
-    assert back == {"a": 2, "b": 1}
+def test_the_dicts_of_the_standard_library_arrive_as_dicts() -> None:
+    for value in (Counter("aab"), OrderedDict(a=2, b=1), defaultdict(int, {"a": 2, "b": 1})):
+        back = loads(dumps(value))
+        assert type(back) is dict
+        assert back == {"a": 2, "b": 1}
 
 
 def touched(*_: Any, **__: Any) -> Any:
@@ -134,19 +100,15 @@ NOT_PLAIN: dict[str, Callable[[], Any]] = {
 }
 
 
+NAMED = {"metaclass": "got an instance of 'Meta'", "namedtuple": "got an instance of 'Point'"}
+
+
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_what_is_no_plain_value_is_refused_without_asking_it(name: str) -> None:
     value = NOT_PLAIN[name]()
     for holder in (value, [value], [1, value], {"key": value}, (value,), [[1], {1: value}]):
-        with pytest.raises(NotPlain, match="got an instance of"):
+        with pytest.raises(NotPlain, match=NAMED.get(name, "got an instance of")):
             dumps(holder)
-
-
-def test_a_refusal_names_the_type() -> None:
-    with pytest.raises(NotPlain, match="'Point'"):
-        dumps(Point(1, 2))
-    with pytest.raises(NotPlain, match="'Meta'"):
-        dumps(Metaclass("Meta", (), {})())
 
 
 def test_a_counter_with_replaced_methods_is_read_by_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,36 +160,17 @@ def test_each_container_takes_one_level_in_and_out(levels: int) -> None:
             loads(data, max_depth=levels - 1)
 
 
-def test_a_value_within_itself_is_refused() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    with pytest.raises(NotPlain, match="nested"):
-        dumps(loop)
+LONG = ["a" * 2000, [0] * 2000, ["ab"] * 1000, [1.5] * 1000, [None] * 1000, {str(n): n for n in range(500)}]
+LONG += [{n: n for n in range(300)}, b"a" * 2000, 2**9000, tuple(range(1000)), "\U0001f600" * 300]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "a" * 2000,
-        [0] * 2000,
-        ["ab"] * 1000,
-        [1.5] * 1000,
-        [None] * 1000,
-        {str(n): n for n in range(500)},
-        {n: n for n in range(300)},
-        b"a" * 2000,
-        2**9000,
-        tuple(range(1000)),
-        "\U0001f600" * 300,
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_size_is_bounded(value: Any) -> None:
-    assert len(dumps(value)) > 1000
-    with pytest.raises(NotPlain, match="1000 bytes"):
-        dumps(value, max_bytes=1000)
-    with pytest.raises(NotPlain, match="1000 bytes"):
-        loads(dumps(value), max_bytes=1000)
+def test_size_is_bounded() -> None:
+    for value in LONG:
+        data = dumps(value)
+        assert len(data) > 1000
+        for function, argument in ((dumps, value), (loads, data)):
+            with pytest.raises(NotPlain, match="1000 bytes"):
+                function(argument, max_bytes=1000)
 
 
 def test_a_small_value_that_unfolds_into_a_huge_one_is_refused_soon() -> None:
@@ -238,44 +181,41 @@ def test_a_small_value_that_unfolds_into_a_huge_one_is_refused_soon() -> None:
         dumps(value, max_bytes=100_000)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "nul",
-        "\xff",
-        "[1",
-        '{"$unknown": 1}',
-        '{"$tuple": 1}',
-        '{"$tuple": {"0": 1}}',
-        '{"$set": [[1]]}',
-        '{"$set": "ab"}',
-        '{"$frozenset": [{}]}',
-        '{"$dict": [[1]]}',
-        '{"$dict": [[1, 2, 3]]}',
-        '{"$dict": [[[], 2]]}',
-        '{"$dict": {"a": 1}}',
-        '{"$dict": ["ab"]}',
-        '{"$int": 1}',
-        '{"$int": "0x1"}',
-        '{"$int": "1_0"}',
-        '{"$int": " 1"}',
-        '{"$int": "--1"}',
-        '{"$int": ""}',
-        '{"$float": "1.5"}',
-        '{"$float": 1.5}',
-        '{"$float": []}',
-        '{"$complex": [1, 2]}',
-        '{"$complex": [1.0]}',
-        '{"$complex": [1.0, "a"]}',
-        '{"$bytes": "?"}',
-        '{"$bytes": 1}',
-        "1" * 5000,
-    ],
-)
-def test_forged_json_is_refused(text: str) -> None:
-    with pytest.raises(NotPlain):
-        loads(text.encode("latin-1"))
+FORGED = r"""
+nul
+[1
+{"$unknown": 1}
+{"$tuple": 1}
+{"$tuple": {"0": 1}}
+{"$set": [[1]]}
+{"$set": "ab"}
+{"$frozenset": [{}]}
+{"$dict": [[1]]}
+{"$dict": [[1, 2, 3]]}
+{"$dict": [[[], 2]]}
+{"$dict": {"a": 1}}
+{"$dict": ["ab"]}
+{"$int": 1}
+{"$int": "0x1"}
+{"$int": "1_0"}
+{"$int": " 1"}
+{"$int": "--1"}
+{"$int": ""}
+{"$float": "1.5"}
+{"$float": 1.5}
+{"$float": []}
+{"$complex": [1, 2]}
+{"$complex": [1.0]}
+{"$complex": [1.0, "a"]}
+{"$bytes": "?"}
+{"$bytes": 1}
+"""
+
+
+def test_forged_json_is_refused() -> None:
+    for text in (*FORGED.strip().splitlines(), "", "\xff", "1" * 5000):
+        with pytest.raises(NotPlain):
+            loads(text.encode("latin-1"))
 
 
 def test_numbers_that_were_made_to_collide_are_refused() -> None:

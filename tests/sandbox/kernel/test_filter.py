@@ -25,28 +25,10 @@ POLICIES = {
 }
 
 # Those whose verdict depends on arguments, in one policy or another.
-JUDGED = set(
-    [
-        "clone",
-        "fcntl",
-        "futex",
-        "getsockopt",
-        "ioctl",
-        "kill",
-        "madvise",
-        "prctl",
-        "prlimit64",
-        "recvfrom",
-        "recvmsg",
-        "sched_setaffinity",
-        "sendto",
-        "setpriority",
-        "setsockopt",
-        "socketpair",
-        "tgkill",
-        "tkill",
-    ]
-)
+JUDGED = """
+clone fcntl futex getsockopt ioctl kill madvise prctl prlimit64 recvfrom recvmsg sched_setaffinity sendto setpriority
+setsockopt socketpair tgkill tkill
+"""
 
 # Spelled out here, so that no slip in the allow-list lets one of them in.
 NEVER = """
@@ -107,7 +89,7 @@ def expected_verdicts(policy: Policy, architecture: Architecture) -> Iterator[tu
         name = names.get(number)
         if name in allowed:
             yield number, ALLOW
-        elif name in JUDGED:
+        elif name in JUDGED.split():
             continue
         elif name is None or name in ABSENT or number >= 449:
             yield number, ENOSYS
