@@ -1,16 +1,16 @@
-"""The family of programming tasks: what is asked, what is right, what is held out, who may see it."""
+"""The family of programming tasks: what is asked, what is right, what is held out, what a small model is told."""
 
 import asyncio
 import random
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from envs.code_interpreter_env import CodeInterpreterObservation
 from envs.code_interpreter_env.grading import public_view
-from examples.grpo_code import family
+from examples.grpo_code import family, world
 from examples.grpo_code.family import (
     CHANGES,
     ENDS,
@@ -20,14 +20,24 @@ from examples.grpo_code.family import (
     make_task,
     solution,
     source_of,
-    told_apart,
 )
+from examples.grpo_code.task import CodeTask
 from examples.grpo_code.world import CodeFamilyEnvironment
+from openenv_core import StepResult
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
-from openenv_core.tools import CallToolAction, CallToolObservation
+from openenv_core.tools import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+    ToolError,
+    ToolErrorType,
+)
+from rl_bridge.config import load_config, resolve
 from rl_bridge.rollout.seeds import TRAINING_SEEDS
 
-NUMBERS = range(150)
+NUMBERS = range(50)
 
 
 def run(source: str, numbers: list[int]) -> Any:
@@ -41,21 +51,16 @@ def test_the_source_of_each_step_does_what_the_answers_are_worked_out_by() -> No
         [],
         [0],
         [-3, 4, 4, 7, -8, 11],
-        *([random.Random(n).randint(-20, 20) for _ in range(9)] for n in range(9)),
+        *([random.Random(n).randint(-20, 20) for _ in range(9)] for n in range(4)),
     ]
     for step in CHANGES:
         for end in ENDS:
-            for k in range(2, 10):
+            for k in (2, 3, 9):
                 program = Program(((step, k), (CHANGES[-1], 2)), end)
                 for numbers in lists:
                     before = list(numbers)
                     assert run(source_of(program), numbers) == program(numbers), source_of(program)
                     assert numbers == before
-
-
-def test_no_two_steps_are_asked_for_in_the_same_words() -> None:
-    said = [words for step in (*CHANGES, *ENDS) for words in step.says]
-    assert len(said) == len(set(said))
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -69,6 +74,12 @@ def test_the_solver_reads_the_program_out_of_the_prompt(held_out: bool) -> None:
         assert task.prompt.endswith(f" is {shown.expected}.")
         for case in (shown, *task.hidden):
             assert run(solution(task.prompt), case.args[0]) == case.expected
+        told = str(public_view(task))
+        assert [] in [case.args[0] for case in task.hidden]
+        assert all(str(case.args[0]) not in told for case in task.hidden if case.args[0])
+    assert make_task(7, held_out=held_out) == make_task(7, held_out=held_out)
+    with pytest.raises(ValueError, match="of the family"):
+        solution("Write f(xs) for a list of integers. Dance. Example: f([]) is 0.")
 
 
 def test_programs_of_held_out_tasks_are_never_asked_for_in_training() -> None:
@@ -77,20 +88,6 @@ def test_programs_of_held_out_tasks_are_never_asked_for_in_training() -> None:
     )
     assert not training & held_out
     assert min(len(training), len(held_out)) > 0.9 * len(NUMBERS)
-
-
-def test_a_number_is_a_task() -> None:
-    assert make_task(7, held_out=False) == make_task(7, held_out=False)
-    assert make_task(7, held_out=False).prompt != make_task(8, held_out=False).prompt
-    assert make_task(7, held_out=False).prompt != make_task(7, held_out=True).prompt
-
-
-def test_hidden_cases_are_hidden() -> None:
-    for number in NUMBERS:
-        task = make_task(number, held_out=False)
-        told = str(public_view(task))
-        assert [] in [case.args[0] for case in task.hidden]
-        assert all(str(case.args[0]) not in told for case in task.hidden if case.args[0])
 
 
 def passes(program: Program, number: int) -> bool:
@@ -110,56 +107,6 @@ def test_what_does_not_do_what_is_asked_does_not_pass() -> None:
         # The list itself, its sum, its length, its largest: without a step of what is asked.
         shortcuts += sum(passes(Program((), end), number) for end in ENDS)
     assert shortcuts == 0
-
-
-def test_one_step_in_the_place_of_another_is_nearly_always_seen() -> None:
-    rng = random.Random(0)
-    passed = 0
-    for number in NUMBERS:
-        steps = list(draw(number, held_out=True).program.steps)
-        place = rng.randrange(len(steps))
-        others = [step for step in CHANGES if step is not steps[place][0]]
-        steps[place] = (rng.choice(others), steps[place][1])
-        passed += passes(Program(tuple(steps), draw(number, held_out=True).program.end), number)
-    # Some of them are the same program: to square and to negate leaves no more odd numbers than to square.
-    assert passed < 0.03 * len(NUMBERS)
-
-
-def test_lists_that_tell_nothing_apart_are_drawn_anew() -> None:
-    even, backwards, keep = CHANGES[0], CHANGES[11], ENDS[0]
-    program = Program(((even, 2), (backwards, 2)), keep)
-    assert told_apart(program, [[], [2, 3, 4]])
-    assert not told_apart(program, [[], [2, 4]])  # nothing is odd
-    assert not told_apart(program, [[], [2, 3]])  # nothing to turn round
-    assert not told_apart(program, [[2, 3, 4], [2, 5, 4]])  # always the same
-
-
-def test_the_episode_that_is_shown_is_one() -> None:
-    shown = Path(family.__file__).with_name("README.md").read_text(encoding="utf-8")
-    number = re.search(r"that of seed (\d+),", shown)
-    assert number is not None
-    prompt = make_task(int(number[1]), held_out=False).prompt
-    source = solution(prompt)
-    code = f"{source}\nprint({example(prompt)})"
-    numbers = [int(one) for one in re.findall(r"-?\d+", example(prompt))]
-    words = " ".join(shown.split())
-    assert f"user {prompt} assistant" in words
-    assert f'"code": "{" ".join(code.split())}"' in words
-    assert f"tool {run(source, numbers)} assistant" in words
-
-
-def test_there_are_as_many_programs_as_is_said() -> None:
-    steps = sum(8 if "#" in step.code else 1 for step in CHANGES)
-    # Before those are left out that nothing tells from lesser ones.
-    assert 1_300_000 < steps ** len(family.NAMES) * len(ENDS) < 1_400_000
-
-
-@pytest.mark.parametrize(
-    "prompt", ["Write a poem.", "Write f(xs) for a list of integers. Dance. Example: f([]) is 0."]
-)
-def test_other_prompts_are_refused(prompt: str) -> None:
-    with pytest.raises(ValueError, match="of the family"):
-        solution(prompt)
 
 
 async def called(world: CodeFamilyEnvironment, tool: str, code: str | None = None) -> CallToolObservation:
@@ -200,15 +147,13 @@ async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
         await world.close()
 
 
-@pytest.mark.parametrize("submission", ["    while True: pass", "    __import__('time').sleep(1.5)"])
-async def test_to_hang_is_not_cheaper_than_to_be_wrong(
-    monkeypatch: pytest.MonkeyPatch, submission: str
-) -> None:
-    monkeypatch.setattr(family, "LIMITS", {"timeout_s": 1.0, "total_s": 25.0})
+@pytest.mark.slow
+async def test_to_hang_is_not_cheaper_than_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "LIMITS", {"timeout_s": 1.0, "total_s": 60.0})
     world = CodeFamilyEnvironment()
     try:
         await world.reset(seed=5)
-        await called(world, "run_python", f"def f(xs):\n{submission}")
+        await called(world, "run_python", "def f(xs):\n    while True: pass")
         hung = await called(world, "submit")
         assert (hung.reward, hung.done, hung.metadata) == (0.0, True, {})
         assert hung.result == {"passed": False, "cases_passed": 0, "cases": 7}
@@ -228,13 +173,9 @@ async def test_to_hang_is_not_cheaper_than_to_be_wrong(
 async def test_what_nobody_could_judge_is_not_0(
     monkeypatch: pytest.MonkeyPatch, reason: str, scope: str | None, reward: float | None, key: str | None
 ) -> None:
+    given = 0.0 if reason == "failed" else None
     verdict = SimpleNamespace(
-        reason=reason,
-        detail="in words",
-        timeout_scope=scope,
-        passed=0,
-        total=7,
-        reward=0.0 if reason == "failed" else None,
+        reason=reason, detail="in words", timeout_scope=scope, passed=0, total=7, reward=given
     )
     world = CodeFamilyEnvironment()
 
@@ -248,3 +189,52 @@ async def test_what_nobody_could_judge_is_not_0(
         assert seen.metadata == ({} if key is None else {key: "in words"})
     finally:
         await world.close()
+
+
+CONFIG = Path(world.__file__).with_name("config.yaml")
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> CodeTask:
+    return CodeTask(load_config(CONFIG), tmp_path)
+
+
+def test_the_configuration_that_ships() -> None:
+    config = load_config(CONFIG)
+    assert resolve(str(config.rollout.task), key="rollout.task") is CodeTask
+    assert config.env is not None
+    assert config.env.app == f"{world.__name__}:app"
+    assert config.evaluation.episodes >= 500
+    # Whoever waits for a verdict waits longer than it may take.
+    made = make_task(0, held_out=False)
+    assert made.limits.total_s < config.env.message_timeout_s
+    # A submission that takes its time cannot use up the whole, and so be left out, before it has failed.
+    assert made.limits.timeout_s is not None
+    calls = 1 + len(made.public) + len(made.hidden)
+    assert calls * made.limits.timeout_s < made.limits.total_s
+
+
+async def test_it_is_told_of_two_tools(task: CodeTask) -> None:
+    class Lists:
+        async def reset(self, **options: Any) -> StepResult[Any]:
+            raise AssertionError
+
+        async def step(self, action: Any, /) -> StepResult[Any]:
+            assert isinstance(action, ListToolsAction)
+            names = [*world.CodeFamilyEnvironment.TOOLSET.tools]
+            tools = [Tool(name=name, description="", input_schema={}) for name in names]
+            return StepResult(ListToolsObservation(tools=tools), None, False)
+
+    functions = await task.functions(Lists(), CodeInterpreterObservation(prompt=""))
+    assert {one["function"]["name"] for one in functions} == {"run_python", "submit"}
+
+
+def test_it_reads_the_prompt_what_was_printed_and_the_last_line_of_an_error(task: CodeTask) -> None:
+    observation = CodeInterpreterObservation(prompt="Write f(xs).")
+    assert task.messages(observation) == [{"role": "user", "content": "Write f(xs)."}]
+    printed = {"stdout": "[1, 2]\n", "stderr": "", "status": "ok"}
+    assert task.result(CallToolObservation(tool_name="run_python", result=printed)) == "[1, 2]"
+    message = "Traceback ...\n  line 1\nNameError: name 'y' is not defined\n"
+    error = ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)
+    told = task.result(CallToolObservation(tool_name="run_python", error=error))
+    assert told == "error: NameError: name 'y' is not defined"

@@ -46,11 +46,13 @@ async def play(environment: SqliteEnvironment, seed: int) -> tuple[SqliteObserva
 async def test_the_solver_answers_every_question_with_four_calls() -> None:
     environment = SmallSqliteEnvironment()
     families: Counter[str] = Counter()
-    for seed in (*range(12), *held_out_seeds(0, 12)):
+    for seed in (*range(10), *held_out_seeds(0, 8)):
         first, reward, calls = await play(environment, seed)
         assert (reward, calls) == (1.0, 4), first.question
         families[understood(first.question)[1]] += 1
     assert set(families) == set(FAMILIES)
+    with pytest.raises(ValueError, match="of the families"):
+        understood("Which genre has the most books?")
 
 
 def test_a_seed_is_a_task_and_held_out_seeds_have_others() -> None:
@@ -62,6 +64,8 @@ def test_a_seed_is_a_task_and_held_out_seeds_have_others() -> None:
     assert numbers == {seed: SmallSqliteEnvironment.task_number("train", seed) for seed in numbers}
     # Each from a range of its own, so none of them can meet.
     assert all(number // 64 == seed for seed, number in numbers.items())
+    with pytest.raises(IndexError):
+        SmallSqliteEnvironment.task_number("train", 2 * TRAINING_SEEDS)
     environment = SmallSqliteEnvironment()
     environment.reset(seed=TRAINING_SEEDS, **RESET)
     assert environment.state.index == TRAINING_SEEDS
@@ -82,16 +86,6 @@ def test_whoever_answers_without_looking_is_rarely_right() -> None:
     guessed = sum(answer == known[family].most_common(1)[0][0] for family, answer in held_out)
     # The README's one in ten. Of 1,500 tasks it is 11.5%, of these 8.8%; the deviation of a share of 400 is 1.6%.
     assert guessed < 0.13 * len(held_out)
-
-
-def test_a_seed_beyond_all_is_refused() -> None:
-    with pytest.raises(IndexError):
-        SmallSqliteEnvironment.task_number("train", 2 * TRAINING_SEEDS)
-
-
-def test_other_questions_are_refused() -> None:
-    with pytest.raises(ValueError, match="of the families"):
-        understood("Which genre has the most books?")
 
 
 def test_the_configuration_that_ships() -> None:
@@ -122,10 +116,7 @@ def test_what_a_small_model_reads(task: SqliteTask) -> None:
     assert task.result(rows) == f"[[{described.result['row_count']}]]"
     wrong = environment.step(CallToolAction(tool_name="query", arguments={"sql": "SELECT nothing"}))
     assert task.result(wrong).startswith("error: ")
-    environment.close()
-
-
-@pytest.mark.parametrize("tool", ["list_tables", "describe_table", "query", "guess"])
-def test_a_call_that_failed_is_told_as_that(task: SqliteTask, tool: str) -> None:
     error = ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message="no such thing")
-    assert task.result(CallToolObservation(tool_name=tool, error=error)) == "error: no such thing"
+    for tool in ("list_tables", "describe_table", "query", "guess"):
+        assert task.result(CallToolObservation(tool_name=tool, error=error)) == "error: no such thing"
+    environment.close()
