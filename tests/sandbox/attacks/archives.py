@@ -9,8 +9,8 @@ attack = attacks_held_at(STRONG)
 ATTACKS = (
     attack(
         "zip-bomb",
-        "an archive that unpacks to more than the workspace may hold is stopped",
-        ends=("ok", "killed", "error", "timeout"),
+        "more than the workspace may hold is stopped",
+        ends="ok killed error timeout",
         timeout_s=4.0,
     )("""
         import io, zipfile
@@ -58,8 +58,8 @@ ATTACKS = (
         """),
     attack(
         "many-members",
-        "an archive of very many files is stopped at the limit of files",
-        ends=("ok", "killed", "error", "timeout"),
+        "very many files are stopped",
+        ends="ok killed error timeout",
         timeout_s=4.0,
         slow=True,
     )("""

@@ -1,49 +1,23 @@
 """All attacks, by category."""
 
+import importlib
 import platform
 from dataclasses import replace
-from types import ModuleType
 from typing import Final
 
 from openenv_core.sandbox import Isolation
 
-from . import (
-    archives,
-    channel,
-    cpu,
-    files,
-    information,
-    kernel_api,
-    memory,
-    network,
-    others,
-    output,
-    persistence,
-    processes,
-    rewards,
-    signals,
-)
 from .model import Attack
 
-_ROOMS: Final[tuple[ModuleType, ...]] = (
-    files,
-    network,
-    processes,
-    signals,
-    others,
-    memory,
-    cpu,
-    output,
-    channel,
-    rewards,
-    persistence,
-    archives,
-    kernel_api,
-    information,
+CATEGORIES: Final = (
+    *("files", "network", "processes", "signals", "others", "memory", "cpu", "output", "channel", "rewards"),
+    *("persistence", "archives", "kernel_api", "information"),
 )
 
 CATALOGUE: Final[tuple[Attack, ...]] = tuple(
-    replace(attack, category=room.__name__.rpartition(".")[2]) for room in _ROOMS for attack in room.ATTACKS
+    replace(attack, category=category)
+    for category in CATEGORIES
+    for attack in importlib.import_module(f".{category}", __package__).ATTACKS
 )
 
 

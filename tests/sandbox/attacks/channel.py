@@ -2,12 +2,13 @@
 
 # ruff: noqa: E501 - what attacks do is easier to read in one line
 
+from collections.abc import Callable
 from textwrap import dedent
-from typing import Final
+from typing import Any, Final
 
 from openenv_core.sandbox import Execution
 
-from .model import EVERYWHERE, Stage, attacks_held_at
+from .model import EVERYWHERE, Attack, Stage, attacks_held_at
 
 _FORGE: Final = """
 import gc, struct
@@ -81,40 +82,36 @@ def _check_own(stage: Stage, *done: Execution) -> None:
 
 attack = attacks_held_at(EVERYWHERE)
 
+
+def forged(name: str, contained: str, **more: Any) -> Callable[[str], Attack]:
+    """Return what makes an attack by answers of its own."""
+    return lambda code: attack(name, contained, **more)(forging(code))
+
+
 ATTACKS = (
-    attack("garbage", "bytes that are no answer end the session", ends=("killed",))(
-        forging("channel.sendall(b'\\xff' * 4096)\ntime.sleep(1)")
+    forged("garbage", "bytes that are no answer end the session", ends="killed")(
+        "channel.sendall(b'\\xff' * 4096)\ntime.sleep(1)"
     ),
-    attack("huge-length", "an answer that announces gigabytes is not waited for", ends=("killed",))(
-        forging("channel.sendall(struct.pack('!II', 100, 0xFFFFFFFF))\ntime.sleep(1)")
+    forged("huge-length", "an answer that announces gigabytes is not waited for", ends="killed")(
+        "channel.sendall(struct.pack('!II', 100, 0xFFFFFFFF))\ntime.sleep(1)"
     ),
-    attack(
-        "half-answer",
-        "an answer that never ends is ended by the time-out",
-        ends=("timeout", "killed"),
-        timeout_s=0.3,
-    )(forging("channel.sendall(struct.pack('!II', 100, 100) + b'{')\ntime.sleep(1)")),
-    attack(
-        "one-byte-at-a-time",
-        "an answer in crumbs is still one answer",
-        ends=("ok", "timeout", "killed"),
-        timeout_s=0.5,
-    )(forging("for byte in answer(expected()): channel.sendall(bytes([byte]))\ntime.sleep(1)")),
-    attack("deep-json", "nested JSON is refused without a crash", ends=("killed",))(
-        forging("""
+    forged(
+        "half-answer", "one that never ends is ended by the time-out", ends="timeout killed", timeout_s=0.3
+    )("channel.sendall(struct.pack('!II', 100, 100) + b'{')\ntime.sleep(1)"),
+    forged("one-byte-at-a-time", "crumbs are still one answer", ends="ok timeout killed", timeout_s=0.5)(
+        "for byte in answer(expected()): channel.sendall(bytes([byte]))\ntime.sleep(1)"
+    ),
+    forged("deep-json", "nested JSON is refused without a crash", ends="killed")("""
         deep = b"[" * 200_000
         channel.sendall(struct.pack("!II", len(deep), 0) + deep)
         time.sleep(1)
-        """)
-    ),
-    attack("large-numbers", "numbers of a million digits are not computed", ends=("killed",))(
-        forging("""
+        """),
+    forged("large-numbers", "numbers of a million digits are not computed", ends="killed")("""
         head = b'{"id": ' + b"9" * 250_000 + b"}"
         channel.sendall(struct.pack("!II", len(head), 0) + head)
         time.sleep(1)
-        """)
-    ),
-    attack("wrong-shapes", "values of every other type are refused", ends=("killed",), slow=True)(
+        """),
+    attack("wrong-shapes", "values of every other type are refused", ends="killed", slow=True)(
         *(
             forging(f"channel.sendall(answer(**{{'number': expected(), **{change}}}))\ntime.sleep(1)")
             for change in (
@@ -133,102 +130,73 @@ ATTACKS = (
             )
         )
     ),
-    attack("two-answers", "a second answer ends the session", ends=("killed", "ok"))(
-        forging("channel.sendall(answer(expected()) * 2)\ntime.sleep(1)")
+    forged("two-answers", "a second answer ends the session", ends="killed ok")(
+        "channel.sendall(answer(expected()) * 2)\ntime.sleep(1)"
     ),
-    attack("gigabytes", "an endless answer ends the session", ends=("killed",))(
-        forging("""
+    forged("gigabytes", "an endless answer ends the session", ends="killed")("""
         while True:
             channel.sendall(b"x" * 1_000_000)
-        """)
-    ),
-    attack(
+        """),
+    forged(
         "maximal-answer",
-        "the largest answer that is allowed slows nobody",
-        ends=("killed", "ok"),
+        "the largest that is allowed slows nobody",
+        ends="killed ok",
         timeout_s=6.0,
         slow=True,
-    )(
-        forging("""
+    )("""
         body = b"x" * (8 << 20)
         head = {"id": expected(), "status": "ok", "exit_code": 0, "text": True, "outputs": [], "truncated": False,
                 "count": 1, "max_rss": 1, "lengths": [len(body)], "error": {"ename": "x", "evalue": "y", "traceback": ["z"] * 60_000}}
         data = json.dumps(head).encode()[:250_000]
         channel.sendall(struct.pack("!II", len(data), len(body)) + data + body)
         time.sleep(1)
-        """)
-    ),
-    attack(
-        "many-pieces",
-        "an answer of very many very small pieces slows nobody",
-        ends=("killed", "ok"),
-        timeout_s=6.0,
-    )(
-        forging("""
+        """),
+    forged("many-pieces", "one of very many small pieces slows nobody", ends="killed ok", timeout_s=6.0)("""
         mimes = ["a"] * 25_000
         channel.sendall(answer(expected(), text=False, outputs=[["display_data", mimes]], lengths=[0] * 24_999 + [6]))
         time.sleep(1)
-        """)
-    ),
-    attack("closed", "a session without a channel ends", ends=("killed",))("os.close(3)\ntime.sleep(1)"),
-    attack("shut-down", "a session that says it has nothing more to say ends", ends=("killed",))(
+        """),
+    attack("closed", "a session without a channel ends", ends="killed")("os.close(3)\ntime.sleep(1)"),
+    attack("shut-down", "a session that says it has nothing more to say ends", ends="killed")(
         "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RDWR)\ntime.sleep(1)"
     ),
-    attack(
-        "replaced",
-        "another descriptor in the channel's place is none",
-        ends=("killed", "timeout", "ok"),
-        timeout_s=0.5,
-    )("one, other = socket.socketpair()\nos.dup2(one.fileno(), 3)\n1"),
-    attack(
-        "descriptors",
-        "descriptors that are sent along are nobody's",
-        ends=("killed", "timeout", "ok"),
-        timeout_s=0.5,
-    )(
-        forging("""
+    attack("replaced", "another descriptor in its place is none", ends="killed timeout ok", timeout_s=0.5)(
+        "one, other = socket.socketpair()\nos.dup2(one.fileno(), 3)\n1"
+    ),
+    forged(
+        "descriptors", "descriptors that are sent along are nobody's", ends="killed timeout ok", timeout_s=0.5
+    )("""
         import array
         for _ in range(50):
             attempt(channel.sendmsg, [b""], [(1, 1, array.array("i", [1] * 50))])
         attempt(channel.sendmsg, [b"x"], [(1, 1, array.array("i", [0, 1, 2, 3] * 60))])
         time.sleep(1)
-        """)
-    ),
-    attack(
-        "dying-between-cells",
-        "an end between two executions is the code's own, and never passes for the infrastructure's",
-        ends=("ok", "killed"),
-    )(
+        """),
+    attack("dying-between-cells", "an end between two cells is the code's own", ends="ok killed")(
         *(
             f"threading.Thread(target=lambda: (time.sleep({late}), os._exit(0))).start()"
             for late in (0.0, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005)
         )
     ),
-    attack("reading-ahead", "whoever reads the requests has none but its own")(
-        forging("""
+    forged("reading-ahead", "whoever reads the requests has none but its own")("""
         channel.setblocking(False)
         must_fail("reading", channel.recv, 100)
         must_fail("peeking", channel.recv, 100, 2)
         channel.setblocking(True)
-        """)
+        """),
+    forged("out-of-band", "nothing can be sent past the answer", ends="killed timeout ok", timeout_s=0.3)(
+        "attempt(channel.send, b'x', 1)\ntime.sleep(1)"
     ),
-    attack(
-        "out-of-band", "nothing can be sent past the answer", ends=("killed", "timeout", "ok"), timeout_s=0.3
-    )(forging("attempt(channel.send, b'x', 1)\ntime.sleep(1)")),
-    attack(
-        "non-blocking",
-        "a channel that the code has changed is mended, or ends the session",
-        ends=("ok", "killed", "error"),
-    )("os.set_blocking(3, False)", "'x' * 3_000_000"),
-    attack(
-        "early-answer", "an answer in advance gains nothing in what follows", ends=("ok", "killed", "timeout")
-    )(early_answer),
-    attack("answer-for-the-next", "no request is answered before it is asked", ends=("ok", "killed"))(
+    attack("non-blocking", "a channel that was changed is mended, or ends it", ends="ok killed error")(
+        "os.set_blocking(3, False)", "'x' * 3_000_000"
+    ),
+    attack("early-answer", "an answer in advance gains nothing in what follows", ends="ok killed timeout")(
+        early_answer
+    ),
+    attack("answer-for-the-next", "no request is answered before it is asked", ends="ok killed")(
         answer_for_the_next
     ),
-    attack(
-        "answers-between",
-        "answers that nobody waits for are not kept for somebody who does",
-        ends=("ok", "killed", "timeout"),
-    )(answers_between),
+    attack("answers-between", "what nobody waits for is not kept for others", ends="ok killed timeout")(
+        answers_between
+    ),
 )

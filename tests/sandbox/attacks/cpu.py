@@ -36,23 +36,18 @@ async def cancelled(stage: Stage) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-attack = attacks_held_at(EVERYWHERE)
+attack = attacks_held_at(EVERYWHERE, ends="timeout", timeout_s=0.2)
 
 ATTACKS = (
-    attack("loop", "an endless loop is ended", ends=("timeout",), timeout_s=0.2)("while True: pass"),
-    attack("sleep", "sleeping is ended", ends=("timeout",), timeout_s=0.2)("time.sleep(60)"),
-    attack("regular-expression", "catastrophic backtracking is ended", ends=("timeout",), timeout_s=0.2)(
+    attack("loop", "an endless loop is ended")("while True: pass"),
+    attack("sleep", "sleeping is ended")("time.sleep(60)"),
+    attack("regular-expression", "catastrophic backtracking is ended")(
         "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')"
     ),
-    attack(
-        "power",
-        "one operation on large numbers, which holds the lock all the time, is ended",
-        ends=("timeout", "memory"),
-        timeout_s=0.2,
-    )("(10 ** 10 ** 7) ** 50"),
-    attack(
-        "swallowed-interrupt", "whoever catches interrupts is killed", ends=("timeout",), timeout_s=0.2
-    )("""
+    attack("power", "one operation that holds the lock all the time is ended", ends="timeout memory")(
+        "(10 ** 10 ** 7) ** 50"
+    ),
+    attack("swallowed-interrupt", "whoever catches interrupts is killed")("""
         while True:
             try:
                 while True:
@@ -60,18 +55,13 @@ ATTACKS = (
             except BaseException:
                 continue
         """),
-    attack("finally", "clean-up without end is killed", ends=("timeout",), timeout_s=0.2)("""
+    attack("finally", "clean-up without end is killed")("""
         try:
             time.sleep(30)
         finally:
             time.sleep(30)
         """),
-    attack(
-        "constructor-of-doom",
-        "what runs after the cell, in destructors and the result's repr, is ended as well",
-        ends=("timeout",),
-        timeout_s=0.2,
-    )("""
+    attack("constructor-of-doom", "what runs after the cell, in the result's repr, is ended as well")("""
         class Late:
             def __repr__(self):
                 while True:
@@ -82,36 +72,24 @@ ATTACKS = (
         Late()
         """),
     attack(
-        "compilation",
-        "source that takes for ever to compile is ended",
-        ends=("timeout", "error", "memory", "killed"),
-        timeout_s=0.2,
+        "compilation", "source that takes for ever to compile is ended", ends="timeout error memory killed"
     )("compile('a = ' + '+'.join(f'(lambda x{i}: x{i})' for i in range(200_000)), 'x', 'exec')"),
-    attack("sleeping-threads", "threads that never end do not keep the cell")("""
+    attack("sleeping-threads", "threads that never end do not keep the cell", ends="ok", timeout_s=10.0)("""
         for _ in range(5):
             threading.Thread(target=time.sleep, args=(60,)).start()
         """),
-    attack(
-        "native-loop",
-        "a loop of machine code that no interrupt ends is killed",
-        ends=("timeout",),
-        timeout_s=0.2,
-        machine="x86_64",
-    )("""
+    attack("native-loop", "a loop that no interrupt ends is killed", machine="x86_64")("""
         import mmap
         page = mmap.mmap(-1, 4096, prot=7)
         page.write(bytes.fromhex("ebfe"))
         ctypes.PYFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
         """),
-    attack("system-calls", "a storm of system calls is ended", ends=("timeout", "error"), timeout_s=0.2)("""
+    attack("system-calls", "a storm of system calls is ended", ends="timeout error")("""
         while True:
             os.stat("/"), os.getpid(), os.listdir(".")
         """),
     attack(
-        "linear-algebra",
-        "numpy's loops are ended, too",
-        ends=("timeout", "memory", "error", "killed"),
-        timeout_s=0.5,
+        "linear-algebra", "numpy's loops are ended, too", ends="timeout memory error killed", timeout_s=0.5
     )("""
         try:
             import numpy
@@ -122,17 +100,15 @@ ATTACKS = (
             a = numpy.ones((300, 300))
             a @ a
         """),
-    attack("spinning-thread", "between two cells nothing of the session runs", survives=None)(
-        spinning_thread
-    ),
-    attack("abandoned", "a cell that nobody waits for any more is ended", ends=("timeout",))(cancelled),
     attack(
-        "blocked-read",
-        "waiting for what never comes is ended",
-        ends=("timeout",),
-        timeout_s=0.2,
-        holds=FILTERED,
-    )("""
+        "spinning-thread",
+        "between two cells nothing of the session runs",
+        survives=None,
+        ends="ok",
+        timeout_s=10.0,
+    )(spinning_thread),
+    attack("abandoned", "a cell that nobody waits for any more is ended", timeout_s=10.0)(cancelled),
+    attack("blocked-read", "waiting for what never comes is ended", holds=FILTERED)("""
         one, other = socket.socketpair()
         one.recv(1)
         """),

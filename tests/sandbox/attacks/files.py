@@ -86,8 +86,7 @@ ATTACKS = (
             must_fail(path, lambda: os.open(path, os.O_RDWR))
         """),
     attack(
-        "world-readable-canary",
-        "a file that everybody may read is not readable either, by any call that opens",
+        "world-readable-canary", "a file that everybody may read is not readable by any call that opens"
     )("""
         path, folder = HOST["canary"], HOST["folder"]
         must_fail("open", lambda: open(path).read())
@@ -100,9 +99,7 @@ ATTACKS = (
         must_fail("sendfile", lambda: os.sendfile(1, os.open(path, os.O_RDONLY), 0, 100))
         must_fail("name_to_handle_at", lambda: syscall("name_to_handle_at", -100, path.encode(), bytes(200), bytes(8), 0))
         """),
-    attack(
-        "proc-of-others", "no other process shows its environment, memory, root, descriptors or arguments"
-    )("""
+    attack("proc-of-others", "no other process shows its environment, memory, root or descriptors")("""
         for pid in (1, os.getppid(), *HOST["pids"]):
             for name in ("environ", "mem", "maps", "cmdline", "root/etc/passwd", "cwd/x", "fd/0", "auxv", "status"):
                 path = f"/proc/{pid}/{name}"
@@ -132,9 +129,7 @@ ATTACKS = (
         must_fail("a file through a linked folder", lambda: open("folder/secret").read())
         must_fail("writing through a linked folder", lambda: open("folder/open/planted", "w").write("x"))
         """),
-    attack(
-        "hardlinks", "no file of the machine gets a name in the workspace, and none of ours one outside"
-    )("""
+    attack("hardlinks", "no file outside gets a name in the workspace, and none of ours one outside")("""
         must_fail("link in", lambda: os.link(HOST["writable"], "mine"))
         must_fail("rename in", lambda: os.rename(HOST["writable"], "mine"))
         open("x", "w").write("x")
@@ -160,9 +155,7 @@ ATTACKS = (
             if not os.path.realpath(folder).startswith(os.getcwd()):
                 must_fail(folder, lambda: open(folder + "/planted", "w"))
         """),
-    attack(
-        "attributes-outside", "mode, owner, times and extended attributes of files outside stay as they are"
-    )("""
+    attack("attributes-outside", "mode, owner, times and attributes of files outside stay as they are")("""
         for path in (HOST["writable"], HOST["canary"], HOST["folder"] + "/open", sys.executable):
             for name, call in {
                 "chmod": lambda: os.chmod(path, 0o777), "chown": lambda: os.chown(path, os.getuid(), -1),
@@ -180,9 +173,7 @@ ATTACKS = (
                 # A read-only descriptor of a library may be had; its owner is another.
                 breach(name, path)
         """),
-    attack(
-        "special-files", "no device, pipe or socket can be made, and no device but the harmless ones opened"
-    )("""
+    attack("special-files", "no device, pipe or socket is made, and none but harmless ones opened")("""
         import stat
         for kind in (stat.S_IFCHR, stat.S_IFBLK):
             for major, minor in ((1, 1), (1, 2), (8, 0), (254, 0), (10, 200), (5, 0)):
@@ -193,10 +184,7 @@ ATTACKS = (
                      "vsock", "vhost-vsock", "userfaultfd", "shm/x", "mqueue/x", "loop-control", "pts/0", "hpet"):
             must_fail(name, lambda: os.open("/dev/" + name, os.O_RDWR | os.O_CREAT | os.O_NOCTTY | os.O_NONBLOCK))
         """),
-    attack(
-        "server-source",
-        "the packages of this project, hidden tests among them, are neither importable nor readable",
-    )("""
+    attack("server-source", "this project's packages, hidden tests too, are neither imported nor read")("""
         for name in ("openenv_core", "servers", "envs", "rl_bridge", "code_interpreter_env", "tests", "benchmarks"):
             try:
                 found = __import__(name)
@@ -212,13 +200,7 @@ ATTACKS = (
         if mine:
             breach("modules", mine)
         """),
-    attack(
-        "deep-tree",
-        "folders without end are looked through in bounded time, and removed",
-        ends=("ok", "killed"),
-        slow=True,
-        alone=True,
-    )("""
+    attack("deep-tree", "folders without end take bounded time", ends="ok killed", slow=True, alone=True)("""
         attempt(os.chmod, ".", 0o700)
         for number in range(HOST["deep"]):
             try:
@@ -228,10 +210,7 @@ ATTACKS = (
                 break
         """),
     attack(
-        "many-inodes",
-        "more files than allowed are refused, or end the session",
-        ends=("ok", "killed", "timeout"),
-        alone=True,
+        "many-inodes", "more files than allowed are refused or end it", ends="ok killed timeout", alone=True
     )("""
         made = 0
         for number in range(200_000):
@@ -243,8 +222,8 @@ ATTACKS = (
         """),
     attack(
         "fill-disk",
-        "more bytes than allowed are refused, or end the session",
-        ends=("ok", "killed", "timeout", "error"),
+        "more bytes than allowed are refused or end it",
+        ends="ok killed timeout error",
         alone=True,
     )("""
         block = bytes(1 << 20)
@@ -253,12 +232,7 @@ ATTACKS = (
                 for _ in range(8):
                     attempt(os.write, file.fileno(), block)
         """),
-    attack(
-        "reserve-disk",
-        "bytes that are reserved and never written count like written ones",
-        ends=("ok", "killed", "timeout"),
-        alone=True,
-    )("""
+    attack("reserve-disk", "reserved bytes count like written ones", ends="ok killed timeout", alone=True)("""
         for number in range(400):
             file = attempt(os.open, f"f{number}", os.O_CREAT | os.O_WRONLY)
             if file is not None:
@@ -266,11 +240,7 @@ ATTACKS = (
                 os.close(file)
         """),
     attack(
-        "nameless-files",
-        "files without a name count like others",
-        ends=("ok", "killed", "timeout"),
-        slow=True,
-        alone=True,
+        "nameless-files", "files without a name count", ends="ok killed timeout", slow=True, alone=True
     )("""
         held, block = [], bytes(1 << 20)
         for number in range(40):
@@ -292,28 +262,24 @@ ATTACKS = (
         """),
     attack(
         "file-size-signal",
-        "the signal of a file that grows too large ends at most the session",
-        ends=("killed", "error"),
+        "the signal of a file too large ends at most it",
+        ends="killed error",
         holds=FILTERED,
     )("""
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         with open("big", "wb") as file:
             os.pwrite(file.fileno(), b"x", 1 << 40)
         """),
-    attack("links-through-get-file", "the server follows no link of the code's when it reads for a client")(
+    attack("links-through-get-file", "the server follows no link of the code's when it reads")(
         links_through_get
     ),
-    attack("links-through-put-file", "the server follows no link of the code's when it writes for a client")(
+    attack("links-through-put-file", "the server follows no link of the code's when it writes")(
         links_through_put
     ),
-    attack(
-        "swapped-folders",
-        "a folder that becomes a link while the server walks there is not followed",
-        survives=None,
-    )(swapped_while_read),
-    attack(
-        "workspace-taken-away", "a workspace that code has made unusable is only the code's own misfortune"
-    )("""
+    attack("swapped-folders", "a folder that becomes a link meanwhile is not followed", survives=None)(
+        swapped_while_read
+    ),
+    attack("workspace-taken-away", "a workspace that code has made unusable is its own misfortune")("""
         attempt(os.rmdir, ".tmp")
         attempt(os.symlink, "/", ".tmp")
         here = os.getcwd()

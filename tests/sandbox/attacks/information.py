@@ -41,7 +41,7 @@ ATTACKS = (
         """),
     attack(
         "processes-by-number",
-        "in name spaces of its own a session does not even learn which numbers exist",
+        "it does not learn which numbers exist",
         holds=frozenset({Isolation.NAMESPACES}),
     )("""
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"]):
@@ -51,11 +51,7 @@ ATTACKS = (
         if os.getpid() > 100:
             breach("a number of the machine's")
         """),
-    attack(
-        "host-files",
-        "in a root of its own a session does not even learn which files exist",
-        holds=frozenset({Isolation.NAMESPACES}),
-    )("""
+    attack("host-files", "it does not learn which files exist", holds=frozenset({Isolation.NAMESPACES}))("""
         for path in (HOST["canary"], HOST["folder"], "/etc/shadow", "/etc/passwd", "/root/.ssh", "/home", "/var", "/proc/1"):
             must_fail(path, os.stat, path)
         """),
@@ -74,12 +70,9 @@ ATTACKS = (
             if attempt(lambda: open(path, "rb").read(100)):
                 breach("read", path)
         """),
-    attack(
-        "tracebacks",
-        "no traceback shows a frame of the interpreter's own",
-        ends=("ok", "error"),
-        holds=EVERYWHERE,
-    )(tracebacks),
+    attack("tracebacks", "none shows a frame of the interpreter's own", ends="ok error", holds=EVERYWHERE)(
+        tracebacks
+    ),
     attack("other-peoples-words", "the terminal, its history and logins are not seen")("""
         for path in ("/var/run/utmp", "/var/log", "/root/.bash_history", "/var/log/syslog", "/etc/ssh", "/dev/tty", "/var/spool"):
             must_fail(path, lambda: open(path, "rb").read(10))

@@ -104,22 +104,24 @@ class Attack:
         return f"{self.category}/{self.name}"
 
 
-def attacks_held_at(levels: frozenset[Isolation]) -> Callable[..., Callable[..., Attack]]:
+def attacks_held_at(levels: frozenset[Isolation], **usual: Any) -> Callable[..., Callable[..., Attack]]:
     """Return what makes attacks that fail at these levels: `attack(name, contained, ...)(cells or act)`.
 
-    An interpreter survives unless one of `ends` ends it, and does not survive where its death is the only end.
+    `ends` are words in one string. An interpreter survives unless one of them ends it, and does not where its death is
+    the only one. `usual` is what the attacks of one module have in common.
     """
 
     def attack(name: str, contained: str, **more: Any) -> Callable[..., Attack]:
-        ends = more.get("ends", ("ok",))
+        more = {**usual, **more}
+        ends = tuple(more.pop("ends", "ok").split())
         deadly = {"killed", "timeout", "output_limit"}.intersection(ends)
-        survives = False if tuple(ends) == ("killed",) else None if deadly else True
+        survives = False if ends == ("killed",) else None if deadly else True
 
         def by(*how: str | Act) -> Attack:
             cells = tuple(each for each in how if isinstance(each, str))
             act = next((each for each in how if not isinstance(each, str)), None)
             given = {"holds": levels, "survives": survives, **more}
-            return Attack(name=name, contained=contained, cells=cells, act=act, **given)
+            return Attack(name=name, contained=contained, cells=cells, act=act, ends=ends, **given)
 
         return by
 

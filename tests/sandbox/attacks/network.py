@@ -27,9 +27,7 @@ ATTACKS = (
             must_fail("sendto", lambda: socket.socket(family, socket.SOCK_DGRAM).sendto(b"x", (address, HOST["udp"])))
         must_fail("udplite", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 136))
         """),
-    attack(
-        "every-family", "no family, type or protocol of sockets can be had, only a pair of connected ones"
-    )("""
+    attack("every-family", "no family, type or protocol of sockets can be had but connected pairs")("""
         for family in range(0, 50):
             for kind in (1, 2, 3, 4, 5, 6, 10):
                 for flags in (0, 0x80800):
@@ -90,9 +88,7 @@ ATTACKS = (
         for family in (2, 10, 16, 17, 40):
             must_fail("pair", lambda: socket.socketpair(family, 1))
         """),
-    attack(
-        "control-socket-turned", "the interpreter's own channel leads to the supervisor and nowhere else"
-    )("""
+    attack("control-socket-turned", "the interpreter's channel leads to the supervisor and nowhere else")("""
         channel = socket.socket(fileno=os.dup(3))
         for name in (HOST["unix"], "\\0" + HOST["abstract"]):
             must_fail("connect", channel.connect, name)
@@ -100,7 +96,6 @@ ATTACKS = (
         must_fail("disconnect", lambda: syscall("connect", 3, bytes(16), 16))
         must_fail("credentials of the peer", lambda: channel.setsockopt(1, 16, 1))
         """),
-    # Names that are asked for in vain take long, all together.
     attack("name-resolution", "no name is asked for", timeout_s=20.0)("""
         for name in ("example.com", HOST["hostname"] + ".invalid", "localhost.localdomain"):
             must_fail(name, lambda: socket.getaddrinfo(name, 80))

@@ -89,9 +89,7 @@ ATTACKS = (
             if descriptor not in known:
                 breach("descriptor", descriptor, attempt(os.fstat, descriptor))
         """),
-    attack(
-        "secrets-in-memory", "nothing of the server's memory or environment has come along", holds=STRONG
-    )("""
+    attack("secrets-in-memory", "nothing of the server's memory or environment came along", holds=STRONG)("""
         import gc, re
         pattern = re.compile(b"CANARY" + b"-([0-9a-f]{32})")
         start = id(object())

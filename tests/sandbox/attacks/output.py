@@ -2,23 +2,19 @@
 
 from .model import EVERYWHERE, attacks_held_at
 
-OVER = ("output_limit",)
-
 attack = attacks_held_at(EVERYWHERE)
 
 ATTACKS = (
-    attack("print-gigabytes", "printing is stopped at the limit", ends=OVER, slow=True)(
+    attack("print-gigabytes", "printing is stopped at the limit", ends="output_limit", slow=True)(
         "while True: print('x' * 100_000)"
     ),
-    attack("write-to-descriptor", "writing past Python's streams is counted likewise", ends=OVER)("""
+    attack("write-to-descriptor", "writing past Python's streams is counted", ends="output_limit")("""
         block = b"y" * 65536
         while True:
             os.write(1, block)
             os.write(2, block)
         """),
-    attack(
-        "write-and-swallow", "whoever goes on printing after the limit is killed", ends=OVER, survives=False
-    )("""
+    attack("write-and-swallow", "whoever goes on printing is killed", ends="output_limit", survives=False)("""
         while True:
             try:
                 while True:
@@ -28,8 +24,8 @@ ATTACKS = (
         """),
     attack(
         "writing-thread",
-        "a thread that writes when the cell is over does not harm the next one",
-        ends=("ok", *OVER, "timeout"),
+        "a thread that writes afterwards does not harm the next cell",
+        ends="ok output_limit timeout",
     )(
         """
             def write():
@@ -45,9 +41,7 @@ ATTACKS = (
         print("\ud800\udfff\x00\x1b]0;title\x07\x1b[2J\u202e\r")
         sys.stdout.buffer.write(b"\xf0\x9f")
         """),
-    attack(
-        "surrogates-everywhere", "lone surrogates come out as something that can be written", ends=("error",)
-    )(r"""
+    attack("surrogates-everywhere", "lone surrogates come out as what can be written", ends="error")(r"""
         display("\ud800")
         class Odd:
             def __repr__(self): return "\ud800" * 10
@@ -56,11 +50,11 @@ ATTACKS = (
         display(Odd())
         raise type("Err\ud800", (Exception,), {})("\ud800")
         """),
-    attack("huge-result", "a result is cut", ends=("ok", "memory"))("'r' * 30_000_000"),
-    attack("huge-message", "an exception's message and name are cut", ends=("error",))(
+    attack("huge-result", "a result is cut", ends="ok memory")("'r' * 30_000_000"),
+    attack("huge-message", "an exception's message and name are cut", ends="error")(
         "raise type('E' * 1_000_000, (Exception,), {})('m' * 20_000_000)"
     ),
-    attack("long-traceback", "a traceback is cut", ends=("error", "killed", "timeout"), timeout_s=0.6)("""
+    attack("long-traceback", "a traceback is cut", ends="error killed timeout", timeout_s=0.6)("""
         sys.setrecursionlimit(100_000)
         def down(n):
             down(n + 1)
@@ -68,8 +62,8 @@ ATTACKS = (
         """),
     attack(
         "wide-group",
-        "a group of many exceptions with many causes is cut",
-        ends=("error", "memory", "timeout", "killed"),
+        "a group of many exceptions is cut",
+        ends="error memory timeout killed",
         timeout_s=0.6,
         slow=True,
     )("""
@@ -83,8 +77,8 @@ ATTACKS = (
         """),
     attack(
         "chained-for-ever",
-        "a chain of exceptions that is endless, or a ring, is cut",
-        ends=("error", "killed", "memory", "timeout"),
+        "a chain without end, or a ring, is cut",
+        ends="error killed memory timeout",
         timeout_s=0.6,
         slow=True,
     )("""
@@ -95,11 +89,7 @@ ATTACKS = (
             last = link
         raise first
         """),
-    attack(
-        "hostile-exception",
-        "an exception whose every method fails is described nevertheless",
-        ends=("error",),
-    )("""
+    attack("hostile-exception", "one whose every method fails is described nevertheless", ends="error")("""
         class Bad(Exception):
             def __str__(self): raise SystemExit(0)
             __repr__ = __str__
@@ -109,7 +99,7 @@ ATTACKS = (
             def __class_getitem__(cls, item): raise KeyError
         raise Bad
         """),
-    attack("notes", "notes of an exception are cut", ends=("error", "memory"))("""
+    attack("notes", "notes of an exception are cut", ends="error memory")("""
         error = ValueError("x")
         error.__notes__ = ["n" * 100_000] * 100
         raise error
@@ -125,8 +115,8 @@ ATTACKS = (
         """),
     attack(
         "many-mime-types",
-        "a bundle with many types, or a name without end, is bounded",
-        ends=("ok", "error", "killed", "memory", "timeout"),
+        "a bundle of many types is bounded",
+        ends="ok error killed memory timeout",
         timeout_s=0.6,
     )("""
         class Many:
@@ -135,7 +125,7 @@ ATTACKS = (
         for _ in range(20):
             display(Many())
         """),
-    attack("closed-streams", "a session without streams goes on, or ends", ends=("ok", "error", "killed"))(
+    attack("closed-streams", "a session without streams goes on, or ends", ends="ok error killed")(
         "for each in (0, 1, 2): os.close(each)",
         "print('x')",
         "sys.stdout = None; sys.stderr = 5; sys.stdin = None",
@@ -143,8 +133,8 @@ ATTACKS = (
     ),
     attack(
         "stream-of-its-own",
-        "a stream that never returns, or raises, is only the code's own",
-        ends=("timeout", "error"),
+        "one that never returns is only the code's own",
+        ends="timeout error",
         timeout_s=0.3,
     )("""
         class Stream:
@@ -155,8 +145,8 @@ ATTACKS = (
                     pass
         sys.stdout = Stream()
         """),
-    attack("exit", "whatever the code exits with is an ordinary end", ends=("error",))(
+    attack("exit", "whatever the code exits with is an ordinary end", ends="error")(
         "sys.exit('x' * 10_000_000)", "raise SystemExit(object())", "sys.exit(2 ** 70)"
     ),
-    attack("hard-exit", "an exit past Python ends the session, and is told", ends=("killed",))("os._exit(0)"),
+    attack("hard-exit", "an exit past Python ends the session, and is told", ends="killed")("os._exit(0)"),
 )

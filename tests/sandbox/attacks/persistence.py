@@ -115,13 +115,13 @@ attack = attacks_held_at(STRONG)
 ATTACKS = (
     attack("other-sessions", "nothing is seen by a session that comes later")(other_sessions),
     attack("restart", "nothing is seen after a restart")(after_restart),
-    attack("after-death", "nothing is seen after a crash", ends=("ok", "killed"))(after_death),
+    attack("after-death", "nothing is seen after a crash", ends="ok killed")(after_death),
     attack("neighbours-files", "sessions do not see each other's files")(neighbours_files),
     attack("same-randomness", "each session draws numbers of its own", holds=EVERYWHERE)(same_random_numbers),
     attack(
         "at-exit",
         "nothing that was registered for the end delays it",
-        ends=("ok",),
+        ends="ok",
         survives=None,
         holds=EVERYWHERE,
     )(at_exit),

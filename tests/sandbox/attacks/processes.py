@@ -27,7 +27,7 @@ ATTACKS = (
                 must_fail(name, raw)
         must_fail("forkpty", lambda: os.forkpty())
         """),
-    attack("clone", "clone makes threads and nothing else, whatever its flags", ends=("ok", "killed"))("""
+    attack("clone", "clone makes threads and nothing else, whatever its flags", ends="ok killed")("""
         def clone(flags):
             pid = syscall("clone", flags, 0, 0, 0, 0)
             if pid == 0:
@@ -121,11 +121,7 @@ ATTACKS = (
             breach(started, "threads")
         """),
     attack(
-        "thread-churn",
-        "threads that come and go slow nobody else",
-        ends=("timeout",),
-        timeout_s=0.3,
-        holds=STRONG,
+        "thread-churn", "threads that come and go slow nobody", ends="timeout", timeout_s=0.3, holds=STRONG
     )("""
         while True:
             try:
@@ -135,11 +131,7 @@ ATTACKS = (
             except RuntimeError:
                 pass
         """),
-    attack(
-        "priority",
-        "nobody becomes more important than the server, or less",
-        holds=STRONG | {Isolation.SECCOMP},
-    )("""
+    attack("priority", "nobody becomes more important, or less", holds=STRONG | {Isolation.SECCOMP})("""
         must_fail("nice", os.nice, -5)
         must_fail("setpriority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -10))
         for which, who in ((0, os.getppid()), (1, 0), (2, 0), (2, os.getuid()), (0, HOST["supervisor"]), (0, HOST["victim"]),

@@ -5,11 +5,7 @@ from .model import EVERYWHERE, FILTERED, STRONG, attacks_held_at
 attack = attacks_held_at(EVERYWHERE)
 
 ATTACKS = (
-    attack(
-        "kill-supervisor",
-        "neither the server nor the zygote nor the first process hears of it",
-        holds=FILTERED,
-    )("""
+    attack("kill-supervisor", "neither server nor zygote nor first process hears of it", holds=FILTERED)("""
         for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"], os.getppid()):
             if pid:
                 for number in (0, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGINT, signal.SIGUSR1, 64):
@@ -35,7 +31,7 @@ ATTACKS = (
             must_fail("group", os.killpg, pid, signal.SIGKILL)
         must_fail("INT_MIN", lambda: syscall("kill", -0x80000000, 9))
         """),
-    attack("kill-own-group", "its own group is the session alone", ends=("killed",))(
+    attack("kill-own-group", "its own group is the session alone", ends="killed")(
         "os.kill(0, signal.SIGKILL)"
     ),
     attack("other-calls", "no other call that signals reaches anybody", holds=FILTERED)("""
@@ -53,7 +49,7 @@ ATTACKS = (
         must_fail("pidfd of itself", lambda: syscall("pidfd_send_signal", -10000, 9, None, 0))
         """),
     attack(
-        "asynchronous-signals", "no descriptor or timer signals in the session's place", holds=FILTERED
+        "asynchronous-signals", "no descriptor or timer signals instead of the session", holds=FILTERED
     )("""
         import fcntl
         one, other = socket.socketpair()
@@ -67,51 +63,41 @@ ATTACKS = (
         must_fail("timer_create", lambda: syscall("timer_create", 0, bytes(64), bytes(8)))
         must_fail("lease", fcntl.fcntl, 1, fcntl.F_SETLEASE, 0)
         """),
+    attack("stop-itself", "it is continued or ended, in time", ends="timeout error", timeout_s=0.2)(
+        "os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(30)"
+    ),
     attack(
-        "stop-itself",
-        "a session that stops itself is continued or ended, in time",
-        ends=("timeout", "error"),
-        timeout_s=0.2,
-    )("os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(30)"),
-    attack(
-        "ignored-interrupt", "an ignored interrupt is followed by a kill", ends=("timeout",), timeout_s=0.2
+        "ignored-interrupt", "an ignored interrupt is followed by a kill", ends="timeout", timeout_s=0.2
     )("""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             pass
         """),
-    attack("blocked-signals", "blocked signals are followed by a kill", ends=("timeout",), timeout_s=0.2)("""
+    attack("blocked-signals", "blocked signals are followed by a kill", ends="timeout", timeout_s=0.2)("""
         signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
         while True:
             time.sleep(1)
         """),
-    attack(
-        "own-handler",
-        "a handler of its own does not keep the session running",
-        ends=("timeout",),
-        timeout_s=0.2,
-    )("""
+    attack("own-handler", "a handler of its own does not keep it running", ends="timeout", timeout_s=0.2)("""
         signal.signal(signal.SIGINT, lambda *_: time.sleep(30))
         time.sleep(30)
         """),
-    attack("alarm", "alarms end the session alone", ends=("killed",))("""
+    attack("alarm", "alarms end the session alone", ends="killed")("""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         time.sleep(5)
         """),
     attack(
-        "alarm-between-cells",
-        "an alarm that goes off while nothing runs is told with the next execution",
-        ends=("killed",),
+        "alarm-between-cells", "an alarm while nothing runs is told with the next execution", ends="killed"
     )(
         "signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.setitimer(signal.ITIMER_REAL, 0.05)",
         "time.sleep(0.2)",
     ),
     attack(
         "interrupt-storm",
-        "the code's own interrupts neither fool nor harm the runner",
-        ends=("ok", "error"),
+        "its own interrupts neither fool nor harm the runner",
+        ends="ok error",
         survives=None,
     )("""
         def storm():
@@ -134,10 +120,10 @@ ATTACKS = (
         must_fail("PR_SCHED_CORE", lambda: syscall("prctl", 62, 1, 0, 0, 0))
         must_fail("PR_SET_SYSCALL_USER_DISPATCH", lambda: syscall("prctl", 59, 1, 0, 0, 0))
         """),
-    attack("own-signals", "a session may end itself by any signal, and that is told", ends=("killed",))(
+    attack("own-signals", "a session may end itself by any signal, and that is told", ends="killed")(
         "os.kill(os.getpid(), signal.SIGSEGV)"
     ),
-    attack("crash-storm", "crashes cost nobody else anything", ends=("killed",), holds=STRONG)(
+    attack("crash-storm", "crashes cost nobody else anything", ends="killed", holds=STRONG)(
         "ctypes.string_at(0)"
     ),
 )

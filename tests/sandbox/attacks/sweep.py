@@ -50,16 +50,9 @@ def sweep(begin, end, pattern):
 
 @dataclass
 class Swept:
-    """What a sweep saw.
-
-    Attributes:
-        calls: Made.
-        lives: Interpreters that it cost.
-        breaches: What has changed outside.
-    """
+    """What a sweep saw: how many calls it made, and what has changed outside."""
 
     calls: int = 0
-    lives: int = 0
     breaches: list[str] = field(default_factory=list)
 
 
@@ -92,7 +85,6 @@ async def _sweep_one(session: Session, tools: str, pattern: str, patience_s: flo
         except SandboxUnavailable as error:
             swept.breaches.append(f"after call {begin} with {pattern}: {error}")
             return
-        swept.lives += 1
         ready = await session.execute(tools)
         if ready.status != "ok":
             swept.breaches.append(
