@@ -57,11 +57,6 @@ def test_the_page_is_short_and_goes_from_an_installation_to_a_checked_image() ->
     assert all(f"ropewalk {word}" in "\n".join(found) for word in ("init", "play", "validate", "build"))
 
 
-def test_commands_are_read_as_a_shell_would() -> None:
-    page = "a\n```bash\n# why\none \\\n  more\n\ntwo\n```\nb\n```python\nprint(1)\n```\n"
-    assert commands(page) == ["one    more", "two", "python - <<'SCRIPT'\nprint(1)\nSCRIPT"]
-
-
 @pytest.mark.docker
 @pytest.mark.soak
 @pytest.mark.timeout(PATIENCE_S + 120)
@@ -74,9 +69,8 @@ def test_every_command_of_the_page_does_what_it_says(engine: Engine, tmp_path: P
         told = follow(commands(PAGE.read_text()), tmp_path, python)
     finally:
         if not there_before:
-            subprocess.run(
-                ["docker", "image", "rm", "--force", IMAGE], capture_output=True, timeout=60, check=False
-            )
+            remove = ["docker", "image", "rm", "--force", IMAGE]
+            subprocess.run(remove, capture_output=True, timeout=60, check=False)
     for one in told:
         assert one.status == 0, f"{one.command} ended with {one.status}:\n{one.output[-6000:]}"
     assert [one.command for one in told] == commands(PAGE.read_text())
@@ -100,14 +94,8 @@ def parts(folder: Path) -> list[Path]:
 
 def clone(folder: Path) -> None:
     """Copy what a clone would have of this working tree: what is committed or about to be."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -125,20 +113,16 @@ def follow(given: list[str], folder: Path, python: Path) -> list[Told]:
     }
     variables |= {"VIRTUAL_ENV": str(python), "PATH": f"{python / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     with (folder / "said").open("w+b") as said:
-        with subprocess.Popen(
-            ["bash", "-c", script],
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        ) as shell:
-            try:
-                shell.wait(PATIENCE_S)
-            except BaseException:
-                os.killpg(shell.pid, 15)
-                raise
+        shell = subprocess.Popen(
+            ["bash", "-c", script], cwd=folder, env=variables, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+        )  # fmt: skip
+        try:
+            shell.wait(PATIENCE_S)
+        except BaseException:
+            os.killpg(shell.pid, 15)
+            shell.wait()
+            raise
         said.seek(0)
         text = said.read().decode(errors="replace")
     told: list[Told] = []

@@ -8,8 +8,6 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 from openenv_core.cli import Command
 from rl_bridge.cli.overrides import overrides_first_class
 from rl_bridge.config import Config, load_config, ready_to_train
@@ -33,9 +31,19 @@ BLOCKS = [
 POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
 
 
-def test_the_file_is_the_one_that_is_tested() -> None:
+def test_the_file_is_the_one_that_is_tested_and_commands_are_taken_by_their_parsers() -> None:
     (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert shown == GUIDE.read_text(encoding="utf-8")
+    assert (len(BLOCKS), len(COMMANDS) >= 10) == (3, True)
+    for line in (*COMMANDS, *BLOCKS):
+        words = shlex.split(line.removeprefix("python -m rl_bridge.").removeprefix("ropewalk "))
+        module, _, name = POINTS["ropewalk.commands"][words[0]].partition(":")
+        command = getattr(import_module(module), name)
+        assert isinstance(command, Command)
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        command.configure(parser)
+        rest = [re.sub(r"^N$", "3", word) for word in words[1:]]
+        parser.parse_intermixed_args(rest if command.reword is None else command.reword(rest))
 
 
 def trained(line: str, *more: str) -> Config:
@@ -53,43 +61,18 @@ def test_training_as_printed_is_ready_and_finds_room(tmp_path: Path) -> None:
     size = ModelSize.of_folder(tmp_path)
     assert all(role.fits(80e9) for role in memory_of_roles(many, size))
     trainer, _ = memory_of_roles(load_config(GUIDE), size)
-    assert [round(part / 1e9) for part in (size.parameters * 16 / 2, sum(trainer.per_process.values()))] == [
-        66,
-        40,
-    ]
+    state = (size.parameters * 16 / 2, sum(trainer.per_process.values()))
+    assert [round(part / 1e9) for part in state] == [66, 40]
     assert not trainer.fits(80e9)
-
-
-def test_the_roles_of_the_cluster_that_is_printed_find_room_on_its_hosts() -> None:
-    many = trained(next(line for line in BLOCKS if line.startswith("ropewalk train"))).monarch
-    table = {"policy": many.roles.policy, "trainer": many.roles.trainer}
+    # The roles of the cluster that is printed find room on its hosts.
+    roles = many.monarch.roles
     wanted = {
         name: ServiceOptions(
             procs=role.procs, hosts=role.hosts, with_gpus=role.gpus > 0, num_replicas=role.replicas
         )
-        for name, role in table.items()
+        for name, role in (("policy", roles.policy), ("trainer", roles.trainer))
     }
-    placement = Placement(many.num_nodes, many.gpus_per_node)
-    slots = [
-        placement.take(wanted[name], 0.0)
-        for name in by_need(wanted)
-        for _ in range(wanted[name].num_replicas)
-    ]
+    placement = Placement(many.monarch.num_nodes, many.monarch.gpus_per_node)
+    order = [name for name in by_need(wanted) for _ in range(wanted[name].num_replicas)]
+    slots = [placement.take(wanted[name], 0.0) for name in order]
     assert [sum(map(len, slot.gpus)) for slot in slots] == [8, *[1] * 14]
-
-
-def test_enough_commands_are_found() -> None:
-    assert len(BLOCKS) == 3
-    assert len(COMMANDS) >= 10
-
-
-@pytest.mark.parametrize("line", [*COMMANDS, *BLOCKS])
-def test_commands_are_taken_by_their_parsers(line: str) -> None:
-    words = shlex.split(line.removeprefix("python -m rl_bridge.").removeprefix("ropewalk "))
-    module, _, name = POINTS["ropewalk.commands"][words[0]].partition(":")
-    command = getattr(import_module(module), name)
-    assert isinstance(command, Command)
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    command.configure(parser)
-    rest = [re.sub(r"^N$", "3", word) for word in words[1:]]
-    parser.parse_intermixed_args(rest if command.reword is None else command.reword(rest))

@@ -15,14 +15,8 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 def test_the_example_prints_what_the_page_is_about() -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-W", "error", "-c", block]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "invalid_args 0.0\n{'ada': 20, 'bob': 10} 1.0\n", done.stderr
 
 

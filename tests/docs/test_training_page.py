@@ -47,11 +47,8 @@ async def test_the_example_is_a_task(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_ending_is_in_the_table_and_what_becomes_of_it() -> None:
-    rows = [
-        [cell.strip() for cell in row.split("|")[1:-1]]
-        for row in SECTION.splitlines()
-        if row.startswith("| `")
-    ]
+    table = [row for row in SECTION.splitlines() if row.startswith("| `")]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table]
     endings = [Ending(row[0].strip("`")) for row in rows]
     assert sorted(endings) == sorted(Ending)
     becomes = "likewise"

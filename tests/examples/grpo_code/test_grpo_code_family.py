@@ -96,7 +96,7 @@ def passes(program: Program, number: int) -> bool:
 
 def test_what_does_not_do_what_is_asked_does_not_pass() -> None:
     shortcuts = 0
-    for number in NUMBERS:
+    for number in NUMBERS[:20]:
         cases = make_task(number, held_out=True).hidden
         assert any(case.expected != cases[0].expected for case in cases)  # so no constant passes
         program = draw(number, held_out=True).program
