@@ -5,44 +5,24 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from subjects import DOCKERFILE, Go, Walk, WalkState, folder_with, look, of_folder, walk
+from subjects import DOCKERFILE, Go, Here, Walk, WalkState, folder_with, look, of_folder, walk
 
 from openenv_core import Action, Observation, State
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.check import Level
-from openenv_core.checker.runner import Status
+from openenv_core.checker.runner import Status, run
 from openenv_core.tools import CallToolAction
 
-OF_FOLDERS = (
-    "manifest_present",
-    "manifest_valid",
-    "manifest_app",
-    "readme",
-    "dockerfile_present",
-    "dockerfile_base",
-    "dockerfile_user",
-    "dockerfile_health",
-    "dockerfile_port",
-    "dockerfile_sources",
-    "dockerfile_secrets",
-)
-OF_MODELS = (
-    "app_importable",
-    "environment_methods",
-    "models_derived",
-    "models_forbid_unknown_keys",
-    "models_have_schemas",
-    "reserved_fields",
-    "action_schema_agrees",
-)
+UNDECLARED = {"declared_tools", "example_actions", "reserved_tool_names"}
+IMAGES = {"image_user", "image_health", "image_port", "image_size"}
+"""tests/docker looks at those."""
 
 
 def test_a_good_environment_passes(tmp_path: Path) -> None:
-    folder_with(tmp_path)
-    for result in [of_folder(check, tmp_path) for check in OF_FOLDERS] + [
-        look(one, walk()) for one in OF_MODELS
-    ]:
-        assert result.status is Status.PASSED, result
+    with Here(walk(), folder_with(tmp_path)) as subject:
+        report = run(subject, [one for one in checks() if one.level is Level.STATIC])
+    assert report.ok, report.of(Status.FAILED, Status.CRASHED)
+    assert {one.check for one in report.of(Status.SKIPPED)} == UNDECLARED | IMAGES
 
 
 def dockerfile(before: str, after: str) -> dict[str, Any]:
@@ -233,9 +213,3 @@ def test_an_app_that_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
     result = of_folder("app_importable", tmp_path)
     assert result.status is Status.FAILED
     assert "no engine" in result.message
-
-
-def test_every_static_check_is_looked_at_here() -> None:
-    here = {*OF_FOLDERS, *OF_MODELS, "declared_tools", "example_actions", "reserved_tool_names"}
-    images = {"image_user", "image_health", "image_port", "image_size"}  # tests/docker looks at those
-    assert {one.name for one in checks() if one.level is Level.STATIC} == here | images

@@ -19,7 +19,6 @@ from slim_server import IMAGE, command
 from openenv_core import ProviderError
 from openenv_core.providers.docker import Engine
 from openenv_core.providers.remote import RemoteSandboxProvider, SandboxRefused
-from openenv_core.providers.remote.api import SandboxApi
 
 pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
@@ -120,41 +119,6 @@ def test_an_image_is_served_within_its_limits_and_removed(engine: Engine, tmp_pa
         with pytest.raises(SandboxRefused, match="memory"):
             service.provider(memory="2m").start()
         assert not any(TOKEN in line for line in service.lines)
-
-
-LEASE_S = 10.0
-OWNER = """
-import sys
-from openenv_core.providers.remote import RemoteSandboxProvider
-url, token, lease_s, image, *command = sys.argv[1:]
-remote = RemoteSandboxProvider(url, token=token, image=image, command=command, lease_s=float(lease_s))
-print(remote.start(), remote.sandbox_id, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_sandbox_of_a_killed_owner_ends_with_its_lease(engine: Engine, tmp_path: Path) -> None:
-    with sandboxes(tmp_path) as service:
-        words = [sys.executable, "-c", OWNER, service.url, TOKEN, str(LEASE_S), IMAGE, *command("{port}")]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
-            assert owner.stdout is not None
-            url, sandbox = owner.stdout.readline().split()
-            assert url.startswith("http://127.0.0.1:")
-            api = SandboxApi(service.url, TOKEN, PATIENCE_S)
-            left_s = [LEASE_S]
-
-            def renewed() -> bool:
-                left_s.append(api.get(sandbox).expires_in_s or 0.0)
-                return left_s[-1] > left_s[-2]
-
-            # There are three renewals to a lease: with the fourth it has outlived the one that it began with.
-            for _ in range(4):
-                eventually(renewed)
-            api.close()
-            assert max(left_s) <= LEASE_S
-            assert len(of(engine, service)) == 1
-            owner.kill()
-        eventually(lambda: of(engine, service) == [])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
