@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from envs.blackjack_env import (
     BlackjackAction,
-    BlackjackObservation,
     BlackjackState,
     InvalidResetOption,
     StepBeforeReset,
@@ -32,6 +31,7 @@ def check_against(env: BlackjackEnvironment, peer: Any, seed: int, coin: random.
         assert (obs.reward, obs.done) == (reward, done)
         assert obs.player_cards == peer.unwrapped.player
         assert obs.dealer_cards == (peer.unwrapped.dealer if done else peer.unwrapped.dealer[:1])
+        assert "dealer shows" in obs.text or done
         assert obs.legal_actions == ([] if done else ["hit", "stand"])
         assert env.state.step_count == steps
         if done:
@@ -63,50 +63,6 @@ def test_transitions_are_those_of_gymnasium_under_rules_that_change_from_hand_to
         check_against(env, peers[seed % 4], seed, coin, **VARIANTS[seed % 4]) for seed in range(hands)
     )
     assert min(outcomes[outcome] for outcome in ("win", "push", "loss")) > hands / 30
-
-
-def find(wanted: Any, **rules: Any) -> tuple[int, BlackjackEnvironment, BlackjackObservation]:
-    """The first seed whose dealt hand, stood on, satisfies `wanted(dealt, end)`."""
-    env = BlackjackEnvironment()
-    for seed in range(20_000):
-        dealt = env.reset(seed=seed, **rules)
-        end = env.step(STAND)
-        if wanted(dealt, end):
-            return seed, env, end
-    raise AssertionError("no such hand")
-
-
-def test_naturals_pay_what_was_asked_for() -> None:
-    seed, env, end = find(lambda dealt, end: dealt.player_natural and end.outcome == "win")
-    assert (end.reward, end.player_natural) == (1.0, True)
-    env.reset(seed=seed, natural=True)
-    assert env.step(STAND).reward == 1.5
-    env.reset(seed=seed, natural=True, sab=True)
-    assert env.step(STAND).reward == 1.0
-    # Against 21 of three cards: a draw, or a win by Sutton and Barto's rule.
-    seed, env, end = find(lambda d, e: d.player_natural and e.dealer_total == 21 and len(e.dealer_cards) > 2)
-    assert (end.reward, end.outcome) == (0.0, "push")
-    env.reset(seed=seed, sab=True)
-    won = env.step(STAND)
-    assert (won.reward, won.outcome) == (1.0, "win")
-
-
-def test_the_text_says_what_is_held_and_how_it_ended() -> None:
-    seed, env, end = find(lambda d, e: d.usable_ace and d.dealer_card == 1 and e.outcome == "loss")
-    dealt = env.reset(seed=seed)
-    assert f"(soft {dealt.player_total})" in dealt.text
-    assert dealt.text.endswith("The dealer shows A. Hit or stand?")
-    assert end.text.endswith("You lose: -1.")
-
-
-def test_the_observation_hides_what_the_player_may_not_see() -> None:
-    env = BlackjackEnvironment()
-    obs = env.reset(seed=5)
-    assert len(obs.dealer_cards) == 1
-    assert "seed" not in obs.model_dump()
-    assert set(env.state.model_dump()) == {
-        "episode_id", "step_count", "seed", "natural", "sab", "done"
-    }  # fmt: skip
 
 
 def test_unseeded_hands_differ_and_can_be_repeated() -> None:

@@ -10,7 +10,6 @@ from serving import eventually
 
 from envs.code_interpreter_env import (
     CodeInterpreterObservation,
-    CodeObservation,
     Execute,
     GetFile,
     InvalidResetOption,
@@ -46,17 +45,6 @@ async def run(env: CodeInterpreterEnvironment, code: str, **options: Any) -> Cod
     seen = await env.step(Execute(type="execute", code=code), **options)
     assert isinstance(seen, CodeInterpreterObservation)
     return seen
-
-
-async def test_what_is_asked_in_the_released_way_is_answered_in_it(env: CodeInterpreterEnvironment) -> None:
-    for options in ({}, {"seed": 1, "episode_id": "a"}, {"limits": None}):
-        assert type(await env.reset(**options)) is CodeObservation
-    seen = await env.step(Execute(code="2"))
-    assert type(seen) is CodeObservation
-    assert (seen.stdout, seen.exit_code, seen.metadata["last_code"]) == ("2\n", 0, "2")
-    assert seen.metadata["execution"]["status"] == "ok"
-    for options in ({"limits": {}}, {"packages": []}, {"files": {}}, {"snapshot": False}):
-        assert type(await env.reset(**options)) is CodeInterpreterObservation
 
 
 async def test_a_reset_ends_the_interpreter_before(

@@ -16,7 +16,7 @@ from envs.code_interpreter_env.server import sparing
 from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
 from envs.code_interpreter_env.server.house import House
 from envs.code_interpreter_env.server.settings import InterpreterSettings
-from openenv_core import EpisodeOver, infrastructure_failure
+from openenv_core import infrastructure_failure
 from openenv_core.sandbox import Isolation
 from openenv_core.tools import (
     CallToolAction,
@@ -236,10 +236,3 @@ async def test_an_interpreter_that_knows_no_interrupt_is_ended_when_its_caller_g
         await running
     assert not (await call(env, "run_python", code="1")).is_error
     assert [one.closed for one in backend.opened] == [True, False]
-
-
-async def test_an_episode_that_is_over_has_no_calls(env: CodeInterpreterEnvironment) -> None:
-    env._state.done = True
-    for name in ("run_python", "none"):
-        with pytest.raises(EpisodeOver):
-            await call(env, name, code="1")

@@ -9,7 +9,7 @@ from tool_houses import call, entry, house_of, kind, names, playing
 
 from envs.mcp_tools_env.server.episode.naming import fitting, offered, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
-from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck, is_tame
+from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
 from openenv_core.tools import ToolContext
 from openenv_core.tools.openai import NAME, openai_tools
 
@@ -165,14 +165,6 @@ def test_ordinary_schemas_are_held(
     check = ArgumentCheck(schema)
     assert check.faults(right) == []
     assert check.faults(wrong)
-
-
-def test_patterns_are_tame_or_left_out() -> None:
-    tame = ("^[a-z]+$", r"^\d{4}-\d{2}-\d{2}$", "a|b", "^(foo|bar)?baz$", "^.*$")
-    wild = ("(a+)+", "(a*)*", "(a|aa)+b*", "a*b*", r"(a)\1", "(?=a)b", "(a{2,3}){3}", "(", 7, "x" * 600)
-    wild += ("a?" * 30 + "a" * 30, "(a?){30}", "[a-z]{1,500}[a-z]{1,500}")
-    assert all(map(is_tame, tame))
-    assert not any(map(is_tame, wild))
 
 
 class Told(ToolContext):

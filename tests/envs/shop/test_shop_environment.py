@@ -1,14 +1,11 @@
 """The environment in-process: what it hides, what it refuses, and what weak players earn."""
 
 import json
-import random
 from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
 
-from envs.shop_env import InvalidResetOption
-from envs.shop_env.baselines import BASELINES
 from envs.shop_env.server.environment import ShopEnvironment
 from envs.shop_env.solver import solve
 from envs.shop_env.world.desk import TRIES
@@ -16,8 +13,7 @@ from envs.shop_env.world.facts import facts
 from envs.shop_env.world.requests import Scenario
 from envs.shop_env.world.speech import PHRASINGS
 from envs.shop_env.world.words import Decision, Ground
-from openenv_core.errors import EpisodeOver
-from openenv_core.tools import SILENT, CallToolObservation, ListToolsAction, ToolErrorType
+from openenv_core.tools import CallToolObservation
 from tests.envs.tool_calls import calls_of
 
 
@@ -43,35 +39,6 @@ def honest(shop: ShopEnvironment, **options: Any) -> Scenario:
     told = {"customer_id": customer.id, "email": customer.email, "phone": customer.phone}
     assert calls_of(shop)("verify_identity", told).result == {"verified": True}
     return scenario
-
-
-@pytest.mark.soak
-def test_who_does_not_look_earns_next_to_nothing(shop: ShopEnvironment) -> None:
-    for name, policy in BASELINES.items():
-        source, call = random.Random(7), calls_of(shop)
-        earned = [policy(shop.reset(split="test", index=index).task, call, source) for index in range(300)]
-        # Two of them do what is right wherever it happens to be what they always do.
-        most = 0.12 if name in ("refuse as usual", "believe nobody") else 0.02
-        assert sum(earned) / len(earned) < most, name
-
-
-def test_the_seed_and_the_calls_decide_everything(shop: ShopEnvironment) -> None:
-    other = ShopEnvironment()
-    for seed in range(5):
-        one, two = shop.reset(seed=seed, episode_id="x"), other.reset(seed=seed, episode_id="x")
-        assert one == two
-        assert (shop.state, shop.state.index) == (other.state, seed)
-        for name, arguments in (("ask_customer", {"topic": "name"}), ("search_products", {"text": "toys"})):
-            assert calls_of(shop)(name, dict(arguments)) == calls_of(other)(name, dict(arguments))
-    drawn = shop.reset()
-    assert shop.reset(seed=shop.state.seed).task == drawn.task
-    # A reset forgets what the last episode changed.
-    first = shop.reset(index=0)
-    before = facts(scenario_of(shop).records)
-    solve(first.task, calls_of(shop))
-    assert facts(scenario_of(shop).records) != before or not any(one.changes for one in shop._verdicts)
-    assert shop.reset(index=0) == first
-    assert facts(scenario_of(shop).records) == before
 
 
 def test_splits_share_no_task(shop: ShopEnvironment) -> None:
@@ -213,87 +180,12 @@ def test_money_has_bounds(shop: ShopEnvironment) -> None:
         assert call("reply", {"request": 1, "decision": "done", "amount": amount}).error is not None
 
 
-IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
-    ("get_policy", {"topic": ["returns"]}),
-    ("ask_customer", {"topic": "name", "request": 10**30}),
-    ("ask_customer", {"topic": "name", "scenario": {}}),
-    ("find_customer", {"name": "x" * 1_000_000}),
-    ("verify_identity", {"customer_id": "C1", "email": {"$ne": ""}}),
-    ("verify_identity", {"customer_id": "nobody"}),
-    ("get_product", {"product_id": "P99"}),
-    ("get_coupon", {"code": "%"}),
-    ("check_stock", {"sku": "' OR 1=1"}),
-    ("return_items", {"order_id": "O1", "lines": [], "reason": "damaged"}),
-    ("return_items", {"order_id": "O1", "lines": list(range(1000)), "reason": "damaged"}),
-    ("reply", {"request": 9, "decision": "done"}),
-    ("reply", {"request": 1, "decision": "granted"}),
-    ("reply", {"request": 1, "decision": "done", "message": "x" * 100_000}),
-    ("finish", {"reward": 1}),
-    ("add_note", {"customer_id": "C1", "kind": "suspicious", "text": "x"}),
-    ("_earned", {}),
-    ("x" * 100_000, {}),
-]
-
-
-def test_calls_that_cannot_be_made_cost_a_call_and_nothing_else(shop: ShopEnvironment) -> None:
-    task = shop.reset(seed=4, max_calls=200).task
+def test_a_reset_forgets_what_the_last_episode_changed(shop: ShopEnvironment) -> None:
+    first = shop.reset(index=0)
     before = facts(scenario_of(shop).records)
-    for count, (name, arguments) in enumerate(IMPOSSIBLE, 1):
-        seen = calls_of(shop)(name, arguments)
-        assert seen.error is not None, name
-        assert len(seen.error.message) < 2000
-        assert (seen.reward, seen.done, shop.state.step_count) == (0.0, False, count)
+    solve(first.task, calls_of(shop))
+    assert facts(scenario_of(shop).records) != before or not any(one.changes for one in shop._verdicts)
+    assert shop.reset(index=0) == first
     assert facts(scenario_of(shop).records) == before
-    assert solve(task, calls_of(shop)) == 1.0
-
-
-def test_the_end_is_the_end(shop: ShopEnvironment) -> None:
-    call = calls_of(shop)
-    solve(shop.reset(index=1).task, call)
-    for name in ("finish", "reply", "no_such_tool"):
-        with pytest.raises(EpisodeOver):
-            call(name, {})
-    shop.reset(index=1, max_calls=2)
-    assert call("get_policy", {"topic": "returns"}).done is False
-    last = call("no_such_tool", {})
-    assert (last.reward, last.done) == (0.0, True)
-    assert last.error is not None
-    assert last.error.error_type is ToolErrorType.TOOL_NOT_FOUND
-    with pytest.raises(EpisodeOver):
-        call("finish", {})
-    shop.reset(index=1, max_calls=1)
-    assert call("finish", {}).done
-
-
-def test_a_reset_that_cannot_be_leaves_the_episode_as_it_was(shop: ShopEnvironment) -> None:
-    shop.reset(seed=1)
-    before = shop.state
-    refused: list[dict[str, Any]] = [{"seed": -1}, {"seed": True}, {"split": "all"}, {"index": 1_000_000}]
-    refused += [
-        {"difficulty": {}},
-        {"max_calls": 0},
-        {"max_calls": "9"},
-        {"episode_id": 3},
-        {"impostor": True},
-    ]
-    for options in refused:
-        with pytest.raises(InvalidResetOption):
-            shop.reset(**options)
-        assert shop.state == before
-    assert calls_of(shop)("ask_customer", {"topic": "name"}).error is None
-
-
-def test_before_a_reset_and_after_close_there_is_nothing_to_call(shop: ShopEnvironment) -> None:
-    with pytest.raises(EpisodeOver):
-        calls_of(shop)("get_policy", {"topic": "returns"})
-    with pytest.raises(EpisodeOver):
-        shop.read_resource("task://current", SILENT)
-    assert len(shop.step(ListToolsAction()).tools) == 22
     seen = shop.reset(seed=2, difficulty="hard")
     assert (seen.requests, seen.difficulty) == (3, "hard")
-    assert shop.read_resource("task://current", SILENT)[0]["text"] == seen.task
-    assert shop.get_prompt("task", {}, SILENT).messages[0]["content"]["text"] == seen.task
-    shop.close()
-    shop.close()
-    with pytest.raises(EpisodeOver):
-        calls_of(shop)("get_policy", {"topic": "returns"})

@@ -24,27 +24,9 @@ def task(tmp_path: Path) -> BlackjackTask:
 
 
 def test_an_answer_is_one_word_and_nothing_else(task: BlackjackTask) -> None:
-    for text, action in (
-        (" HIT ", "hit"),
-        ("hit.", "hit"),
-        ("\nhit\n", "hit"),
-        ("Stand", "stand"),
-        ("STAND.", "stand"),
-    ):
-        assert task.parse(text) == BlackjackAction(action=action)
-    for text in (
-        "",
-        ".",
-        "hit stand",
-        "do not hit",
-        "hits",
-        "white",
-        "hit..",
-        '"hit"',
-        "1",
-        "double",
-        "<think> hit",
-    ):
+    for text in (" HIT ", "hit.", "\nhit\n"):
+        assert task.parse(text) == BlackjackAction(action="hit")
+    for text in ("", ".", "hit stand", "do not hit", "hits", "white", "hit..", '"hit"', "1", "<think> hit"):
         assert chat.parse(text) is None
         assert task.parse(text) is None
     sent = task.parse("stand")

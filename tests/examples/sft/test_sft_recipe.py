@@ -1,7 +1,6 @@
 """The recipe: its files, its traces, its report; and the whole of it at toy size."""
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,22 +171,6 @@ def test_the_report_counts_what_earned_1_and_shows_how_a_run_has_learned(tmp_pat
 def pixels(picture: Path) -> NDArray[np.float32]:
     image: NDArray[np.float32] = plt.imread(picture)
     return image
-
-
-@pytest.mark.soak
-def test_losses_are_drawn_up_to_a_single_look(tmp_path: Path) -> None:
-    began = Look(update=0, loss=None, validation_loss=4.0, seconds=0.0)
-    looks = [Look(update=5 * n, loss=2.0 / n, validation_loss=3.0 / n, seconds=float(n)) for n in (1, 2, 3)]
-    drawn = {}
-    for name, (seen, kept) in {
-        "first kept": (looks, looks[0]), "last kept": (looks, looks[-1]), "one": (looks[:1], looks[0]),
-        "from the beginning": ([began, *looks], looks[-1]), "the beginning": ([began], began),
-        "one update": ([began, looks[0]], looks[0]),
-    }.items():  # fmt: skip
-        draw_losses(seen, tmp_path / "losses.png", kept=kept)
-        drawn[name] = pixels(tmp_path / "losses.png")
-    for name, other in itertools.combinations(drawn, 2):
-        assert (drawn[name] != drawn[other]).any(), f"{name} is the picture of {other}"
 
 
 @pytest.mark.soak

@@ -49,43 +49,21 @@ async def test_bundles_come_whole_or_not_at_all() -> None:
     assert len(collector.outputs) == LIMITS.files
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    [
-        ("Traceback (most recent call last):\n  File 'x'\nValueError: no\n", "ValueError", "no"),
-        (
-            "Traceback (most recent call last):\n  x\na.b.Own: two\nlines\n  indented",
-            "a.b.Own",
-            "two\nlines\n  indented",
-        ),
-        ("KeyboardInterrupt", "KeyboardInterrupt", ""),
-        ("\x1b[0;31mZeroDivisionError\x1b[0m: by zero", "ZeroDivisionError", "by zero"),
-        ("it has failed, somehow", "Exception", "it has failed, somehow"),
-        ("", "Exception", ""),
-    ],
-)
-def test_exceptions_are_read_from_their_traceback(text: str, name: str, value: str) -> None:
-    error = error_of(text)
-    assert (error.ename, error.evalue) == (name, value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "status", "exit_code"),
-    [
+def test_how_an_exception_ends_code() -> None:
+    for name, value, status, exit_code in (
         ("ValueError", "", "error", 1),
         ("MemoryError", "", "memory", 1),
         ("SystemExit", "", "ok", 0),
-        ("SystemExit", "None", "ok", 0),
-        ("SystemExit", "7", "error", 7),
         ("SystemExit", "-1", "error", 255),
         ("SystemExit", "512", "error", 1),
         ("SystemExit", "words", "error", 1),
-    ],
-)
-def test_how_an_exception_ends_code(name: str, value: str, status: str, exit_code: int) -> None:
-    verdict = raised(CodeError(ename=name, evalue=value))
-    assert (verdict.status, verdict.exit_code) == (status, exit_code)
-    assert (verdict.error is None) == (status == "ok")
+    ):
+        verdict = raised(CodeError(ename=name, evalue=value))
+        assert (verdict.status, verdict.exit_code) == (status, exit_code)
+        assert (verdict.error is None) == (status == "ok")
+    text = "Traceback (most recent call last):\n  x\n\x1b[0;31ma.b.Own\x1b[0m: two\nlines\n  indented"
+    error = error_of(text)
+    assert (error.ename, error.evalue) == ("a.b.Own", "two\nlines\n  indented")
 
 
 def test_paths_are_relative_and_stay() -> None:

@@ -144,14 +144,6 @@ def test_a_mistake_is_told_with_file_and_line(tmp_path: Path) -> None:
     assert "77001" not in str(told.value)
 
 
-def test_long_splits_are_listed_in_parts(tmp_path: Path) -> None:
-    tasks = JsonlTasks(folder(tmp_path, train=lines(1001)))
-    assert len(tasks.list_tasks("train")) == 100
-    assert len(tasks.get_task_range("train", 1)) == 1000
-    with pytest.raises(ValueError, match="1000"):
-        tasks.get_task_range("train")
-
-
 def test_a_file_that_changes_under_way_is_told(tmp_path: Path) -> None:
     place = folder(tmp_path, train=lines(2)) / "train.jsonl"
     tasks = JsonlTasks(place)
