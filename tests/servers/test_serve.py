@@ -2,25 +2,40 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
-from serve_process import eventually, gone, refusal, serve
+from serve_process import PATIENCE_S, SUPPORT, eventually, gone, refusal, serve
+from server_apps import mcp, step
 from serving import ask, socket_to
 
+from openenv_core.cli.main import main
+
 TOKEN = "correct-horse-battery-staple"
+OTHER = "another-token-of-good-length"
+REFUSAL = "expected a better place, got this one; go elsewhere"
+"""What `lifelong` says where it is told to refuse."""
+
+soak = pytest.mark.soak
+slow = pytest.mark.slow
 
 
-def test_every_route_wants_the_token_and_the_log_never_shows_it(tmp_path: Path) -> None:
+def test_every_route_wants_the_token_and_no_secret_is_ever_told(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"# of the trainer\n{TOKEN}\n\nanother-token-of-good-length\n")
-    with serve("--token-file", str(tokens), "--log-level", "debug") as server:
+    tokens.write_text(f"# of the trainer\n{TOKEN}\n\n{OTHER}\n")
+    canary = "canary-4f1c9d-of-the-operator"
+    with serve("--token-file", str(tokens), "--log-level", "debug", CANARY=canary) as server:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
         for path in ("/health", "/docs", "/openapi.json", "/metadata"):
             assert server.get(path)[0] == 401
         assert server.request("POST", "/mcp", {})[0] == 401
-        assert server.get("/health", Authorization=f"Bearer {TOKEN}") == (200, {"status": "healthy"})
+        assert server.get("/health", **bearer) == (200, {"status": "healthy"})
         with server.connect() as connection:
             connection.sendall(
                 b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -28,60 +43,42 @@ def test_every_route_wants_the_token_and_the_log_never_shows_it(tmp_path: Path) 
                 b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
             )
             assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
+        for path in ("/metadata", "/schema", "/openapi.json", "/health", "/no/such/route"):
+            assert canary not in json.dumps(server.get(path, **bearer)[1])
+        for body in ({"action": {"amount": 13}}, {"action": {"amount": "x"}}, ["no object"], {"action": {}}):
+            assert canary not in json.dumps(server.request("POST", "/step", body, **bearer)[1])
     assert server.output
     assert TOKEN not in server.output
+    assert canary not in server.output
 
 
-@pytest.mark.parametrize(
-    ("words", "environ"),
-    [
-        (("--token", TOKEN, "--token", "another-token-of-good-length"), {}),
-        ((), {"ROPEWALK_TOKENS": f"another-token-of-good-length, {TOKEN}"}),
-        (("--token", TOKEN), {"ROPEWALK_TOKENS": "a-token-that-options-outrank"}),
-    ],
-)
-def test_tokens_come_from_options_or_the_environment(words: tuple[str, ...], environ: dict[str, str]) -> None:
-    with serve(*words, **environ) as server:
-        assert server.get("/health")[0] == 401
-        assert server.get("/health", Authorization=f"Bearer {TOKEN}")[0] == 200
-        outranked = server.get("/health", Authorization="Bearer a-token-that-options-outrank")
-        assert outranked[0] == 401
-
-
-def test_tokens_are_not_in_the_environment_that_an_app_sees() -> None:
-    with serve(app="tell_environ:app", ROPEWALK_TOKENS=TOKEN) as server:
+def test_a_foreign_app_is_guarded_and_does_not_see_the_tokens() -> None:
+    with serve(app="tell_environ:app", ROPEWALK_TOKENS=f"{OTHER}, {TOKEN}") as server:
+        assert server.get("/")[0] == 401
+        assert server.get("/", Authorization=f"Bearer {TOKEN}", Host="rebound.example.com")[0] == 421
         status, said = server.get("/", Authorization=f"Bearer {TOKEN}")
         assert status == 200
         assert TOKEN not in said
         assert "PATH" in said
 
 
-def test_a_stranger_must_not_come_in_without_a_token() -> None:
-    status, said = refusal("--host", "0.0.0.0")
-    assert status == 2
-    for word in ("expected a token", "--token-file", "ROPEWALK_TOKENS", "--insecure", "secrets"):
-        assert word in said
-    status, said = refusal("--host", "::")
-    assert (status, "expected a token" in said) == (2, True)
-
-
-def test_an_inherited_socket_is_looked_at_too() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        status, said = refusal("--fd", str(listener.fileno()), pass_fds=(listener.fileno(),))
-    assert (status, "expected a token" in said) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "environ"),
-    [
-        (("--insecure",), {}),
-        ((), {"ROPEWALK_INSECURE": "1"}),
-        (("--token", TOKEN), {}),
-    ],
-)
-def test_beyond_loopback_where_it_was_chosen(words: tuple[str, ...], environ: dict[str, str]) -> None:
-    with serve("--host", "0.0.0.0", *words, **environ) as server:
+@slow
+def test_tokens_of_options_outrank_those_of_the_environment() -> None:
+    with serve("--token", TOKEN, "--host", "0.0.0.0", ROPEWALK_TOKENS=OTHER) as server:
+        assert server.get("/health")[0] == 401
         assert server.get("/health", Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert server.get("/health", Authorization=f"Bearer {OTHER}")[0] == 401
+
+
+def test_strangers_must_not_come_in_without_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    for host in ("0.0.0.0", "::"):
+        assert main(["serve", "counter:app", "--port", "0", "--host", host]) == 2
+        said = capsys.readouterr().err
+        for word in ("expected a token", "--token-file", "ROPEWALK_TOKENS", "--insecure", "secrets"):
+            assert word in said
+    with socket.create_server(("0.0.0.0", 0)) as listener:  # an inherited socket is looked at too
+        assert main(["serve", "counter:app", "--fd", str(os.dup(listener.fileno()))]) == 2
+    assert "expected a token" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -91,79 +88,84 @@ def test_beyond_loopback_where_it_was_chosen(words: tuple[str, ...], environ: di
         (("--token-file", "/no/such/file"), "--token-file"),
         (("--max-sessions", "0"), "--max-sessions"),
         (("--step-timeout", "soon"), "--step-timeout"),
-        (("--allowed-host", "https://example.org"), "allowed host"),
-        (("--allowed-origin", "example.org"), "allowed origin"),
         (("--fd", "987"), "--fd"),
     ],
 )
-def test_what_cannot_be_used_is_refused(words: tuple[str, ...], text: str) -> None:
-    status, said = refusal(*words)
+def test_options_that_cannot_be_used_are_refused(
+    words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = main(["serve", "counter:app", "--port", "0", *words])
+    except SystemExit as ended:
+        status = ended.code
     assert status == 2
+    said = capsys.readouterr().err
     assert text in said
-    assert "Traceback" not in said
     assert "short" not in said
 
 
-@pytest.mark.parametrize("app", ["json:loads", "json:JSONDecoder", "json:__name__", "counter:Counter"])
-def test_what_is_no_app_is_refused(app: str) -> None:
-    status, said = refusal(app=app)
-    assert status == 2
-    assert "expected an ASGI app" in said
+@slow
+@pytest.mark.parametrize(
+    ("app", "words", "text"),
+    [
+        ("tell_environ:app", ("--max-sessions", "3"), "--max-sessions"),  # it cannot heed them
+        ("counter:app", ("--allowed-host", "https://example.org"), "allowed host"),
+        ("counter:app", ("--allowed-origin", "example.org"), "allowed origin"),
+    ],
+)
+def test_options_that_an_app_cannot_be_served_with_are_refused(
+    app: str, words: tuple[str, ...], text: str
+) -> None:
+    status, said = refusal(*words, app=app)
+    assert (status, text in said, "Traceback" in said) == (2, True, False)
 
 
-def test_a_foreign_app_is_guarded() -> None:
-    with serve("--token", TOKEN, app="tell_environ:app") as server:
-        assert server.get("/")[0] == 401
-        assert server.get("/", Authorization=f"Bearer {TOKEN}", Host="rebound.example.com")[0] == 421
-        assert server.get("/", Authorization=f"Bearer {TOKEN}")[0] == 200
-
-
-def test_a_foreign_app_takes_no_options_that_it_cannot_heed() -> None:
-    status, said = refusal("--max-sessions", "3", app="tell_environ:app")
-    assert status == 2
-    assert "--max-sessions" in said
-
-
-async def test_sessions_print_nothing() -> None:
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=slow),
+        pytest.param(signal.SIGHUP, marks=soak),
+    ],
+)
+async def test_sessions_print_nothing_and_a_signal_under_load_leaves_nothing_behind(
+    number: signal.Signals,
+) -> None:
     with serve() as server:
-        before = server.output
-        async with socket_to(server.address) as client:
-            await ask(client, {"type": "reset"})
-        assert server.get("/health")[0] == 200
-    assert server.output == before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_under_load_leaves_nothing_behind(number: signal.Signals) -> None:
-    with serve() as server:
-        family = server.family
-        stop = asyncio.Event()
+        family, before = server.family, server.output
+        listening = [c.laddr for p in family for c in p.net_connections() if c.status == "LISTEN"]
+        assert listening == [("127.0.0.1", server.port)]  # by default nobody else can come in
+        playing = asyncio.Semaphore(0)
 
         async def play() -> None:
             async with socket_to(server.address) as client:
                 await ask(client, {"type": "reset"})
-                while not stop.is_set():
+                playing.release()
+                while True:
                     await ask(client, {"type": "state"})
 
         players = [asyncio.create_task(play()) for _ in range(16)]
-        await asyncio.sleep(0.1)
+        for _ in players:
+            await playing.acquire()
+        assert server.output == before
         server.process.send_signal(number)
         assert await asyncio.to_thread(server.ended) == 0
-        stop.set()
         await asyncio.gather(*players, return_exceptions=True)
         assert all(gone(process) for process in family)
     assert "Traceback" not in server.output
 
 
+@slow
 async def test_a_step_that_hangs_does_not_keep_the_server() -> None:
     with serve("--drain", "0.5", app="hanging:app") as server:
         async with socket_to(server.address) as client:
-            await client.send(json.dumps({"type": "step", "data": {"amount": 1}}))
+            await client.send(json.dumps(step()))
             eventually(lambda: "hanging now" in server.output)
             server.process.terminate()
             assert await asyncio.to_thread(server.ended) == 0
 
 
+@slow
 async def test_a_second_interrupt_ends_at_once() -> None:
     with serve("--drain", "3600", app="tell_environ:app") as server, server.connect() as connection:
         connection.sendall(b"GET /hang HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -175,11 +177,106 @@ async def test_a_second_interrupt_ends_at_once() -> None:
         assert await asyncio.to_thread(server.ended) == 0
 
 
-def test_a_canary_in_the_environment_is_never_told() -> None:
-    canary = "canary-4f1c9d-of-the-operator"
-    with serve("--log-level", "debug", CANARY=canary) as server:
-        for path in ("/metadata", "/schema", "/openapi.json", "/health", "/no/such/route"):
-            assert canary not in json.dumps(server.get(path)[1])
-        for body in ({"action": {"amount": 13}}, {"action": {"amount": "x"}}, ["no object"], {"action": {}}):
-            assert canary not in json.dumps(server.request("POST", "/step", body)[1])
-    assert canary not in server.output
+@slow
+def test_sessions_that_were_opened_and_left_do_not_fill_the_server_for_ever() -> None:
+    with serve("--max-sessions", "2", "--idle-timeout", "1.5") as server:
+
+        def created() -> bool:
+            return "result" in server.request("POST", "/mcp", mcp("openenv/session/create"))[1]
+
+        assert created()
+        assert created()
+        error = server.request("POST", "/mcp", mcp("openenv/session/create"))[1]["error"]
+        assert error["code"] == -32000
+        assert error["data"] == {"active_sessions": 2, "max_sessions": 2}
+        eventually(created)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("app", "threads"),
+    # Threads are as many as calls have been under way at once, and the sessions are asked one by one.
+    [("fuzz_app:app", 0), ("fuzz_app:in_threads", 8)],
+)
+async def test_sessions_take_no_thread_each(app: str, threads: int) -> None:
+    with serve("--max-sessions", "64", app=app) as server:
+        process = psutil.Process(server.process.pid)
+        before = process.num_threads()
+        sessions = [socket_to(server.address) for _ in range(64)]
+        clients = [await session.__aenter__() for session in sessions]
+        try:
+            for client in clients:
+                reply = await ask(client, {"type": "step", "data": {"text": "a"}})
+                assert reply["type"] == "observation"
+            assert process.num_threads() - before <= threads
+        finally:
+            for session in sessions:
+                await session.__aexit__(None, None, None)
+
+
+# What lives as long as an app
+
+
+def lines(notes: Path) -> list[str]:
+    return notes.read_text().splitlines() if notes.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "told"),
+    [
+        pytest.param((), {}, ["start exposed=False"], marks=soak),
+        pytest.param(("--host", "0.0.0.0"), {"ROPEWALK_INSECURE": "1"}, ["start exposed=True"], marks=slow),
+        pytest.param(("--reload",), {}, ["start exposed=False"], marks=soak),
+        pytest.param(
+            ("--workers", "2", "--host", "0.0.0.0", "--insecure"),
+            {},
+            ["start exposed=True"] * 2,
+            marks=soak,
+        ),
+    ],
+)
+def test_a_lifespan_is_run_once_a_process_and_knows_who_can_reach_it(
+    words: tuple[str, ...], environ: dict[str, str], told: list[str], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    with serve(*words, app="lifelong:app", NOTES=str(notes), **environ):
+        eventually(lambda: len(lines(notes)) == len(told))
+    assert lines(notes) == told + ["end"] * len(told)
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=slow), pytest.param(("--workers", "2"), marks=soak)]
+)
+def test_a_lifespan_that_refuses_is_a_message_and_a_status(words: tuple[str, ...], tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    status, said = refusal(*words, app="lifelong:app", NOTES=str(notes), REFUSE="1")
+    assert status == 2
+    assert said.count(REFUSAL) == 1
+    assert "Traceback" not in said
+    assert "end" not in lines(notes)
+
+
+@soak
+def test_a_lifespan_that_fails_shows_its_traceback(tmp_path: Path) -> None:
+    status, said = refusal(app="lifelong:app", NOTES=str(tmp_path / "notes"), BREAK="1")
+    assert status not in (0, None)
+    assert "Traceback" in said
+    assert "RuntimeError: nobody meant this" in said
+
+
+@soak
+def test_under_plain_uvicorn_a_lifespan_that_refuses_is_a_message_too(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    environ = {"NOTES": str(notes), "REFUSE": "1", "PATH": "", "PYTHONPATH": str(Path(SUPPORT).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "uvicorn", "lifelong:app", "--port", "0"],
+        cwd=SUPPORT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode != 0
+    assert done.stderr.count(REFUSAL) == 1
+    assert "Traceback" not in done.stderr
+    assert lines(notes) == ["start exposed=None"]

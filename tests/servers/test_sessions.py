@@ -6,17 +6,13 @@ import logging
 from typing import Any
 
 import pytest
-from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, SlowBlocking
+from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
-from openenv_core import ConfigurationError
 from openenv_core.protocol.codes import Refusal
-from openenv_core.types import ConcurrencyConfig
-from servers import create_app
 from servers.execution import Executor
 from servers.sessions import LocalSlots, SessionTable, reaper
-from servers.settings import ServerSettings
 
 TOKENS = ("a" * 32, "b" * 32)
 A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
@@ -254,37 +250,3 @@ async def test_draining_returns_at_its_deadline() -> None:
         assert app.sessions.active == 1  # the socket's; it goes with the server
     env.release.set()
     await eventually(lambda: app.sessions.active == 0)
-
-
-# Settings
-
-
-def test_the_cap_and_the_idle_time_come_from_where_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ConcurrencyConfig(max_concurrent_envs=3, session_timeout=12.5)
-    app = create_app(Counter, Add, Count, concurrency_config=config)
-    assert (app.sessions.slots.cap, app.settings.idle_timeout_s) == (3, 12.5)
-    with pytest.raises(ConfigurationError, match="got both"):
-        create_app(Counter, Add, Count, max_concurrent_envs=3, concurrency_config=config)
-    monkeypatch.setenv("ROPEWALK_MAX_SESSIONS", "5")
-    app = create_app(Counter, Add, Count, max_concurrent_envs=2)
-    assert app.sessions.slots.cap == 5
-    app.configure(ServerSettings(max_sessions=7))
-    assert app.sessions.slots.cap == 7
-
-    class Solitary(Counter):
-        SUPPORTS_CONCURRENT_SESSIONS = False
-
-    with pytest.raises(ConfigurationError, match="SUPPORTS_CONCURRENT_SESSIONS = True"):
-        create_app(Solitary, Add, Count)
-
-
-async def test_slots_and_ids_of_ones_own() -> None:
-    app = app_of(Counter)
-    slots = LocalSlots(1)
-    app.configure(app.settings, slots=slots, new_id=lambda: "drawn")
-    async with serving(app) as address:
-        with pytest.raises(ConfigurationError, match="while it runs"):
-            app.configure(app.settings)
-        assert await opened(address) == "drawn"
-        assert slots.active == 1
-        assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000

@@ -1,6 +1,7 @@
 """Environments that heed nothing, raise what nobody should, or bring what is no environment: only they are hit."""
 
 import asyncio
+import inspect
 import json
 import threading
 from typing import Any
@@ -17,21 +18,19 @@ from counter import (
     SlowBlocking,
     SlowConstructor,
 )
-from serving import ask, eventually, opened, request, rpc, serving, socket_to
+from server_apps import HEADER, STATE, action, step
+from server_apps import app_of as app_with
+from serving import PATIENCE_S, ask, eventually, opened, request, rpc, serving, socket_to
 
-from servers import create_app, execution
+from servers import execution
 from servers.app import EnvironmentApp
 from servers.execution import Executor
-from servers.settings import ServerSettings
 
-STEP = {"type": "step", "data": {"amount": 1}}
-HEADER = "X-OpenEnv-Session"
+STEP = step()
 
 
 def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
-    app = create_app(env, Add, Count, max_concurrent_envs=cap)
-    app.configure(ServerSettings(**{"step_timeout_s": None, **settings}))
-    return app
+    return app_with(env, cap, **{"step_timeout_s": None, **settings})
 
 
 @pytest.fixture
@@ -43,58 +42,65 @@ class Stop(BaseException):
     """What a library raises that is not meant to be caught: a panic, or the end of a test."""
 
 
-def raising(kind: type[Counter], error: type[BaseException], where: str) -> type[Counter]:
-    """Return a counter that raises at one place."""
+def raising(kind: type[Counter]) -> Any:
+    """Return a counter that raises at one place; the test sets `where`, and the `error`."""
 
-    def fails(*_: Any, **__: Any) -> Any:
-        raise error("on purpose")
+    def at(name: str) -> Any:
+        original = getattr(kind, name)
 
-    async def fails_later(*_: Any, **__: Any) -> Any:
-        raise error("on purpose")
+        def method(self: Any, *args: Any, **options: Any) -> Any:
+            if made.where == name:
+                raise made.error("on purpose")
+            return original(self, *args, **options)
 
-    if where == "state":
-        return type("Raising", (kind,), {where: property(fails)})
-    later = kind is AsyncCounter and where in ("reset", "step", "close")
-    return type("Raising", (kind,), {where: fails_later if later else fails})
+        async def later(self: Any, *args: Any, **options: Any) -> Any:
+            result = method(self, *args, **options)
+            return await result if inspect.isawaitable(result) else result
+
+        return later if kind is AsyncCounter and name != "__init__" else method
+
+    def state(self: Any) -> Any:
+        if made.where == "state":
+            raise made.error("on purpose")
+        return kind.state.fget(self)  # type: ignore[attr-defined]
+
+    names = {name: at(name) for name in ("__init__", "reset", "step", "close")}
+    made: Any = type("Raising", (kind,), {**names, "state": property(state), "where": "", "error": Stop})
+    return made
 
 
 KINDS = pytest.mark.parametrize("kind", [Counter, BlockingCounter, AsyncCounter])
-ERRORS = pytest.mark.parametrize(
-    "error",
-    [
-        Stop,
-        GeneratorExit,
-        StopIteration,
-        StopAsyncIteration,
-        asyncio.CancelledError,
-        SystemExit,
-        KeyboardInterrupt,
-    ],
-)
+ERRORS = [
+    Stop,
+    GeneratorExit,
+    StopIteration,
+    StopAsyncIteration,
+    asyncio.CancelledError,
+    SystemExit,
+    KeyboardInterrupt,
+]
+ASKING = {
+    "reset": ({"type": "reset"}, "POST", "/reset", None),
+    "step": (STEP, "POST", "/step", action()),
+    "state": (STATE, "GET", "/state", None),
+}
 
 
 @KINDS
-@ERRORS
-@pytest.mark.parametrize("where", ["reset", "step", "state"])
-async def test_whatever_a_method_raises_is_told_and_the_session_lives(
-    kind: type[Counter], error: type[BaseException], where: str
-) -> None:
-    app = app_of(raising(kind, error, where))
-    frame = STEP if where == "step" else {"type": where}
-    method, path, body = {
-        "reset": ("POST", "/reset", None),
-        "step": ("POST", "/step", {"action": {"amount": 1}}),
-        "state": ("GET", "/state", None),
-    }[where]
+async def test_whatever_a_method_raises_is_an_error_and_the_session_lives(kind: type[Counter]) -> None:
+    env = raising(kind)
+    app = app_of(env)
     async with serving(app) as address:
-        async with socket_to(address) as ws:
-            for _ in range(2):
-                assert (await ask(ws, frame))["data"]["code"] == "EXECUTION_ERROR"
         standing = await opened(address)
-        for headers in ({}, {HEADER: standing}, {HEADER: standing}):
-            assert (await request(address, method, path, body, headers)).status_code == 500
-        async with socket_to(address, f"?session_id={standing}") as ws:
-            assert (await ask(ws, frame))["data"]["code"] == "EXECUTION_ERROR"
+        for env.where, (frame, method, path, body) in ASKING.items():
+            for env.error in ERRORS:
+                for query in ("", f"?session_id={standing}"):
+                    async with socket_to(address, query) as ws:
+                        for _ in range(2):
+                            assert (await ask(ws, frame))["data"]["code"] == "EXECUTION_ERROR", env.error
+                headers: dict[str, str]
+                for headers in ({}, {HEADER: standing}):
+                    assert (await request(address, method, path, body, headers)).status_code == 500, env.error
         await rpc(address, "openenv/session/close", {"session_id": standing})
         await eventually(lambda: app.sessions.active == 0)
 
@@ -110,14 +116,17 @@ class EndlessError(Exception):
 
 
 @KINDS
-@pytest.mark.parametrize("error", [UnspeakableError, EndlessError])
-async def test_what_cannot_be_said_is_told_in_short(kind: type[Counter], error: type[Exception]) -> None:
-    async with serving(app_of(raising(kind, error, "step"))) as address:
-        async with socket_to(address) as ws:
-            assert (await ask(ws, STEP))["data"]["code"] == "EXECUTION_ERROR"
-        reply = await request(address, "POST", "/step", {"action": {"amount": 1}})
-        assert reply.status_code == 500
-        assert len(reply.content) < 20_000
+async def test_errors_without_text_or_with_too_much_are_told_in_short(kind: type[Counter]) -> None:
+    errors: list[type[Exception]] = [UnspeakableError, EndlessError]
+    env = raising(kind)
+    env.where = "step"
+    async with serving(app_of(env)) as address:
+        for env.error in errors:
+            async with socket_to(address) as ws:
+                assert (await ask(ws, STEP))["data"]["code"] == "EXECUTION_ERROR"
+            reply = await request(address, "POST", "/step", action())
+            assert reply.status_code == 500
+            assert len(reply.content) < 20_000
 
 
 @KINDS
@@ -127,8 +136,7 @@ async def test_an_option_may_be_called_like_anything(kind: type[Counter]) -> Non
         async with socket_to(address) as ws:
             assert (await ask(ws, {"type": "reset", "data": options}))["type"] == "observation"
         assert (await request(address, "POST", "/reset", options)).status_code == 200
-        step = {"action": {"amount": 1}, **options}
-        assert (await request(address, "POST", "/step", step)).status_code == 200
+        assert (await request(address, "POST", "/step", {**action(), **options})).status_code == 200
 
 
 async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> None:
@@ -147,29 +155,24 @@ async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> Non
 
 
 @KINDS
-@ERRORS
-async def test_whatever_a_constructor_raises_is_told(kind: type[Counter], error: type[BaseException]) -> None:
-    app = app_of(raising(kind, error, "__init__"))
+async def test_whatever_a_constructor_or_a_close_raises_the_slot_comes_back(kind: type[Counter]) -> None:
+    env = raising(kind)
+    app = app_of(env)
     async with serving(app) as address:
-        async with socket_to(address) as ws:
-            assert json.loads(await asyncio.wait_for(ws.recv(), 20))["data"]["code"] == "FACTORY_ERROR"
-        assert (await request(address, "POST", "/reset")).status_code == 500
-        assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
-        await eventually(lambda: app.sessions.active == 0)
-
-
-@KINDS
-@ERRORS
-async def test_whatever_a_close_raises_the_slot_comes_back(
-    kind: type[Counter], error: type[BaseException]
-) -> None:
-    app = app_of(raising(kind, error, "close"))
-    async with serving(app) as address:
-        async with socket_to(address) as ws:
-            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
-        assert (await request(address, "POST", "/reset")).status_code == 200
-        await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
-        await eventually(lambda: app.sessions.active == 0)
+        for env.error in ERRORS:
+            env.where = "__init__"
+            async with socket_to(address) as ws:
+                told = json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))
+                assert told["data"]["code"] == "FACTORY_ERROR", env.error
+            assert (await request(address, "POST", "/reset")).status_code == 500
+            assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
+            await eventually(lambda: app.sessions.active == 0)
+            env.where = "close"
+            async with socket_to(address) as ws:
+                assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+            assert (await request(address, "POST", "/reset")).status_code == 200
+            await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
+            await eventually(lambda: app.sessions.active == 0)
 
 
 class NeverClosed(SlowAsync):
@@ -332,19 +335,6 @@ async def test_what_only_looks_like_an_environment_is_refused() -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_what_a_client_sends_ahead_is_bounded_in_size() -> None:
-    env = SlowAsync.fresh()
-    app = app_of(env)
-    async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(STEP))
-        await eventually(env.entered.is_set)
-        for _ in range(2):
-            await ws.send(json.dumps({"type": "state", "padding": "x" * 9_000_000}))
-        data = json.loads(await asyncio.wait_for(ws.recv(), 20))["data"]
-        assert (data["code"], "ahead" in data["message"]) == ("SESSION_ERROR", True)
-        await eventually(lambda: app.sessions.active == 0)
-
-
 def nested(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
@@ -358,42 +348,33 @@ def endless() -> Any:
     return value
 
 
-def told(extra: Any, **fields: Any) -> type[Counter]:
+def telling(kind: type[Counter], *results: Any) -> type[Counter]:
+    """Return a counter whose step returns one of these, by the amount."""
+
     def step(self: Counter, action: Add) -> Any:
-        return Count(extra=extra, **fields)
+        return results[action.amount]
 
-    return type("Telling", (BlockingCounter,), {"step": step})
+    return type("Telling", (kind,), {"step": step})
 
 
-@pytest.mark.parametrize("extra", [nested(100_000), endless(), object(), threading.Lock(), nested(3_000)])
-async def test_what_cannot_be_written_is_told(extra: Any) -> None:
-    app = app_of(told(extra))
-    async with serving(app) as address:
-        async with socket_to(address) as ws:
-            assert (await ask(ws, STEP))["data"]["code"] == "EXECUTION_ERROR"
+@pytest.mark.parametrize("kind", [Counter, BlockingCounter])
+async def test_observations_that_cannot_be_written_are_errors(kind: type[Counter]) -> None:
+    extras = [nested(100_000), endless(), object(), threading.Lock(), nested(3_000)]
+    results = [*(Count(extra=extra) for extra in extras), None, 7, {"total": 1}, Count, iter(())]
+    async with serving(app_of(telling(kind, *results))) as address, socket_to(address) as ws:
+        for number in range(len(results)):
+            frame = {"type": "step", "data": {"amount": number}}
+            assert (await ask(ws, frame))["data"]["code"] == "EXECUTION_ERROR", number
             assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
-        assert (await request(address, "POST", "/step", {"action": {"amount": 1}})).status_code == 500
+            assert (await request(address, "POST", "/step", action(number))).status_code == 500
 
 
 @pytest.mark.slow
 async def test_large_observations_arrive() -> None:
-    app = app_of(told(np.zeros(1_000_000), reward=float("nan")))
+    array, text = np.zeros(1_000_000), "x" * 20_000_000
+    app = app_of(telling(BlockingCounter, Count(extra=array, reward=float("nan")), Count(extra=text)))
     async with serving(app) as address, socket_to(address, max_size=None) as ws:
-        data = (await ask(ws, STEP))["data"]
+        data = (await ask(ws, {"type": "step", "data": {"amount": 0}}))["data"]
         assert len(data["observation"]["extra"]) == 1_000_000
         assert data["reward"] is None
-    app = app_of(told("x" * 20_000_000))
-    async with serving(app) as address, socket_to(address, max_size=None) as ws:
-        assert len((await ask(ws, STEP))["data"]["observation"]["extra"]) == 20_000_000
-
-
-@pytest.mark.parametrize("what", [None, 7, {"total": 1}, Count, (Count() for _ in range(1))])
-async def test_what_is_no_observation_is_told(what: Any) -> None:
-    def step(self: Counter, action: Add) -> Any:
-        return what
-
-    for kind in (Counter, BlockingCounter):
-        app = app_of(type("Odd", (kind,), {"step": step}))
-        async with serving(app) as address, socket_to(address) as ws:
-            assert (await ask(ws, STEP))["data"]["code"] == "EXECUTION_ERROR"
-            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+        assert len((await ask(ws, step(1)))["data"]["observation"]["extra"]) == 20_000_000

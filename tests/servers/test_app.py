@@ -1,0 +1,318 @@
+"""What `create_app` takes, what its app tells of itself, and how it lives: mounted, served again, with a lifespan."""
+
+import json
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum
+from importlib.metadata import distribution
+from pathlib import Path
+
+import numpy as np
+import pytest
+from counter import Add, AsyncCounter, Count, Counter, CountState
+from fastapi import FastAPI
+from packaging.requirements import Requirement
+from server_apps import HEADER, STATE, app_of, mcp, step
+from serving import ask, opened, request, serving, socket_to
+
+from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
+from openenv_core.types import ConcurrencyConfig
+from servers import create_app, create_fastapi_app
+from servers.app import EnvironmentApp
+from servers.sessions import LocalSlots
+from servers.settings import ServerSettings
+
+ROOT = Path(__file__).parents[2]
+
+
+class Solitary(Counter):
+    SUPPORTS_CONCURRENT_SESSIONS = False
+
+
+class First(Observation):
+    rules: str = ""
+    pixels: np.ndarray
+
+
+@pytest.mark.parametrize("env", [Counter, AsyncCounter], ids=lambda e: e.__name__)
+async def test_production_serves_no_reset_step_or_state(env: type[Counter]) -> None:
+    async with serving(app_of(env, mode="production")) as address:
+        for method, path in (("POST", "/reset"), ("POST", "/step"), ("GET", "/state")):
+            for headers in ({}, {HEADER: "new"}):
+                assert (await request(address, method, path, {}, headers)).status_code == 404
+        document = (await request(address, "GET", "/openapi.json")).json()
+        assert not {"/reset", "/step", "/state"} & set(document["paths"])
+        for path in ("/health", "/metadata", "/schema", "/list_environments"):
+            assert (await request(address, "GET", path)).status_code == 200
+        for query in ("", f"?session_id={await opened(address)}"):
+            async with socket_to(address, query) as ws:
+                for frame in ({"type": "reset"}, step(), STATE):
+                    data = (await ask(ws, frame))["data"]
+                    assert data["code"] == "UNKNOWN_TYPE"
+                    assert "one of mcp, close" in data["message"]
+                assert (await ask(ws, {"type": "mcp", "data": mcp("tools/list")}))["data"]["id"] == 7
+
+
+async def test_an_app_tells_of_itself() -> None:
+    class Described(Counter):
+        calls = 0
+
+        def get_metadata(self) -> EnvironmentMetadata:
+            Described.calls += 1
+            return EnvironmentMetadata(name="own", description="of its own")
+
+    app = create_app(
+        Counter,
+        Add,
+        Count,
+        env_name="counter",
+        max_concurrent_envs=2,
+        gradio_builder=lambda *_: None,
+        custom_tab_name="Game",
+        custom_tab_primary=True,
+        show_default_tab=False,
+        title_override="Counting",
+        state_cls=CountState,
+        reset_observation_cls=First,
+    )
+    async with serving(app) as address:
+        assert (await request(address, "GET", "/metadata")).json() == {
+            "name": "counter",
+            "description": "Counts up to a limit.",
+            "readme_content": None,
+            "version": None,
+            "author": None,
+            "documentation_url": None,
+        }
+        schema = (await request(address, "GET", "/schema")).json()
+        assert set(schema) == {"action", "observation", "state", "reset_observation"}
+        assert schema["action"]["required"] == ["amount"]
+        assert schema["action"]["additionalProperties"] is False
+        assert "thread" in schema["state"]["properties"]
+        assert {"rules", "pixels"} <= set(schema["reset_observation"]["properties"])
+        assert (await request(address, "GET", "/nowhere")).status_code == 404
+    async with serving(app_of(Described)) as address:
+        for _ in range(2):
+            assert (await request(address, "GET", "/metadata")).json()["name"] == "own"
+        schema = (await request(address, "GET", "/schema")).json()
+        assert schema["reset_observation"] == schema["observation"]
+    assert Described.calls == 1
+
+
+async def test_the_openapi_document_names_every_status() -> None:
+    async with serving(app_of(Counter)) as address:
+        document = (await request(address, "GET", "/openapi.json")).json()
+        for page in ("/docs", "/redoc"):
+            assert (await request(address, "GET", page)).status_code == 200
+    assert document["info"]["version"] == "1.0.0"
+    paths = document["paths"]
+    assert {"/reset", "/step", "/state", "/health", "/metadata", "/schema", "/mcp"} <= set(paths)
+    for operations in paths.values():
+        for operation in operations.values():
+            assert {"200", "401", "403", "421"} <= set(operation["responses"])
+    for path in ("/reset", "/step"):
+        assert {"413", "422", "429", "500", "503", "504"} <= set(paths[path]["post"]["responses"])
+    assert "404" in paths["/step"]["post"]["responses"]
+    assert "404" in paths["/state"]["get"]["responses"]
+    assert "amount" in document["components"]["schemas"]["ServedAction"]["properties"]
+    schema = paths["/step"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["anyOf"][0]["properties"]["action"] == {"$ref": "#/components/schemas/ServedAction"}
+
+
+# Options and settings
+
+
+async def test_the_mode_comes_from_the_argument_the_environment_or_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENENV_MODE", "production")
+    app = create_app(Counter, Add, Count)
+    assert app.settings.mode == "production"
+    assert create_app(Counter, Add, Count, mode="simulation").settings.mode == "simulation"
+
+    @app.get("/own")
+    async def own() -> str:
+        return "here"
+
+    app.configure(ServerSettings())
+    async with serving(app) as address:
+        assert (await request(address, "POST", "/reset")).status_code == 200
+        assert (await request(address, "GET", "/own")).json() == "here"  # what was added to the app stays
+    monkeypatch.setenv("OPENENV_MODE", "staging")
+    with pytest.raises(ConfigurationError, match="OPENENV_MODE"):
+        create_app(Counter, Add, Count)
+    monkeypatch.delenv("OPENENV_MODE")
+    with pytest.raises(ConfigurationError, match="one of simulation, production"):
+        create_app(Counter, Add, Count, mode="staging")  # type: ignore[arg-type]
+
+
+def test_the_cap_and_the_idle_time_come_from_the_argument_the_environment_or_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = ConcurrencyConfig(max_concurrent_envs=3, session_timeout=12.5)
+    app = create_app(Counter, Add, Count, concurrency_config=config)
+    assert (app.sessions.slots.cap, app.settings.idle_timeout_s) == (3, 12.5)
+    with pytest.raises(ConfigurationError, match="got both"):
+        create_app(Counter, Add, Count, max_concurrent_envs=3, concurrency_config=config)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        create_app(Counter, Add, Count, max_concurrent_envs=0)
+    with pytest.raises(ConfigurationError, match="SUPPORTS_CONCURRENT_SESSIONS = True"):
+        create_app(Solitary, Add, Count, max_concurrent_envs=2)
+    assert create_app(Solitary, Add, Count).sessions.slots.cap == 1
+    monkeypatch.setenv("ROPEWALK_MAX_SESSIONS", "5")
+    app = create_app(Counter, Add, Count, max_concurrent_envs=2)
+    assert app.sessions.slots.cap == 5
+    app.configure(ServerSettings(max_sessions=7))
+    assert app.sessions.slots.cap == 7
+    with pytest.raises(ConfigurationError, match="SUPPORTS_CONCURRENT_SESSIONS = True"):
+        create_app(Solitary, Add, Count)
+
+
+async def test_slots_and_ids_of_ones_own() -> None:
+    app = app_of(Counter)
+    slots = LocalSlots(1)
+    app.configure(app.settings, slots=slots, new_id=lambda: "drawn")
+    async with serving(app) as address:
+        with pytest.raises(ConfigurationError, match="while it runs"):
+            app.configure(app.settings)
+        assert await opened(address) == "drawn"
+        assert slots.active == 1
+        assert (await request(address, "POST", "/reset", None, {HEADER: "a"})).status_code == 503
+
+
+def test_the_other_name_has_another_order() -> None:
+    class Mode(str, Enum):  # noqa: UP042 - as folders written for the released package have it
+        PRODUCTION = "production"
+
+    app = create_fastapi_app(Counter, Add, Count, 3, None, "counter", CountState, mode=Mode.PRODUCTION)  # type: ignore[arg-type]
+    assert (app.sessions.slots.cap, app.title, app.settings.mode) == (3, "counter", "production")
+    assert type(app.settings.mode) is str
+
+
+async def test_a_factory_may_be_a_function_of_a_class_that_can_share_a_process() -> None:
+    threads: list[str] = []
+
+    def make() -> Counter:
+        """Make a counter."""
+        threads.append(threading.current_thread().name)
+        return Counter()
+
+    async with serving(create_app(make, Add, Count, max_concurrent_envs=4)) as address:
+        assert (await request(address, "POST", "/reset")).status_code == 200
+        assert (await request(address, "GET", "/metadata")).json()["name"] == "Counter"
+    assert all(name.startswith("environment") for name in threads)
+    app = app_of(lambda: Solitary())
+    async with serving(app) as address:
+        reply = await request(address, "POST", "/reset")
+        assert reply.json()["detail"]["code"] == "FACTORY_ERROR"
+        assert "SUPPORTS_CONCURRENT_SESSIONS = True" in reply.text
+        assert app.sessions.active == 0
+
+
+# Lives
+
+
+async def test_a_mounted_app_does_all_that_it_does_alone() -> None:
+    closed: list[int] = []
+
+    class Closable(Counter):
+        def close(self) -> None:
+            closed.append(1)
+
+    app = app_of(Closable)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with app.router.lifespan_context(app):
+            yield
+
+    parent = FastAPI(lifespan=lifespan)
+    parent.mount("/games", app)
+    async with serving(parent) as address:  # type: ignore[arg-type]
+        assert (await request(address, "GET", "/games/health")).json() == {"status": "healthy"}
+        evil = {"Host": "evil.example"}
+        assert (await request(address, "GET", "/games/health", headers=evil)).status_code == 421
+        reply = await request(address, "POST", "/games/reset", {"seed": 1}, {HEADER: "new"})
+        assert reply.headers["Set-Cookie"].endswith("; Path=/games")
+        query = f"?session_id={reply.headers[HEADER]}"
+        async with socket_to(address, query, path="/games/ws") as ws:
+            assert (await ask(ws, STATE))["data"]["total"] == 1
+        created = await request(address, "POST", "/games/mcp", mcp("openenv/session/create"))
+        assert "session_id" in created.json()["result"]
+        assert app.sessions.active == 2
+    assert app.sessions.active == 0
+    assert len(closed) == 2
+
+
+def lines(notes: Path) -> list[str]:
+    return notes.read_text().splitlines() if notes.exists() else []
+
+
+async def test_a_lifespan_begins_before_the_first_connection_and_ends_after_the_last_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("NOTES", str(notes))
+    import lifelong
+
+    app: EnvironmentApp = lifelong.app
+    monkeypatch.setenv("REFUSE", "1")
+    with pytest.raises(ConfigurationError, match="a better place"):
+        async with app.running():
+            raise AssertionError("expected no start")
+    monkeypatch.delenv("REFUSE")
+    for turn in (1, 2):  # an app may be served again, after a refusal too
+        async with serving(app) as address:
+            assert lines(notes)[-1] == "start exposed=None"
+            assert (await request(address, "POST", "/reset", {}, {HEADER: "new"})).status_code == 200
+        assert lines(notes)[-2:] == ["session closed", "end"]
+        assert lines(notes).count("end") == turn
+
+
+def test_a_server_loads_no_page_and_no_client() -> None:
+    code = (
+        "import json, sys\n"
+        "import servers.cli.serve, servers.hosting, servers.protocols, servers.assembly\n"
+        "from servers import create_app\n"
+        "from openenv_core import Action, Environment, Observation\n"
+        "create_app(Environment, Action, Observation)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "uvicorn" in loaded
+    pages = {"gradio", "pandas", "PIL", "matplotlib", "openai", "huggingface_hub", "torch", "numpy"}
+    assert not loaded & (pages | {"httpx", "yaml", "jinja2"})
+
+
+def brought_by(requirements: Sequence[str]) -> set[str]:
+    """Return the names of all distributions that an installation of some brings."""
+    found: set[str] = set()
+    waiting = [(text, {""}) for text in requirements]
+    while waiting:
+        text, extras = waiting.pop()
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
+            continue
+        name = requirement.name.lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            waiting += [(needed, {"", *requirement.extras}) for needed in distribution(name).requires or ()]
+    return found
+
+
+def test_an_installation_is_few_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    client = brought_by(project["dependencies"])
+    server = client | brought_by(project["optional-dependencies"]["server"])
+    assert {"pydantic", "pydantic-core", "httpx", "picows"} <= client
+    assert "starlette" in server
+    assert len(client) <= 20  # where the released package brings 113
+    assert len(server) <= 30
