@@ -96,8 +96,10 @@ LIES: list[dict[str, Any]] = [
     {"status": "timeout"},
     {"status": ["ok"]},
     {"exit_code": -1},
-    {"exit_code": 10**30},
+    {"exit_code": 256},
     {"count": "3"},
+    {"count": True},
+    {"max_rss": 1 << 60},
     {"outputs": [["display_data", ["text/plain"]]]},
     {"outputs": [["display_data", ["a", "b", "c"]]]},
     {"outputs": [["stream", ["a", "b"]]]},
@@ -105,11 +107,13 @@ LIES: list[dict[str, Any]] = [
     {"error": {"ename": 1, "evalue": "", "traceback": []}},
     {"error": "error"},
 ]
-LYING_LENGTHS = json.dumps({**HEADER, "lengths": [3, -1, 1]}).encode()
+LYING_LENGTHS = [
+    json.dumps({**HEADER, "lengths": lie}).encode() for lie in ([3, -1, 1], [1, 1, 0], [1, 1, 9], 3)
+]
 FORGED = [
     *(pack_answer({**HEADER, **lie}, TEXTS) for lie in LIES),
     pack_answer(HEADER, [*TEXTS, "one more"]),
-    ANSWER.pack(len(LYING_LENGTHS), 3) + LYING_LENGTHS + b"abc",
+    *(ANSWER.pack(len(head), 3) + head + b"abc" for head in LYING_LENGTHS),
     ANSWER.pack(5, 0) + b"[1,2]",
     ANSWER.pack(2, 0) + b"\xff\xff",
     ANSWER.pack(0xFFFFFFFF, 0),

@@ -6,16 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from docker_engine import engine, hostile_image
 from interpreter_image import interpreter_image
 from missing import missing
 
-from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+from openenv_core.sandbox import Isolation, Sandbox
 
 from .__main__ import CANNOT
 from .catalogue import CATALOGUE, CATEGORIES, selected
@@ -23,6 +21,8 @@ from .play import play
 from .sweep import LAST, PATTERNS, sweep
 
 __all__ = ["engine", "hostile_image", "interpreter_image"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
 WEAK = (Isolation.SECCOMP, Isolation.PROCESS)
@@ -40,25 +40,7 @@ HARDENED = (
 )
 
 
-async def started(level: Isolation) -> Sandbox:
-    sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level))
-    try:
-        await sandbox.start()
-    except SandboxUnavailable as error:
-        missing(f"the level {level} cannot be had here: {error}")
-    return sandbox
-
-
-@pytest_asyncio.fixture(params=LEVELS)
-async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    sandbox = await started(request.param)
-    try:
-        yield sandbox
-    finally:
-        await sandbox.close()
-
-
-def test_catalogue_is_large_and_its_titles_are_unique() -> None:
+async def test_catalogue_is_large_and_its_titles_are_unique() -> None:
     titles = [attack.title for attack in CATALOGUE]
     assert len(titles) == len(set(titles)) >= 193
     assert len({attack.category for attack in CATALOGUE}) == len(CATEGORIES) == 14
@@ -103,13 +85,10 @@ async def test_all_attacks_one_by_one_slow_nobody_else(sandbox: Sandbox) -> None
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("level", WEAK)
-async def test_what_weak_levels_contain(level: Isolation) -> None:
-    sandbox = await started(level)
-    try:
-        report = await play(sandbox, selected(level, slow=True), together=TOGETHER, thorough=True)
-    finally:
-        await sandbox.close()
+@pytest.mark.parametrize("sandbox", WEAK, indirect=True)
+async def test_what_weak_levels_contain(sandbox: Sandbox) -> None:
+    attacks = selected(sandbox.isolation, slow=True)
+    report = await play(sandbox, attacks, together=TOGETHER, thorough=True)
     assert report.failures == []
 
 

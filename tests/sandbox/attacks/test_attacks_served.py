@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -27,84 +27,71 @@ BAR_S = 0.1
 CALM_S = 0.03
 """Beyond this without any attack, the machine has other things to do, and no bar says anything about the server."""
 
-
-def started() -> AbstractContextManager[ServeProcess]:
-    return serve(app=APP, CODE_INTERPRETER_PRELOAD="none", PYTHONPATH=str(ROOT))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServeProcess]:
-    with started() as found:
-        yield found
+CHOSEN = [
+    attack
+    for attack in CATALOGUE
+    if attack.category in CATEGORIES and attack.act is None and attack.holds == EVERYWHERE
+]
 
 
-def chosen() -> list[Attack]:
-    return [
-        attack
-        for attack in CATALOGUE
-        if attack.category in CATEGORIES and attack.act is None and attack.holds == EVERYWHERE
-    ]
+@contextmanager
+def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]:
+    """Statuses of /health and the seconds that they took, asked for all the time."""
+    answers: list[tuple[int, float]] = []
+    over = threading.Event()
 
-
-class Health:
-    """Asks for /health all the time."""
-
-    def __init__(self, server: ServeProcess) -> None:
-        self.took: list[float] = []
-        self._server = server
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._ask)
-
-    def __enter__(self) -> "Health":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _ask(self) -> None:
-        while not self._over.wait(0.02):
+    def ask() -> None:
+        while not over.wait(0.02):
             began = time.perf_counter()
-            status, _ = self._server.get("/health")
-            self.took.append(time.perf_counter() - began)
-            assert status == 200
+            status, _ = server.get("/health")
+            answers.append((status, time.perf_counter() - began))
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            yield answers
+        finally:
+            over.set()
+        asking.result()
 
 
-def attacked(server: ServeProcess, attack: Attack) -> list[str]:
-    limits = {"memory_bytes": attack.limits.memory_bytes, "grace_s": 0.1, "timeout_s": 10.0}
-    statuses = []
-    with CodeInterpreterEnv(base_url=f"http://{server.address}").sync() as client:
-        client.reset(limits=limits)
-        for cell in attack.cells:
-            told = client.execute(with_tools(cell, HOST), timeout_s=min(1.0, attack.timeout_s))
-            statuses.append(told.observation.status)
-    return statuses
+def p99_s(answers: list[tuple[int, float]]) -> float:
+    return percentile([took for _, took in answers], 0.99)
 
 
 def is_calm(server: ServeProcess) -> bool:
     """Whether /health is answered at once where nobody attacks."""
-    with Health(server) as health:
+    with asking_for_health(server) as answers:
         time.sleep(3.0)
-    return percentile(health.took, 0.99) <= CALM_S
+    return p99_s(answers) <= CALM_S and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
+
+
+def attacked(server: ServeProcess, attack: Attack) -> list[str]:
+    limits = {"memory_bytes": attack.limits.memory_bytes, "grace_s": 0.1, "timeout_s": 10.0}
+    with CodeInterpreterEnv(base_url=f"http://{server.address}").sync() as client:
+        client.reset(limits=limits)
+        timeout_s = min(1.0, attack.timeout_s)
+        told = [client.execute(with_tools(cell, HOST), timeout_s=timeout_s) for cell in attack.cells]
+    return [each.observation.status for each in told]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_health_answers_during_attacks(server: ServeProcess) -> None:
-    calm = is_calm(server)
-    family = len(server.family)
-    with Health(server) as health, ThreadPoolExecutor(TOGETHER) as pool:
-        ended = dict(zip(chosen(), pool.map(lambda attack: attacked(server, attack), chosen()), strict=True))
-    wrong = {attack.title: statuses for attack, statuses in ended.items() if "sandbox_error" in statuses}
-    assert wrong == {}
-    deadline = time.monotonic() + 30
-    while len(server.family) > family and time.monotonic() < deadline:
-        time.sleep(0.1)
-    left = [process.cmdline() for process in server.family if process.status() != psutil.STATUS_ZOMBIE]
-    assert len(left) <= family, left
-    p99 = percentile(health.took, 0.99)
-    with started() as fresh:  # what attacks have done to the other is no excuse for it
-        if not (calm and is_calm(fresh)) or os.getloadavg()[0] > 3 * (os.cpu_count() or 1):
-            pytest.skip(f"this machine is too busy to say what /health would take: {p99} s")
-    assert p99 < BAR_S
+def test_health_answers_during_attacks() -> None:
+    options = {"app": APP, "CODE_INTERPRETER_PRELOAD": "none", "PYTHONPATH": str(ROOT)}
+    with serve(**options) as server:
+        calm, family = is_calm(server), len(server.family)
+        with asking_for_health(server) as answers, ThreadPoolExecutor(TOGETHER) as pool:
+            ended = zip(CHOSEN, pool.map(lambda attack: attacked(server, attack), CHOSEN), strict=True)
+            wrong = {attack.title: statuses for attack, statuses in ended if "sandbox_error" in statuses}
+        assert wrong == {}
+        assert {status for status, _ in answers} == {200}
+        deadline = time.monotonic() + 30
+        while len(server.family) > family and time.monotonic() < deadline:
+            time.sleep(0.1)
+        left = [process.cmdline() for process in server.family if process.status() != psutil.STATUS_ZOMBIE]
+        assert len(left) <= family, left
+    with serve(**options) as fresh:  # what attacks have done to the other is no excuse for it
+        if not (calm and is_calm(fresh)):
+            pytest.skip(f"this machine is too busy to say what /health would take: {p99_s(answers)} s")
+    assert p99_s(answers) < BAR_S

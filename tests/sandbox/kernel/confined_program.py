@@ -142,7 +142,9 @@ def files() -> object:
         file.flush()
         assert os.path.getsize(file.name) == 10000
     with open("a", "w") as text:
+        fcntl.flock(text, fcntl.LOCK_EX)
         text.write("text")
+        os.fsync(text.fileno())
     shutil.copyfile("a", "b")
     os.rename("b", "c")
     os.link("a", "d")
