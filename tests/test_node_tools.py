@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import node_tools
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -94,15 +93,3 @@ def test_machine_without_a_build_needs_a_node_of_its_own_that_is_new_enough(copy
     copy.fake("node", 'if [ "$1" = --version ]; then echo v23.1.0; else echo "runs $1"; fi')
     assert copy.run().stdout == f"{copy.bin / 'node'}\n"
     assert copy.run("--", "node", "this.js").stdout == "runs this.js\n"
-
-
-def test_tests_without_them_are_skipped_and_fail_in_ci(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_tools, "INSTALLED", tmp_path)
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match=r"\./scripts/node-tools"):
-        node_tools.script("@modelcontextprotocol/conformance")
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match=r"\./scripts/node-tools"):
-        node_tools.environ()

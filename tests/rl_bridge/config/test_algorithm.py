@@ -75,8 +75,7 @@ def test_a_name_and_overrides_from_file_and_command_line(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("before", ["grpo", "ppo"])
-@pytest.mark.parametrize("form", ["algorithm", "algorithm.name"])
+@pytest.mark.parametrize(("before", "form"), [("grpo", "algorithm.name"), ("ppo", "algorithm")])
 def test_another_name_takes_the_place_of_a_saved_runs(
     tmp_path: Path, before: str, name: str, form: str
 ) -> None:
