@@ -1,0 +1,384 @@
+"""Bars and reports are worked out from figures; long benchmarks keep each part and can be resumed."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from quick_benchmark import ROOT
+
+import benchmarks.asynchrony.report as asynchrony
+import benchmarks.mcp.report as mcp
+import benchmarks.presets.report as presets
+import benchmarks.recipes.report as recipes
+import benchmarks.rollouts.report as rollouts
+import benchmarks.routing.report as routing
+import benchmarks.sandbox.report as sandbox
+import benchmarks.wire.bars as wire
+from benchmarks.commandline import parser
+from benchmarks.mcp.__main__ import main as mcp_main
+from benchmarks.mcp.measures import IN_PROCESS
+from benchmarks.parts import FILES, PLAN, Parts, add_options, begun
+from benchmarks.presets import __main__ as presets_command
+from benchmarks.presets.measures import EXACT, HANDS, configured, read
+from benchmarks.presets.plan import CONFIG
+from benchmarks.presets.plan import Plan as PresetsPlan
+from benchmarks.recipes import __main__ as recipes_command
+from benchmarks.recipes.measures import (
+    IMITATED,
+    REINFORCED,
+    SECONDS,
+    SEED,
+    SETTLED,
+    SOLVED,
+    STEPS,
+    TASKS,
+    TAUGHT,
+)
+from benchmarks.recipes.plan import Plan as RecipesPlan
+from benchmarks.rollouts.measures import FAILED, IN_FLIGHT, LEFT_OUT, RATE
+from benchmarks.sandbox.__main__ import main as sandbox_main
+from benchmarks.wire.figures import Figures
+from benchmarks.wire.frames import PING, TEXT, masked, split
+from benchmarks.wire.plan import ONE_CORE
+from rl_bridge.config import PRESETS, load_config
+
+PLANNED = {"first": 1800.0, "second": 900.0, "third": 900.0}
+
+
+def test_asynchrony_bars_compare_with_the_synchronous_loop() -> None:
+    figures = Figures()
+    for name, rate, roll, stalest in (
+        ("synchronous", 4.0, 0.9, 0),
+        ("max_staleness 1", 7.0, 0.1, 1),
+        ("max_staleness 4", 6.0, 0.0, 5),
+    ):
+        values = {"groups/s": rate, "roll s": roll, "train s": 1.0, "sync s": 0.1, "most stale": stalest}
+        for figure, value in values.items():
+            figures.add(figure, name, "", value)
+    assert asynchrony.bound(figures) == pytest.approx(2.0)
+    held = {(bar.what, bar.kind): bar for bar in asynchrony.bars(figures)}
+    assert held["roll over a synchronous step", "at least"].value == pytest.approx(0.45)
+    assert held["max_staleness 1: groups/s over synchronous", "at least"].met
+    assert not held["max_staleness 4: groups/s over synchronous", "at least"].met
+    assert not held["max_staleness 4: staleness", "at most"].met
+    assert "| max_staleness 1 | 7.00     | 1.75" in asynchrony.report(figures)
+
+
+def test_mcp_ratios_are_over_the_call_in_process() -> None:
+    figures = Figures()
+    figures.add("p50 µs", IN_PROCESS, "1 client", 200.0)
+    figures.add("p50 µs", "ours, step()", "1 client", 100.0)
+    rows = [[cell.strip() for cell in line.split("|")] for line in mcp.report(figures).splitlines()]
+    assert {row[1]: row[-2] for row in rows[4:]} == {IN_PROCESS: "1.00", "ours, step()": "0.50"}
+
+
+def test_rollouts_bars_are_about_the_worst_round_of_256_sessions() -> None:
+    figures = Figures()
+    for load, rate in (("1 session", 10.0), ("256 sessions", 400.0)):
+        for failed, in_flight in ((0, 256), (1, 255), (0, 256)):
+            for figure, value in ((RATE, rate), (IN_FLIGHT, in_flight), (FAILED, failed), (LEFT_OUT, 0)):
+                figures.add(figure, "BlackJack", load, value)
+    assert [(bar.value, bar.met) for bar in rollouts.bars(figures)] == [(1, False), (0, True), (255, False)]
+
+
+def test_routing_bars_compare_medians_of_the_same_load() -> None:
+    figures = Figures()
+    for way, makespans in (("round robin", [2.0, 4.0, 3.0]), ("least loaded", [1.0, 9.0, 1.5])):
+        for makespan in makespans:
+            figures.add("makespan s", way, "one slowed three times", makespan)
+    (bar,) = routing.bars(figures)
+    assert (bar.value, bar.met) == (pytest.approx(0.5), True)
+
+
+def test_sandbox_bars_take_the_worst_level_and_anything_left() -> None:
+    figures = Figures()
+    for figure, who, load, value in (
+        *(("start p50 ms", "lsm", "numpy preloaded", value) for value in (14, 900, 3)),
+        ("start p50 ms", "namespaces", "numpy preloaded", 31),
+        ("start p50 ms", "Jupyter kernel", "", 700),
+        ("execute p50 ms", "lsm", "directly", 40),
+        ("execute p50 ms", "lsm", "through the WebSocket", 0.5),
+        ("MB a session", "lsm", "500 live", 5.5),
+        ("server kB a session", "lsm", "500 live", 4),
+        ("MB a session", "Jupyter kernel", "one", 40),
+        ("inside / plain", "lsm", "", 1.02),
+        *((f"{what} left", "lsm", "9 abandoned", left) for what, left in (("processes", 0), ("files", 2))),
+        ("descriptors left", "lsm", "9 abandoned", 0),
+    ):
+        figures.add(figure, who, load, value)
+    held = list(sandbox.bars(figures))
+    assert [(bar.value, bar.met) for bar in held] == [
+        (31, False), (14, True), (0.5, True), (5.5, False), (1.02, True), (2, False),
+    ]  # fmt: skip
+    assert dict(sandbox.ratios(figures))["start: Jupyter kernel / lsm, numpy preloaded"] == "50"
+    assert sandbox.report(figures, held).count("NOT met") == 3
+
+
+@pytest.mark.heavy
+def test_weights_bars_take_the_median_of_times_and_the_most_of_memory() -> None:
+    from benchmarks.weights.measures import MEMORY, STEADY
+    from benchmarks.weights.report import bars
+
+    figures = Figures()
+    for ratio, share in ((2.0, 0.0), (9.0, 0.7), (3.5, 0.1)):
+        figures.add("to tensors / memcpy", "shared_memory, 2 ranks", STEADY, ratio)
+        figures.add(MEMORY, "shared_memory, 2 ranks", STEADY, share)
+    assert [(bar.value, bar.met) for bar in bars(figures)] == [(3.5, True), (0.7, False)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"), [(25, [(1.25, True), (4.0, True)]), (40, [(2.0, False), (2.5, False)])]
+)
+def test_wire_bars_compare_medians(ours: float, expected: list[tuple[float, bool]]) -> None:
+    figures = Figures()
+    for who, value in {"floor": 20, "ours, inline": ours, "released, sync": 100}.items():
+        for noise in (0, -5, 400):
+            figures.add("server µs a step", who, f"64 sessions, {ONE_CORE}", value + noise)
+    assert [(bar.value, bar.met) for bar in wire.bars(figures)] == expected
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 65_535])
+def test_wire_frames_are_split_wherever_they_break(size: int) -> None:
+    def unmasked(frame: bytes) -> bytes:
+        begin = 4 if frame[1] & 0x7F == 126 else 2
+        key, body = frame[begin : begin + 4], frame[begin + 4 :]
+        head = frame[:1] + bytes([frame[1] & 0x7F]) + frame[2:begin]
+        return head + bytes(b ^ key[i % 4] for i, b in enumerate(body))
+
+    payload = bytes(i % 251 for i in range(size))
+    stream = unmasked(masked(payload)) + unmasked(masked(b"ping", PING))
+    for at in (0, 1, 3, 5, len(stream) - 7, len(stream) - 1):
+        first, rest = split(stream[:at])
+        second, rest = split(rest + stream[at:])
+        assert [*first, *second] == [(TEXT, payload), (PING, b"ping")]
+        assert rest == b""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_take_learning_rate_entropy_bonus_and_batch_from_the_example(name: str) -> None:
+    example, config = load_config(CONFIG), configured(PresetsPlan(), name, 7)
+    assert config.algorithm.name == name
+    shared = {"entropy_coef", "entropy_hold", "entropy_final_factor"}
+    assert config.algorithm.model_dump(include=shared) == example.algorithm.model_dump(include=shared)
+    assert (config.rollout, config.seed) == (example.rollout, 7)
+    own = {"iterations", "updates_per_iteration", "checkpoint_interval"}
+    assert config.trainer.model_dump(exclude=own) == example.trainer.model_dump(exclude=own)
+    assert config.trainer.updates_per_iteration >= 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "unmet"),
+    [
+        ([(1.0, 0.0, -0.2), (0.99, 0.1, -0.05)], []),
+        ([(1.0, 0.0, -0.05), (0.99, 0.1, -0.07)], ["exact return"]),
+        ([(1.0, 0.1, -0.05), (1.0, 0.0, -0.05)], ["mean ratio, at most so far from 1"]),
+        ([(0.99, 0.0, -0.05)], ["share clipped, the largest"]),
+        ([(0.99, 1.0, -0.05)], ["share clipped, the smallest"]),
+        ([(0.99, 0.1, -0.05)] * 7, ["seconds"]),
+    ],
+)
+def test_presets_bars(tmp_path: Path, rows: list[tuple[float, float, float]], unmet: list[str]) -> None:
+    lines = [
+        {
+            "iteration": number,
+            "loss/ratio_mean": ratio,
+            "loss/clip_fraction_low": clipped,
+            "loss/clip_fraction_high": 0.0,
+            "probe/exact_return": exact,
+            "time/elapsed_s": 100.0 * number,
+            "rollout/trajectories": 8.0,
+            "rollout/groups": 2.0,
+            "rollout/refused_groups": 1.0,
+        }
+        for number, (ratio, clipped, exact) in enumerate(rows, 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figures = Figures()
+    read(tmp_path, figures, "dapo", "seed 0")
+    assert [bar.what.split(": ")[1] for bar in presets.bars(figures) if not bar.met] == unmet
+    # 8 hands in 2 groups and one group that was dropped: 12 an iteration.
+    assert figures.values[HANDS, "dapo", "seed 0"] == [12.0 * number for number in range(1, len(rows) + 1)]
+    assert figures.values[EXACT, "dapo", "seed 0"] == [exact for *_, exact in rows]
+
+
+def recipe_figures(taught: int, *solved: int, tasks: int = 1000, settled: float = 1.0) -> Figures:
+    figures = Figures()
+    for who, counts in ((TAUGHT, (taught,)), (REINFORCED, solved), (IMITATED, (taught,))):
+        for seed, count in enumerate(counts):
+            lost = count < 0  # a run whose tasks were all lost
+            values = ((SEED, seed), (SOLVED, max(0, count)), (TASKS, 0 if lost else tasks))
+            for figure, value in (*values, (STEPS, 9), (SECONDS, 900)):
+                figures.add(figure, who, "tools", value)
+    figures.add(SETTLED, TAUGHT, "tools", settled)
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("figures", "unmet"),
+    [
+        (recipe_figures(300, 420, 500, 600), set()),
+        (recipe_figures(300, 600, 390), {"seed 1: more solved"}),  # 9 points; the intervals are apart
+        (
+            recipe_figures(150, 300, 190, tasks=500),
+            {"seed 1: more solved", "seed 1: between the intervals"},
+        ),
+        (recipe_figures(150, 300, 340, tasks=499), {"held-out tasks"}),
+        (
+            recipe_figures(300, 600, -1),
+            {"held-out tasks", "seed 1: more solved", "seed 1: between the intervals"},
+        ),
+        (recipe_figures(300, 420, settled=0.0), {"validation loss stopped falling"}),
+    ],
+)
+def test_recipes_bars(figures: Figures, unmet: set[str]) -> None:
+    told = {bar.what.removeprefix("tools").lstrip(":, ") for bar in recipes.bars(figures) if not bar.met}
+    assert told == unmet
+    assert recipes.report(figures)
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "expected"),
+    [
+        (mcp_main, ["--rounds", "0"], "expected a number of at least 1, got '0'"),
+        (sandbox_main, ["--only", "starts"], "expected some of start, execute"),
+        (sandbox_main, ["--levels", "root"], "got 'root'"),
+        (sandbox_main, ["--preload", "os;evil"], "expected names of modules, got 'os;evil'"),
+    ],
+)
+def test_bad_options_are_refused(
+    main: Callable[[list[str]], int], words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+class Scripted:
+    """Measures the planned parts; those that are to fail do."""
+
+    def __init__(self, folder: Path, *, failing: str = "", end: type[BaseException] = ValueError) -> None:
+        self.figures = Figures()
+        self.said: list[str] = []
+        self.measured: list[str] = []
+        self._failing, self._end = failing, end
+        self.parts = Parts(folder, PLANNED, self.figures, self.said.append)
+
+    def run(self) -> list[bool]:
+        return [self.parts.measure(name, self._part(name)) for name in PLANNED]
+
+    def _part(self, name: str) -> Callable[[Path, Figures], None]:
+        def measure(folder: Path, figures: Figures) -> None:
+            assert not folder.exists()
+            folder.mkdir()
+            self.measured.append(name)
+            figures.add("solved", "us", name, 1.0)
+            if name == self._failing:
+                raise self._end("something broke")
+            figures.add("solved", "us", name, 2.0)
+
+        return measure
+
+
+def test_kept_parts_are_not_measured_again(tmp_path: Path) -> None:
+    once, again = Scripted(tmp_path), Scripted(tmp_path)
+    assert once.run() == again.run() == [True] * 3
+    assert (once.measured, again.measured) == (list(PLANNED), [])
+    assert once.figures == again.figures
+    assert ["1:00 h" in once.said[0], "0:30 h" in once.said[1], "0:15 h" in once.said[2]] == [True] * 3
+
+
+def test_failed_part_is_noted_without_figures_and_measured_next_time(tmp_path: Path) -> None:
+    failed = Scripted(tmp_path, failing="second")
+    assert failed.run() == [True, False, True]
+    assert failed.figures.notes == [f"second: ValueError: something broke ({tmp_path / 'second.log'})"]
+    assert ("solved", "us", "second") not in failed.figures.values
+    assert "Traceback" in (tmp_path / "second.log").read_text()
+    again = Scripted(tmp_path)
+    assert again.run() == [True] * 3
+    assert (again.measured, again.figures.notes) == (["second"], [])
+
+
+def test_interruption_keeps_finished_parts(tmp_path: Path) -> None:
+    interrupted, again = Scripted(tmp_path, failing="second", end=KeyboardInterrupt), Scripted(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run()
+    assert again.run() == [True] * 3
+    assert again.measured == ["second", "third"]
+
+
+@contextlib.contextmanager
+def opening(words: list[str], plan: dict[str, int], *files: str) -> Iterator[tuple[Path, object]]:
+    made = parser("thing", "", "")
+    made.add_argument("--seeds", type=int)
+    add_options(made)
+    options = ("quick", "seeds")
+    with begun(made, made.parse_args(words), plan, name="thing", options=options, files=files) as opened:
+        yield opened
+
+
+def refused(words: list[str], *files: str) -> None:
+    with pytest.raises(SystemExit) as ended, opening(words, {}, *files):
+        pass
+    assert ended.value.code == 2
+
+
+def test_folder_is_resumed_with_its_plan_by_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with opening(["--folder", str(folder)], {"seeds": 3}) as opened:
+        assert opened == (folder, {"seeds": 3})
+        refused(["--resume", str(folder)])
+    with opening(["--resume", str(folder)], {"seeds": 1}) as opened:
+        assert opened == (folder, {"seeds": 3})
+    for words in (
+        ["--folder", folder],
+        ["--resume", folder, "--seeds", "2"],
+        ["--resume", tmp_path / "missing"],
+    ):
+        refused([str(word) for word in words])
+    with pytest.raises(OSError, match="of the body"), opening(["--resume", str(folder)], {}):
+        raise OSError("of the body")
+
+
+def test_folder_is_not_resumed_after_its_files_changed(tmp_path: Path) -> None:
+    folder, file = tmp_path / "kept", tmp_path / "measured.yaml"
+    file.write_text("seeds: 3\n")
+    with opening(["--folder", str(folder)], {"seeds": 3}, str(file)):
+        pass
+    with opening(["--resume", str(folder)], {}, str(file)) as opened:
+        assert opened == (folder, {"seeds": 3})
+    file.write_text("seeds: 4\n")
+    refused(["--resume", str(folder)], str(file))
+    file.unlink()
+    refused(["--resume", str(folder)], str(file))
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "files"),
+    [
+        (
+            recipes_command,
+            ["--recipes", "code"],
+            {"examples/sft/code.yaml", "examples/grpo_code/config.yaml"},
+        ),
+        (presets_command, ["--presets", "ppo"], {"examples/grpo_blackjack/config.yaml"}),
+    ],
+)
+def test_long_commands_note_the_files_that_they_measure(
+    main: ModuleType, words: list[str], files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(main, "measure", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest has set its own
+    folder = tmp_path / "kept"
+    assert main.main(["--folder", str(folder), *words]) == 0
+    assert set(json.loads((folder / PLAN).read_text())[FILES]) == files
+    assert main.main(["--resume", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("plan", [PresetsPlan().quick(), RecipesPlan().quick()])
+def test_plan_survives_its_file(plan: PresetsPlan | RecipesPlan) -> None:
+    assert type(plan).of(json.loads(json.dumps(plan.as_json()))) == plan
