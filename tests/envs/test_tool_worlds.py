@@ -39,7 +39,7 @@ SHOP = Kind(
     [
         ("get_policy", {"topic": ["returns"]}), ("ask_customer", {"topic": "name", "request": 10**30}),
         ("ask_customer", {"topic": "name", "scenario": {}}), ("find_customer", {"name": LONG}),
-        ("verify_identity", {"customer_id": "C1", "email": {"$ne": ""}}), ("verify_identity", {"customer_id": "nobody"}),
+        ("verify_identity", {"customer_id": "C1", "email": {"$ne": ""}}),
         ("get_product", {"product_id": "P99"}), ("get_coupon", {"code": "%"}), ("check_stock", {"sku": "' OR 1=1"}),
         ("return_items", {"order_id": "O1", "lines": [], "reason": "damaged"}),
         ("return_items", {"order_id": "O1", "lines": list(range(1000)), "reason": "damaged"}),
@@ -52,7 +52,8 @@ SQLITE = Kind(
     SqliteEnvironment, solve_sqlite, sqlite_env.InvalidResetOption, SQLITE_BASELINES,
     [("list_tables", {}), ("query", {"sql": "SELECT name, sql FROM sqlite_master"})], "submit_answer", 4,
     [
-        ("query", {}), ("query", {"sql": ["SELECT 1"]}), ("query", {"sql": LONG}), ("query", {"sql": "SELECT 1", "self": 1}),
+        ("query", {}), ("query", {"sql": ["SELECT 1"]}), ("query", {"sql": LONG}),
+        ("query", {"sql": "SELECT 1", "self": 1}),
         ("describe_table", {"table": {"name": "staff"}}), ("describe_table", {"table": "staff; DROP TABLE staff"}),
         ("describe_table", {"table": "sqlite_master"}), ("describe_table", {"table": LONG}),
         ("list_tables", {"all": True}), ("submit_answer", {}), ("submit_answer", {"answer": True}),

@@ -18,17 +18,8 @@ def test_names_are_what_chat_templates_take_and_depend_on_the_configuration_alon
     assert prefix_of("files", None, 1) == ""
     assert prefix_of("files", None, 2) == "files__"
     assert prefix_of("files", "f_", 1) == "f_"
-    tools = [
-        ("a", "", "read"),
-        ("a", "", "step"),
-        ("a", "", "tool_step"),
-        ("a", "", "dots.and/slashes"),
-        ("a", "", "dots_and_slashes"),
-        ("a", "", "x" * 200),
-        ("a", "", "x" * 201),
-        ("b", "", "read"),
-        ("b", "", "ünïcode"),
-    ]
+    ours = ("read", "step", "tool_step", "dots.and/slashes", "dots_and_slashes", "x" * 200, "x" * 201)
+    tools = [*(("a", "", name) for name in ours), ("b", "", "read"), ("b", "", "ünïcode")]
     found = offered(tools)
     assert sorted(found.values()) == sorted((server, name) for server, _, name in tools)
     assert all(NAME.fullmatch(name) for name in found)

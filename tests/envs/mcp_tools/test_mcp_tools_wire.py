@@ -136,10 +136,8 @@ async def test_public_servers_play_unchanged_and_sessions_do_not_meet(
 async def files(env: Any) -> None:
     assert kind(await call(env, "files__write_file", path="a.txt", content="rope")) is None
     assert (await call(env, "files__read_text_file", path="a.txt")).result == {"content": "rope"}
-    assert "a.txt" in str((await call(env, "files__list_directory", path=".")).result)
     outside = await call(env, "files__read_text_file", path="/etc/passwd")
     assert kind(outside) == "execution_error"
-    assert kind(await call(env, "files__read_text_file")) == "invalid_args"
 
 
 async def memory(env: Any) -> None:
@@ -150,9 +148,7 @@ async def memory(env: Any) -> None:
 
 async def everything(env: Any) -> None:
     assert (await call(env, "all__echo", message="hi")).result == "Echo: hi"
-    assert "5" in (await call(env, "all__get-sum", a=2, b=3)).result
     assert kind(await call(env, "all__get-sum", a="2", b=3)) == "invalid_args"
-    assert "temperature" in (await call(env, "all__get-structured-content", location="Chicago")).result
     image = (await call(env, "all__get-tiny-image")).result
     assert [block["type"] for block in image][:2] == ["text", "image"]
     variables = json.loads((await call(env, "all__get-env")).result)
@@ -170,10 +166,7 @@ async def everything(env: Any) -> None:
 async def three_of_pypi(env: Any) -> None:
     noon = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
     assert json.loads((await call(env, "time__convert_time", **noon)).result)["time_difference"] == "+9.0h"
-    nowhere = await call(env, "time__convert_time", **{**noon, "source_timezone": "Nowhere"})
-    assert kind(nowhere) == "execution_error"
     await call(env, "sqlite__create_table", query="CREATE TABLE knots (name TEXT)")
     await call(env, "sqlite__write_query", query="INSERT INTO knots VALUES ('bowline')")
     assert "bowline" in (await call(env, "sqlite__read_query", query="SELECT * FROM knots")).result
     assert kind(await call(env, "git__git_status", repo_path=".")) == "execution_error"
-    assert kind(await call(env, "git__git_status", repo_path=7)) == "invalid_args"

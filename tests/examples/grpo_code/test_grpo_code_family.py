@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -161,34 +162,21 @@ async def test_to_hang_is_not_cheaper_than_to_be_wrong(monkeypatch: pytest.Monke
         await world.close()
 
 
-@pytest.mark.parametrize(
-    ("reason", "scope", "reward", "key"),
-    [
-        ("timeout", "case", 0.0, None),
-        ("timeout", "total", None, UNSCORED),
-        ("sandbox_error", None, None, INFRASTRUCTURE_ERROR),
-        ("failed", None, 0.0, None),
-    ],
-)
-async def test_what_nobody_could_judge_is_not_0(
-    monkeypatch: pytest.MonkeyPatch, reason: str, scope: str | None, reward: float | None, key: str | None
-) -> None:
-    given = 0.0 if reason == "failed" else None
-    verdict = SimpleNamespace(
-        reason=reason, detail="in words", timeout_scope=scope, passed=0, total=7, reward=given
-    )
+async def test_what_nobody_could_judge_is_not_0(monkeypatch: pytest.MonkeyPatch) -> None:
     world = CodeFamilyEnvironment()
-
-    async def judged(_: Any) -> Any:
-        return SimpleNamespace(verdict=verdict)
-
-    monkeypatch.setattr(world, "_submit", judged)
-    try:
+    for reason, scope, given, reward, metadata in (
+        ("timeout", "case", None, 0.0, {}),
+        ("timeout", "total", None, None, {UNSCORED: "in words"}),
+        ("sandbox_error", None, None, None, {INFRASTRUCTURE_ERROR: "in words"}),
+        ("failed", None, 0.0, 0.0, {}),
+    ):
+        verdict = SimpleNamespace(reason=reason, detail="in words", timeout_scope=scope, reward=given)
+        verdict.passed, verdict.total = 0, 7
+        judged = AsyncMock(return_value=SimpleNamespace(verdict=verdict))
+        monkeypatch.setattr(world, "_submit", judged)
         seen = await called(world, "submit")
-        assert seen.reward == reward
-        assert seen.metadata == ({} if key is None else {key: "in words"})
-    finally:
-        await world.close()
+        assert (seen.reward, seen.metadata) == (reward, metadata)
+    await world.close()
 
 
 CONFIG = Path(world.__file__).with_name("config.yaml")

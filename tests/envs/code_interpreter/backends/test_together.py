@@ -71,13 +71,8 @@ async def test_state_output_results_and_errors(backend: TogetherBackend, fake: F
 
 async def test_a_rate_that_is_too_high_is_waited_out(backend: TogetherBackend, fake: FakeTogether) -> None:
     session = await backend.open(LIMITS)
-    fake.fails.extend(
-        [
-            Fail(429),
-            Fail(429, {"Retry-After": "0"}),
-            Fail(429, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-        ]
-    )
+    date = "Wed, 21 Oct 2015 07:28:00 GMT"
+    fake.fails.extend([Fail(429), Fail(429, {"Retry-After": "0"}), Fail(429, {"Retry-After": date})])
     ran = await session.execute("open('n', 'a').write('x'); print(len(open('n').read()))")
     assert (ran.status, ran.stdout, len(fake.fails)) == ("ok", "1\n", 0)
 
