@@ -23,7 +23,6 @@ BUGS = gallery.BUGS
 GOOD = "good"
 QUICK = ("same_seed_same_episode", "reset_forgets", "different_seeds_differ", "reward_finite")
 ENDED_S = 300.0
-SLOW = pytest.mark.slow
 
 Verdict = dict[str, tuple[str, str]]
 
@@ -103,9 +102,8 @@ def test_the_gallery_reaches_every_level(tmp_path: Path) -> None:
         gallery.build(tmp_path, bug)  # what it changes is there to be changed
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(GOOD, marks=SLOW), "unseeded", pytest.param("reset_keeps", marks=SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [GOOD, "unseeded", "reset_keeps"])
 def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) -> None:
     bug = None if name == GOOD else gallery.bug(name)
     with Subject.of(gallery.build(tmp_path, bug)) as subject:
