@@ -1,4 +1,4 @@
-"""The quick lane must not be seen: whatever is sent in whatever pieces, the application hears the same."""
+"""The fast path for whole frames: whatever is sent in whatever pieces, the application receives the same."""
 
 import asyncio
 import os
@@ -26,6 +26,8 @@ HANDSHAKE = (
 )
 
 TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
+PAUSE_S = 0.1
+"""Long enough for the server, which runs in this very loop, to have taken what was sent so far."""
 
 
 class Echo:
@@ -60,6 +62,10 @@ def frame(opcode: int, payload: bytes, *, fin: bool = True, mask: bytes = b"\x01
     return head + mask + apply_mask(payload, mask)
 
 
+def app() -> Any:
+    return Echo()
+
+
 @asynccontextmanager
 async def opened(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     host, _, port = address.partition(":")
@@ -84,17 +90,13 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         return first & 0xF, await reader.readexactly(size)
 
 
-def app() -> Any:
-    return Echo()
-
-
-@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 300_001])
-async def test_any_size_is_echoed(size: int) -> None:
-    text = ("é" * size)[:size]
+async def test_any_size_is_echoed() -> None:
     async with serving(app()) as address, opened(address) as (reader, writer):
-        for _ in range(2):
-            writer.write(frame(TEXT, text.encode()))
-            assert await read_frame(reader) == (TEXT, text.encode())
+        for size in (0, 1, 125, 126, 127, 65_535, 65_536, 300_001):
+            text = ("é" * size)[:size]
+            for _ in range(2):
+                writer.write(frame(TEXT, text.encode()))
+                assert await read_frame(reader) == (TEXT, text.encode())
 
 
 MESSAGES = st.lists(
@@ -130,18 +132,12 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
     messages=MESSAGES, cuts=st.lists(st.integers(min_value=1, max_value=60), max_size=30), gap=st.booleans()
 )
 def test_whatever_the_pieces_every_message_is_answered_in_order(
-    messages: list[tuple[str, bytes, int]],
-    cuts: list[int],
-    gap: bool,
+    messages: list[tuple[str, bytes, int]], cuts: list[int], gap: bool
 ) -> None:
     asyncio.run(_conversation(messages, cuts, gap))
 
 
-async def _conversation(
-    messages: list[tuple[str, bytes, int]],
-    cuts: list[int],
-    gap: bool,
-) -> None:
+async def _conversation(messages: list[tuple[str, bytes, int]], cuts: list[int], gap: bool) -> None:
     expected = []
     for kind, payload, _ in messages:
         if kind == "fragments":
@@ -165,21 +161,21 @@ async def _conversation(
         assert got == expected
 
 
-async def test_text_that_is_no_text_ends_the_connection() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (frame(TEXT, b"\xff\xfe"), 1007),
+        (b"\x81\x02hi" + b"\0" * 8, 1002),  # unmasked
+        (b"\xc1" + frame(TEXT, b"hi")[1:], 1002),  # a reserved bit
+    ],
+)
+async def test_frames_that_break_the_protocol_end_the_connection(wrong: bytes, code: int) -> None:
     async with serving(app()) as address, opened(address) as (reader, writer):
         writer.write(frame(TEXT, b"before"))
         assert await read_frame(reader) == (TEXT, b"before")
-        writer.write(frame(TEXT, b"\xff\xfe"))
+        writer.write(wrong)
         opcode, payload = await read_frame(reader)
-        assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1007))
-
-
-async def test_unmasked_frames_and_reserved_bits_end_the_connection() -> None:
-    for wrong in (b"\x81\x02hi" + b"\0" * 8, b"\xc1" + frame(TEXT, b"hi")[1:]):
-        async with serving(app()) as address, opened(address) as (reader, writer):
-            writer.write(wrong)
-            opcode, payload = await read_frame(reader)
-            assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
+        assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", code))
 
 
 async def test_an_application_that_answers_into_a_broken_connection_is_not_at_fault() -> None:
@@ -224,19 +220,20 @@ async def test_text_that_is_no_text_before_a_close_is_no_fault_of_the_server() -
     assert faults == []
 
 
-@pytest.mark.parametrize(
-    "body", ["Content-Length: 2\r\n\r\nhi", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"]
-)
-async def test_a_handshake_with_a_body_is_refused_in_words(body: str) -> None:
+async def test_a_handshake_with_a_body_is_refused_in_words() -> None:
     async with serving(app()) as address:
         host, _, port = address.partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(HANDSHAKE.format(address=address).removesuffix("\r\n").encode() + body.encode())
-        async with asyncio.timeout(PATIENCE_S):
-            said = await reader.read()
-        writer.close()
-    assert said.startswith(b"HTTP/1.1 400 ")
-    assert b"without a body" in said
+        for body in (
+            "Content-Length: 2\r\n\r\nhi",
+            "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(HANDSHAKE.format(address=address).removesuffix("\r\n").encode() + body.encode())
+            async with asyncio.timeout(PATIENCE_S):
+                said = await reader.read()
+            writer.close()
+            assert said.startswith(b"HTTP/1.1 400 ")
+            assert b"without a body" in said
 
 
 async def test_nothing_is_answered_after_a_close() -> None:
@@ -251,10 +248,6 @@ async def test_nothing_is_answered_after_a_close() -> None:
     assert echo.heard == []
 
 
-PAUSE_S = 0.1
-"""Long enough for the server, which runs in this very loop, to have taken what was sent so far."""
-
-
 async def test_what_only_looks_like_a_frame_is_part_of_one() -> None:
     looks = frame(TEXT, b"inner")
     inner = b"ab" + looks
@@ -267,16 +260,17 @@ async def test_what_only_looks_like_a_frame_is_part_of_one() -> None:
             assert await read_frame(reader) == (BINARY, inner)
 
 
-@pytest.mark.parametrize("begun", [[(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]])
-async def test_a_message_within_an_unfinished_one_ends_the_connection(begun: list[tuple[int, bytes]]) -> None:
+async def test_a_message_within_an_unfinished_one_ends_the_connection() -> None:
     echo = app()
-    async with serving(echo) as address, opened(address) as (reader, writer):
-        for opcode, payload in begun:
-            writer.write(frame(opcode, payload, fin=False))
-            await asyncio.sleep(PAUSE_S)
-        writer.write(frame(TEXT, b"whole"))
-        opcode, payload = await read_frame(reader)
-        assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
+    async with serving(echo) as address:
+        for begun in ([(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]):
+            async with opened(address) as (reader, writer):
+                for opcode, payload in begun:
+                    writer.write(frame(opcode, payload, fin=False))
+                    await asyncio.sleep(PAUSE_S)
+                writer.write(frame(TEXT, b"whole"))
+                opcode, payload = await read_frame(reader)
+                assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
     assert echo.heard == []
 
 

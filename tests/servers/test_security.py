@@ -7,7 +7,7 @@ from typing import Any
 import counter
 import httpx
 import pytest
-from serving import ask, serving
+from serving import ask, serving, socket_to
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -59,126 +59,118 @@ LOOPBACK = {"server": ("127.0.0.1", 8000)}
 ELSEWHERE = {"server": ("172.17.0.2", 8000)}
 
 
-@pytest.mark.parametrize(
-    ("where", "host", "status"),
-    [
-        (LOOPBACK, "localhost:8000", 200),
-        (LOOPBACK, "LOCALHOST", 200),
-        (LOOPBACK, "localhost.", 200),
-        (LOOPBACK, "127.0.0.1:9", 200),
-        (LOOPBACK, "[::1]:8000", 200),
-        (LOOPBACK, "10.0.0.7", 200),
-        (LOOPBACK, "env-7", 421),
-        (LOOPBACK, "rebound.example.com", 421),
-        (LOOPBACK, "localhost.example.com", 421),
-        (LOOPBACK, "2130706433", 421),
-        ({"server": ("::1", 8000)}, "rebound.example.com", 421),
-        ({"server": ("::ffff:127.0.0.1", 8000)}, "env-7", 421),
-        (ELSEWHERE, "env-7:8000", 200),
-        (ELSEWHERE, "localhost", 200),
-        (ELSEWHERE, "10.0.0.7:8000", 200),
-        (ELSEWHERE, "rebound.example.com", 421),
-        ({"server": ("/run/worker.sock", None)}, "env-7", 200),
-        ({"server": None}, "rebound.example.com", 421),
-        (LOOPBACK, "", 400),
-        (LOOPBACK, "local host", 400),
-        (LOOPBACK, "localhost:port", 400),
-        (LOOPBACK, "localhost:99999", 400),
-        (LOOPBACK, "user@localhost", 400),
-        (LOOPBACK, "localhost/..", 400),
-        (LOOPBACK, "[::1", 400),
-        (LOOPBACK, "[::zz]", 400),
-    ],
-)
-async def test_host(where: dict[str, Any], host: str, status: int) -> None:
-    got, detail = await answer(ServerSettings(), [("Host", host)], **where)
-    assert got == status
-    if status == 421:
-        assert "--allowed-host" in detail
-        assert "ROPEWALK_ALLOWED_HOSTS" in detail
+HOSTS: list[tuple[dict[str, Any], str, int]] = [
+    (LOOPBACK, "localhost:8000", 200),
+    (LOOPBACK, "LOCALHOST", 200),
+    (LOOPBACK, "localhost.", 200),
+    (LOOPBACK, "127.0.0.1:9", 200),
+    (LOOPBACK, "[::1]:8000", 200),
+    (LOOPBACK, "10.0.0.7", 200),
+    (LOOPBACK, "env-7", 421),
+    (LOOPBACK, "rebound.example.com", 421),
+    (LOOPBACK, "localhost.example.com", 421),
+    (LOOPBACK, "2130706433", 421),
+    ({"server": ("::1", 8000)}, "rebound.example.com", 421),
+    ({"server": ("::ffff:127.0.0.1", 8000)}, "env-7", 421),
+    (ELSEWHERE, "env-7:8000", 200),
+    (ELSEWHERE, "localhost", 200),
+    (ELSEWHERE, "10.0.0.7:8000", 200),
+    (ELSEWHERE, "rebound.example.com", 421),
+    ({"server": ("/run/worker.sock", None)}, "env-7", 200),
+    ({"server": None}, "rebound.example.com", 421),
+    (LOOPBACK, "", 400),
+    (LOOPBACK, "local host", 400),
+    (LOOPBACK, "localhost:port", 400),
+    (LOOPBACK, "localhost:99999", 400),
+    (LOOPBACK, "user@localhost", 400),
+    (LOOPBACK, "localhost/..", 400),
+    (LOOPBACK, "[::1", 400),
+    (LOOPBACK, "[::zz]", 400),
+]
 
 
-@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], ["localhost", "evil.com"]])
-async def test_host_comes_once(hosts: list[str]) -> None:
-    assert (await answer(ServerSettings(), [("Host", host) for host in hosts]))[0] == 400
+async def test_host() -> None:
+    for where, host, status in HOSTS:
+        got, detail = await answer(ServerSettings(), [("Host", host)], **where)
+        assert got == status, (where, host)
+        if status == 421:
+            assert "--allowed-host" in detail
+            assert "ROPEWALK_ALLOWED_HOSTS" in detail
+    for hosts in ([], ["localhost", "localhost"], ["localhost", "evil.com"]):
+        assert (await answer(ServerSettings(), [("Host", host) for host in hosts]))[0] == 400
 
 
-@pytest.mark.parametrize(
-    ("allowed", "host", "status"),
-    [
-        ("env.example.org", "ENV.example.org:443", 200),
-        ("env.example.org", "other.example.org", 421),
-        ("*.example.org", "a.b.example.org", 200),
-        ("*.example.org", "example.org", 421),
-        ("*.example.org", "notexample.org", 421),
-        ("*", "whatever.example.com", 200),
-    ],
-)
-async def test_allowed_hosts(allowed: str, host: str, status: int) -> None:
-    assert (await answer(ServerSettings(allowed_hosts=(allowed,)), [("Host", host)]))[0] == status
+ALLOWED = [
+    ("env.example.org", "ENV.example.org:443", 200),
+    ("env.example.org", "other.example.org", 421),
+    ("*.example.org", "a.b.example.org", 200),
+    ("*.example.org", "example.org", 421),
+    ("*.example.org", "notexample.org", 421),
+    ("*", "whatever.example.com", 200),
+]
 
 
-@pytest.mark.parametrize(
-    ("host", "origin", "status"),
-    [
-        ("localhost:8000", "http://localhost:8000", 200),
-        ("localhost", "http://localhost", 200),
-        ("localhost:80", "http://localhost", 200),
-        ("localhost", "https://localhost:443", 200),
-        ("[::1]:8000", "http://[::1]:8000", 200),
-        ("LocalHost:8000", "HTTP://LOCALHOST:8000", 200),
-        ("localhost:8000", "http://localhost:8001", 403),
-        ("localhost:8000", "http://localhost", 403),
-        ("localhost:8000", "http://127.0.0.1:8000", 403),
-        ("localhost:8000", "https://evil.example.com", 403),
-        ("localhost:8000", "null", 403),
-        ("localhost:8000", "", 403),
-        ("localhost:8000", "http://localhost:8000@evil.example.com", 403),
-        ("localhost:8000", "chrome-extension://localhost:8000", 403),
-        ("localhost:8000", "https://good.example.com", 200),
-        ("localhost:8000", "https://good.example.com:443", 200),
-        ("localhost:8000", "http://good.example.com", 403),
-    ],
-)
-async def test_origin(host: str, origin: str, status: int) -> None:
+async def test_allowed_hosts() -> None:
+    for allowed, host, status in ALLOWED:
+        got, _ = await answer(ServerSettings(allowed_hosts=(allowed,)), [("Host", host)])
+        assert got == status, (allowed, host)
+
+
+ORIGINS = [
+    ("localhost:8000", "http://localhost:8000", 200),
+    ("localhost", "http://localhost", 200),
+    ("localhost:80", "http://localhost", 200),
+    ("localhost", "https://localhost:443", 200),
+    ("[::1]:8000", "http://[::1]:8000", 200),
+    ("LocalHost:8000", "HTTP://LOCALHOST:8000", 200),
+    ("localhost:8000", "http://localhost:8001", 403),
+    ("localhost:8000", "http://localhost", 403),
+    ("localhost:8000", "http://127.0.0.1:8000", 403),
+    ("localhost:8000", "https://evil.example.com", 403),
+    ("localhost:8000", "null", 403),
+    ("localhost:8000", "", 403),
+    ("localhost:8000", "http://localhost:8000@evil.example.com", 403),
+    ("localhost:8000", "chrome-extension://localhost:8000", 403),
+    ("localhost:8000", "https://good.example.com", 200),
+    ("localhost:8000", "https://good.example.com:443", 200),
+    ("localhost:8000", "http://good.example.com", 403),
+]
+
+
+async def test_origin() -> None:
     settings = ServerSettings(allowed_origins=("https://good.example.com",))
-    got, detail = await answer(settings, [("Host", host), ("Origin", origin)])
-    assert got == status
-    assert status == 200 or "ROPEWALK_ALLOWED_ORIGINS" in detail
-
-
-async def test_two_origins_are_none() -> None:
+    for host, origin, status in ORIGINS:
+        got, detail = await answer(settings, [("Host", host), ("Origin", origin)])
+        assert got == status, (host, origin)
+        assert status == 200 or "ROPEWALK_ALLOWED_ORIGINS" in detail
     own = ("Origin", "http://localhost")
     assert (await answer(ServerSettings(), [("Host", "localhost"), own, own]))[0] == 403
+    anyone = ServerSettings(allowed_origins=("*",))
+    assert (await answer(anyone, [("Host", "localhost"), ("Origin", "null")]))[0] == 200
 
 
-async def test_any_origin_where_so_allowed() -> None:
-    settings = ServerSettings(allowed_origins=("*",))
-    assert (await answer(settings, [("Host", "localhost"), ("Origin", "null")]))[0] == 200
+PRESENTED: list[list[str]] = [
+    [],
+    [""],
+    ["Bearer"],
+    ["Bearer "],
+    [f"Basic {TOKEN}"],
+    [TOKEN],
+    [f"Bearer {TOKEN}x"],
+    [f"Bearer {TOKEN[:-1]}"],
+    [f"Bearer {TOKEN} {TOKEN}"],
+    ["Bearer \xff\xfe"],
+    [f"Bearer {TOKEN}", f"Bearer {TOKEN}"],
+]
 
 
-@pytest.mark.parametrize(
-    "presented",
-    [
-        [],
-        [""],
-        ["Bearer"],
-        ["Bearer "],
-        [f"Basic {TOKEN}"],
-        [TOKEN],
-        [f"Bearer {TOKEN}x"],
-        [f"Bearer {TOKEN[:-1]}"],
-        [f"Bearer {TOKEN} {TOKEN}"],
-        ["Bearer \xff\xfe"],
-        [f"Bearer {TOKEN}", f"Bearer {TOKEN}"],
-    ],
-)
-async def test_without_a_token_nobody_comes_in(presented: list[str]) -> None:
+async def test_without_a_token_nobody_comes_in() -> None:
     settings = ServerSettings(tokens=(TOKEN, OTHER))
-    headers = [("Host", "localhost"), *(("Authorization", value) for value in presented)]
-    status, detail = await answer(settings, headers)
-    assert status == 401
-    assert TOKEN not in detail
+    for presented in PRESENTED:
+        headers = [("Host", "localhost"), *(("Authorization", value) for value in presented)]
+        status, detail = await answer(settings, headers)
+        assert status == 401, presented
+        assert TOKEN not in detail
 
 
 async def test_each_token_has_a_name_of_its_own() -> None:
@@ -211,10 +203,6 @@ def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared == [32] * 6
 
 
-def test_settings_never_show_tokens() -> None:
-    assert TOKEN not in repr(ServerSettings(tokens=(TOKEN,)))
-
-
 async def test_the_order_is_host_origin_token() -> None:
     settings = ServerSettings(tokens=(TOKEN,))
     origin = ("Origin", "https://evil.example.com")
@@ -243,41 +231,33 @@ async def test_every_route_wants_the_token() -> None:
         assert (await client.options("/health")).status_code == 401
 
 
+REFUSED_SOCKETS: list[tuple[dict[str, str], int]] = [
+    ({}, 401),
+    ({"Authorization": "Bearer wrong"}, 401),
+    ({"Authorization": f"Bearer {TOKEN}", "Origin": "https://evil.example.com"}, 403),
+    ({"Authorization": f"Bearer {TOKEN}", "Host": "rebound.example.com"}, 421),
+]
+
+
 @pytest.mark.parametrize("path", ["/ws", "/mcp", "/no/such/socket"])
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 401),
-        ({"Authorization": "Bearer wrong"}, 401),
-        ({"Authorization": f"Bearer {TOKEN}", "Origin": "https://evil.example.com"}, 403),
-        ({"Authorization": f"Bearer {TOKEN}", "Host": "rebound.example.com"}, 421),
-    ],
-)
-async def test_a_socket_is_refused_before_it_is_accepted(
-    path: str, headers: dict[str, str], status: int
-) -> None:
-    app = guarded_counter(tokens=(TOKEN,))
-    async with serving(app) as address:
-        host, port = address.split(":")
-        url = f"ws://{headers.get('Host', host)}:{port}{path}"
-        extra = {name: value for name, value in headers.items() if name != "Host"}
-        with pytest.raises(InvalidStatus) as refused:
-            async with connect(
-                url, host=host, port=int(port), additional_headers=extra, compression=None, proxy=None
-            ):
-                pass
-        assert refused.value.response.status_code == status
-        assert "detail" in json.loads(refused.value.response.body)
-        if status == 401:
-            assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
-
-
-async def test_a_socket_with_the_token_works() -> None:
+async def test_a_socket_is_refused_before_it_is_accepted(path: str) -> None:
     async with serving(guarded_counter(tokens=(OTHER, TOKEN))) as address:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        url = f"ws://{address}/ws"
-        async with connect(url, additional_headers=headers, compression=None, proxy=None) as socket:
-            assert (await ask(socket, {"type": "reset"}))["type"] == "observation"
+        host, port = address.split(":")
+        for headers, status in REFUSED_SOCKETS:
+            url = f"ws://{headers.get('Host', host)}:{port}{path}"
+            extra = {name: value for name, value in headers.items() if name != "Host"}
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(
+                    url, host=host, port=int(port), additional_headers=extra, compression=None, proxy=None
+                ):
+                    pass
+            assert refused.value.response.status_code == status
+            assert "detail" in json.loads(refused.value.response.body)
+            if status == 401:
+                assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
+        if path == "/ws":
+            async with socket_to(address, additional_headers={"Authorization": f"Bearer {TOKEN}"}) as ws:
+                assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
 
 
 async def test_a_server_without_the_extension_still_refuses_before_accept() -> None:

@@ -1,4 +1,5 @@
-import dataclasses
+"""Settings of a server from environment variables, and slots that are counted over worker processes."""
+
 import os
 import subprocess
 import sys
@@ -44,17 +45,12 @@ def test_everything_can_be_set_by_the_environment(tmp_path: Path) -> None:
         mode="production",
     )
 
-
-def test_what_is_empty_is_not_set() -> None:
-    assert (
-        ServerSettings.from_environment({"ROPEWALK_MAX_SESSIONS": " ", "OPENENV_MODE": ""})
-        == ServerSettings()
-    )
+    empty = {"ROPEWALK_MAX_SESSIONS": " ", "OPENENV_MODE": ""}
+    assert ServerSettings.from_environment(empty) == ServerSettings()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_values_that_cannot_be_read_are_refused_and_tokens_not_shown() -> None:
+    for name, value in (
         ("ROPEWALK_TOKENS", "short"),
         ("ROPEWALK_TOKENS", "not-ascii-but-l\u00f6ng-enough"),
         ("ROPEWALK_TOKEN_FILE", "/no/such/file"),
@@ -64,17 +60,16 @@ def test_what_is_empty_is_not_set() -> None:
         ("ROPEWALK_IDLE_TIMEOUT", "-1"),
         ("ROPEWALK_DRAIN", "inf"),
         ("OPENENV_MODE", "test"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(name: str, value: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        ServerSettings.from_environment({name: value})
-    assert "expected" in str(refused.value)
-    assert "short" not in str(refused.value)
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            ServerSettings.from_environment({name: value})
+        assert "expected" in str(refused.value), name
+        assert "short" not in str(refused.value)
+    assert TOKEN not in repr(ServerSettings(tokens=(TOKEN,)))
 
 
-def plan(**changes: object) -> WorkerPlan:
-    given = WorkerPlan(
+def test_the_plan_of_a_worker_arrives_as_it_was_sent() -> None:
+    plan = WorkerPlan(
         app="counter:app",
         index=1,
         workers=3,
@@ -87,12 +82,8 @@ def plan(**changes: object) -> WorkerPlan:
         log_level="info",
         settings=ServerSettings(tokens=(TOKEN,), allowed_hosts=("a", "b"), step_timeout_s=None),
     )
-    return dataclasses.replace(given, **changes)  # type: ignore[arg-type]
-
-
-def test_a_plan_arrives_as_it_was_sent() -> None:
-    assert WorkerPlan.read(plan().line()) == plan()
-    assert TOKEN not in repr(plan())
+    assert WorkerPlan.read(plan.line()) == plan
+    assert TOKEN not in repr(plan)
 
 
 def seen_by(fd: int, worker: int, local: int = 9) -> SharedSlots:
@@ -131,6 +122,7 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
     os.close(fd)
 
 
+@pytest.mark.slow
 def test_many_processes_never_take_more_than_there_is() -> None:
     """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""
     fd = SlotTable.create(4, 1)

@@ -245,16 +245,8 @@ class Plain:
 async def short(scope: object) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("value", "verdict"),
-    [
-        (Callable(), True),
-        (Callable().__call__, True),
-        (Callable, False),
-        (Plain(), False),
-        (short, False),
-        (3, False),
-    ],
-)
-def test_what_is_an_asgi_app(value: object, verdict: bool) -> None:
-    assert is_asgi(value) is verdict
+def test_what_is_an_asgi_app() -> None:
+    assert is_asgi(Callable())
+    assert is_asgi(Callable().__call__)
+    for value in (Callable, Plain(), short, 3):
+        assert not is_asgi(value), value
