@@ -16,6 +16,7 @@ _HERE = Path(__file__).parent
 # repository comes first; `support` holds the environments that tests serve.
 sys.path[:0] = [str(_HERE.parent), str(_HERE / "support")]
 
+fuzzing = importlib.import_module("fuzzing")
 released = importlib.import_module("released")
 side_by_side = importlib.import_module("side_by_side")
 
@@ -30,8 +31,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
-    settings.register_profile("any machine", deadline=None)
-    settings.load_profile("any machine")
+    settings.register_profile("quick", deadline=None, max_examples=40, derandomize=True, database=None)
+    settings.register_profile("long", deadline=None, max_examples=20 * fuzzing.EXAMPLES)
+    settings.load_profile("long" if fuzzing.LONG else "quick")
 
 COMPANION_S = 30.0
 
