@@ -64,7 +64,8 @@ def test_what_cannot_be_done_is_an_error_and_leaves_the_hand_as_it_was(table: Cl
         for action in bad:
             with pytest.raises(ValidationFailed):
                 raw.step(action)
-        for options in ({"natural": "maybe"}, {"decks": 6}, {"seed": -1}):
+        wrong: list[dict[str, Any]] = [{"natural": "maybe"}, {"decks": 6}, {"seed": -1}]
+        for options in wrong:
             with pytest.raises((ExecutionFailed, ValidationFailed), match=next(iter(options))):
                 raw.reset(**options)
         assert raw.state() == before

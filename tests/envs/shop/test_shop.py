@@ -346,14 +346,15 @@ def test_a_reward_counts_replies_and_what_was_changed() -> None:
     verdicts = (Verdict("done", amount=500, changes={("credit", "O1"): 500}), Verdict("refused", "too_late"))
     paid, refused = Reply("done", "none", 500), Reply("refused", "too_late", 0)
     credit: dict[Any, Any] = {("credit", "O1"): 500}
-    for replies, after, score, reward in (
+    cases: list[tuple[dict[int, Reply], dict[Any, Any], tuple[int, int], float]] = [
         ({1: paid, 2: refused}, credit, (2, 0), 1.0),
         ({1: paid}, credit, (1, 0), 0.25),
         ({1: paid, 2: refused}, {}, (1, 0), 0.25),
         ({1: paid, 2: refused}, {("credit", "O1"): 600}, (1, 1), 0.0),
         ({1: paid, 2: refused}, {**credit, ("stock", "P01-RED"): 4}, (2, 1), 0.25),
         ({}, {}, (0, 0), 0.0),
-    ):
+    ]
+    for replies, after, score, reward in cases:
         found = judge(verdicts, replies, {}, after)
         assert (found, found.reward) == (Score(score[0], 2, score[1]), reward)
     assert differences({("a",): 1, ("b",): 2}, {("b",): 3, ("c",): 4}) == {("a",): None, ("b",): 3, ("c",): 4}

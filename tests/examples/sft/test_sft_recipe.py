@@ -112,22 +112,6 @@ def test_no_folder_is_left_where_nothing_was_recorded(
 
 
 @pytest.mark.soak
-async def test_the_solver_plays_in_a_server_of_its_own(tmp_path: Path) -> None:
-    recipe = load_section(FOLDER / "tools.yaml", [], RecipeConfig)
-    task = task_of(load_config(recipe.world), tmp_path)
-    traces = await record(task, solver_of(recipe), range(2))
-    assert [trace.reward for trace in traces] == [1.0, 1.0]
-    assert [message["role"] for message in traces[0].messages] == [
-        "user",
-        *["assistant", "tool"] * 3,
-        "assistant",
-    ]
-    assert [tool["function"]["name"] for tool in traces[0].tools] == [
-        "list_tables", "describe_table", "query", "submit_answer",
-    ]  # fmt: skip
-
-
-@pytest.mark.soak
 async def test_a_solver_that_fails_is_not_imitated(tmp_path: Path) -> None:
     async def guess(_: Any, call: Any) -> None:
         await call("submit_answer", {"answer": -1})

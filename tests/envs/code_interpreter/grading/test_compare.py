@@ -96,30 +96,21 @@ def test_any_of() -> None:
 
 EXAMPLES: dict[str, tuple[list[Any], Any, list[Any], list[Any]]] = {
     "pair_with_sum": (
-        [[3, 4, 3], 6],
-        True,
-        [[0, 2]],
-        [[2, 0], [0, 0], [0, 1], [0, 3], [-1, 0], (0, 2), [0], [False, 2]],
+        [[3, 4, 3], 6], True, [[0, 2]], [[2, 0], [0, 0], [0, 1], [0, 3], [-1, 0], (0, 2), [0], [False, 2]],
     ),
-    "queens": (
-        [4],
-        True,
-        [[1, 3, 0, 2], [2, 0, 3, 1]],
-        [[0, 1, 2, 3], [1, 3, 0], [1, 3, 0, 2, 4], [1, 1, 1, 1]],
-    ),
+    "queens": ([4], True, [[1, 3, 0, 2], [2, 0, 3, 1]], [[0, 1, 2, 3], [1, 3, 0], [1, 3, 0, 2, 4], [1, 1, 1, 1]]),
     "shortest_path": (
-        [[["a", "b"], ["c", "b"], ["a", "c"]], "a", "c"],
-        2,
-        [["a", "c"]],
-        [["a", "b", "c"], ["c", "a"], ["a"], ["a", "z"]],
+        [[["a", "b"], ["c", "b"], ["a", "c"]], "a", "c"], 2,
+        [["a", "c"]], [["a", "b", "c"], ["c", "a"], ["a"], ["a", "z"]],
     ),
     "topological_order": (
-        [["a", "b", "c"], [["a", "b"]]],
-        True,
-        [["a", "b", "c"], ["c", "a", "b"]],
-        [["b", "a", "c"], ["a", "b"], ["a", "b", "b"], ["a", "b", "c", "c"]],
+        [["a", "b", "c"], [["a", "b"]]], True,
+        [["a", "b", "c"], ["c", "a", "b"]], [["b", "a", "c"], ["a", "b"], ["a", "b", "b"], ["a", "b", "c", "c"]],
     ),
-}
+}  # fmt: skip
+OTHER_VALUES: list[Any] = [
+    None, True, 0, 1.5, math.nan, "abc", b"abc", [], [None], [[]], {}, {"a": 1}, set(), (), [1, "a"], 10**400,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHECKERS)
@@ -127,24 +118,7 @@ def test_a_checker_takes_what_is_right_and_no_other_value(name: str) -> None:
     args, expected, right, wrong = EXAMPLES[name]
     for answer in right:
         assert CHECKERS[name](answer, expected, args)
-    others: list[Any] = [
-        None,
-        True,
-        0,
-        1.5,
-        math.nan,
-        "abc",
-        b"abc",
-        [],
-        [None],
-        [[]],
-        {},
-        set(),
-        (),
-        [1, "a"],
-        10**400,
-    ]
-    for answer in [*wrong, *others]:
+    for answer in [*wrong, *OTHER_VALUES]:
         assert not CHECKERS[name](answer, expected, args)
 
 

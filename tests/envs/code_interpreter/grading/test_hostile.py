@@ -310,19 +310,22 @@ async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: 
 class FakeBroken:
     """Breaks where a real sandbox hardly ever does."""
 
+    session_id = isolation = "fake"
+
     def __init__(self, where: str) -> None:
         self._where = where
-        self.session_id = self.isolation = "fake"
         self.closed = 0
 
+    def _break(self, where: str, error: Exception) -> None:
+        if self._where == where:
+            raise error
+
     async def open(self, limits: Limits) -> "FakeBroken":
-        if self._where == "open":
-            raise SandboxUnavailable("none left")
+        self._break("open", SandboxUnavailable("none left"))
         return self
 
     async def execute(self, code: str, **_: Any) -> Execution:
-        if self._where == "raise":
-            raise SandboxUnavailable("gone")
+        self._break("raise", SandboxUnavailable("gone"))
         return Execution(status="sandbox_error" if self._where == "execute" else "ok", reason="zygote gone")
 
     async def call(self, *_: Any, **__: Any) -> Any:
