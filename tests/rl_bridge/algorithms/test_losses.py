@@ -1,0 +1,470 @@
+"""Ratios, clipping, corrections, regularizers, aggregation and their sum, against values worked out by hand."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_bridge.algorithms.aggregation import token_weights
+from rl_bridge.algorithms.corrections import (
+    Correction,
+    correction_weights,
+)
+from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.ratios import sequence_means, sequence_ratios
+from rl_bridge.algorithms.regularizers import (
+    KlEstimator,
+    categorical_entropy,
+    held_then_annealed,
+    kl_to_reference,
+)
+from rl_bridge.algorithms.surrogate import clipped_surrogate, likelihood, weighted_likelihood
+
+# Sequence 7: ratios 2 and 0.5 and 8, whose geometric mean is 2. Sequence 3: a ratio of 3.
+RATIO_SEQUENCES = np.array([7, 3, 7, 7])
+SEQUENCE_LOG_RATIOS = np.log(np.array([2.0, 3.0, 0.5, 8.0])).astype(np.float32)
+
+
+def test_sequence_means_are_geometric_means() -> None:
+    means = sequence_means(SEQUENCE_LOG_RATIOS, RATIO_SEQUENCES)
+    assert np.exp(means).tolist() == pytest.approx([2.0, 3.0, 2.0, 2.0], rel=1e-6)
+    assert means.dtype == np.float32
+
+
+def test_the_value_is_the_sequences_at_every_token() -> None:
+    means = torch.from_numpy(sequence_means(SEQUENCE_LOG_RATIOS, RATIO_SEQUENCES))
+    assert sequence_ratios(torch.tensor([-1.0, -2.0, -3.0, -4.0]), means).tolist() == pytest.approx(
+        [2.0, 3.0, 2.0, 2.0], rel=1e-6
+    )
+
+
+def test_the_gradient_is_that_of_the_sequences_ratio() -> None:
+    # s = exp((x1 + x2 + x3) / 3) has the gradient s / 3 = 2 / 3 with respect to each: what the mean over the three
+    # tokens of s_t gives, one part of it at each token.
+    old = torch.tensor([-1.0, -1.0, -1.0])
+    logprobs = (old + torch.tensor([2.0, 0.5, 8.0]).log()).requires_grad_()
+    torch.exp((logprobs - old).mean()).backward()
+    assert logprobs.grad is not None
+    direct, logprobs.grad = logprobs.grad.tolist(), None
+    assert direct == pytest.approx([2 / 3] * 3, rel=1e-6)
+    means = torch.from_numpy(sequence_means((logprobs - old).detach().numpy(), np.array([0, 0, 0])))
+    sequence_ratios(logprobs, means).mean().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx(direct, rel=1e-6)
+
+
+# clip_low 0.2, clip_high 0.28: the ratio's bounds are 0.8 and 1.28.
+#
+# advantage, ratio, loss, d loss / d logprob, clipped low, clipped high
+CASES = {
+    # min(1.5 * 2, 1.28 * 2) = 2.56: the upper bound holds.
+    "good and likelier than the bound": (2.0, 1.5, -2.56, 0.0, False, True),
+    # min(0.5 * 2, 0.8 * 2) = 1: not clipped; the gradient is -ratio * advantage.
+    "good and less likely": (2.0, 0.5, -1.0, -1.0, False, False),
+    # min(1.5 * -2, 1.28 * -2) = -3: not clipped.
+    "bad and likelier": (-2.0, 1.5, 3.0, 3.0, False, False),
+    # min(0.5 * -2, 0.8 * -2) = -1.6: the lower bound holds.
+    "bad and less likely than the bound": (-2.0, 0.5, 1.6, 0.0, True, False),
+    # Clip-higher: 25% up is still inside the upper bound of 28% ...
+    "good, 25% up": (1.0, 1.25, -1.25, -1.25, False, False),
+    # ... while 25% down is outside of the lower bound of 20%.
+    "bad, 25% down": (-1.0, 0.75, 0.8, 0.0, True, False),
+    # Inside of both bounds the clipped term equals the other, and the gradient counts once.
+    "good, inside": (1.0, 1.1, -1.1, -1.1, False, False),
+    "bad, inside": (-1.0, 0.9, 0.9, 0.9, False, False),
+    "on policy": (3.0, 1.0, -3.0, -3.0, False, False),
+    "no advantage": (0.0, 2.0, 0.0, 0.0, False, False),
+}
+
+
+def test_clipped_surrogate_by_hand() -> None:
+    advantages, ratios, loss, gradient, low, high = (
+        list(column) for column in zip(*CASES.values(), strict=True)
+    )
+    logprobs = torch.tensor(ratios).log().requires_grad_()
+    result = clipped_surrogate(logprobs.exp(), torch.tensor(advantages), clip_low=0.2, clip_high=0.28)
+    result.loss.sum().backward()
+    assert logprobs.grad is not None
+    found = (
+        result.loss.tolist(),
+        logprobs.grad.tolist(),
+        result.clipped_low.tolist(),
+        result.clipped_high.tolist(),
+    )
+    for place, case in enumerate(CASES):
+        expected = (loss[place], gradient[place], low[place], high[place])
+        assert [column[place] for column in found] == pytest.approx(expected, abs=1e-6), case
+    assert not result.dual_clipped.any()
+
+
+def test_the_dual_clip_bounds_the_loss_of_a_bad_token_that_has_become_likely() -> None:
+    # c = 3. A = -2 and rho = 5: the surrogate's loss is 10, the bound 6, and there is no gradient left.
+    # A = -2 and rho = 2.5: 5 is below 6. A = 2 and rho = 5: the clip alone, -2.56.
+    logprobs = torch.tensor([5.0, 2.5, 5.0]).log().requires_grad_()
+    result = clipped_surrogate(
+        logprobs.exp(), torch.tensor([-2.0, -2.0, 2.0]), clip_low=0.2, clip_high=0.28, dual_clip=3.0
+    )
+    result.loss.sum().backward()
+    assert result.loss.tolist() == pytest.approx([6.0, 5.0, -2.56], abs=1e-5)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, 5.0, 0.0], abs=1e-5)
+    assert result.dual_clipped.tolist() == [True, False, False]
+
+
+def test_cispo_by_hand() -> None:
+    # log pi = -0.5 throughout; weights between 0.8 and 1.28. The gradient is -weight * A, whatever the bound did.
+    #   rho 2, A 1: weight 1.28, loss 0.64       rho 2, A -1: weight 1.28, loss -0.64
+    #   rho 0.5, A 2: weight 0.8, loss 0.8       rho 1.1, A 1: weight 1.1, loss 0.55
+    #   rho 2, A 0: nothing, and it is not told as capped
+    logprobs = torch.full((5,), -0.5, requires_grad=True)
+    ratio = torch.exp(logprobs - (-0.5 - torch.tensor([2.0, 2.0, 0.5, 1.1, 2.0]).log()))
+    result = weighted_likelihood(
+        logprobs, ratio, torch.tensor([1.0, -1.0, 2.0, 1.0, 0.0]), clip_low=0.2, clip_high=0.28
+    )
+    result.loss.sum().backward()
+    assert result.loss.tolist() == pytest.approx([0.64, -0.64, 0.8, 0.55, 0.0], abs=1e-6)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-1.28, 1.28, -1.6, -1.1, 0.0], abs=1e-6)
+    assert result.clipped_low.tolist() == [False, False, True, False, False]
+    assert result.clipped_high.tolist() == [True, True, False, False, False]
+
+
+def test_a_lower_bound_of_one_is_none() -> None:
+    logprobs = torch.tensor([-9.0], requires_grad=True)
+    result = weighted_likelihood(
+        logprobs, torch.tensor([1e-6]), torch.tensor([1.0]), clip_low=1.0, clip_high=0.28
+    )
+    # 1e-6 * 9
+    assert result.loss.item() == pytest.approx(9e-6)
+    assert not result.clipped_low.item()
+
+
+def test_the_likelihood_is_supervised_fine_tuning_where_all_advantages_are_one() -> None:
+    logprobs = torch.tensor([-0.5, -2.0], requires_grad=True)
+    result = likelihood(logprobs, torch.tensor([1.0, -3.0]))
+    result.loss.sum().backward()
+    assert result.loss.tolist() == [0.5, -6.0]
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [-1.0, 3.0]
+    assert not any(flags.any() for flags in result[1:])
+
+
+# pi_old / mu: 0.4, 0.5, 1, 3, 5, 6.
+LOG_RATIOS = torch.tensor([0.4, 0.5, 1.0, 3.0, 5.0, 6.0]).log()
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights", "bounded"),
+    [
+        ("none", [1.0] * 6, [False] * 6),
+        ("decoupled", [0.4, 0.5, 1.0, 3.0, 5.0, 6.0], [False] * 6),
+        ("truncated", [0.4, 0.5, 1.0, 3.0, 4.0, 4.0], [False, False, False, False, True, True]),
+        ("icepop", [0.0, 0.0, 1.0, 3.0, 5.0, 0.0], [True, True, False, False, False, True]),
+    ],
+)
+def test_correction_weights_by_hand(
+    correction: Correction, weights: list[float], bounded: list[bool]
+) -> None:
+    found, changed = correction_weights(
+        LOG_RATIOS.clone().requires_grad_(), correction, cap=4.0, low=0.7, high=5.5
+    )
+    assert found.tolist() == pytest.approx(weights)
+    assert changed.tolist() == bounded
+    assert not found.requires_grad
+
+
+ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
+
+
+def test_entropy() -> None:
+    distributions = torch.tensor([[0.5, 0.25, 0.25, 1e-30], [0.25, 0.25, 0.25, 0.25]])
+    # 0.5 ln 2 + 2 * 0.25 ln 4 = 1.5 ln 2 = 1.0397208; ln 4 = 1.3862944.
+    assert categorical_entropy(distributions.log()).tolist() == pytest.approx(
+        [1.0397208, 1.3862944], abs=1e-6
+    )
+
+
+def test_the_gradient_of_entropy_pulls_towards_uniform() -> None:
+    logits = torch.tensor([[2.0, 0.0]], requires_grad=True)
+    categorical_entropy(torch.log_softmax(logits, -1)).sum().backward()
+    assert logits.grad is not None
+    # dH/dz_i = -p_i (ln p_i + H), with p = (0.8807971, 0.1192029) and H = 0.3653338:
+    # -0.8807971 * (-0.1269280 + 0.3653338) = -0.2099872.
+    assert logits.grad.tolist()[0] == pytest.approx([-0.2099872, 0.2099872], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "value", "gradient"),
+    [
+        (-2.6, 9.8637380, -12.4637380),  # e^2.6 = 13.4637380, less 3.6; slope 1 - e^2.6
+        (-2.62, 10.0, 0.0),  # e^2.62 - 3.62 would be 10.1157
+        (-25.0, 10.0, 0.0),
+        (-200.0, 10.0, 0.0),  # e^200 is no float32
+        (-math.inf, 10.0, 0.0),
+        (math.nan, math.nan, 0.0),  # a broken number is not hidden
+        (200.0, 199.0, 1.0),  # the other side stays as it is: it is what pulls a policy back
+    ],
+)
+def test_default_k3_is_bounded_for_unlikely_tokens(x: float, value: float, gradient: float) -> None:
+    logprobs = torch.tensor([x], requires_grad=True)
+    kl = kl_to_reference(logprobs, torch.tensor([0.0]))
+    (0.04 * kl).sum().backward()
+    assert kl.item() == pytest.approx(value, rel=1e-6, nan_ok=True)
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(0.04 * gradient, rel=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "x", "value", "gradient"),
+    [
+        # x = ln 2: x itself, with a slope of 1; x^2 / 2 = 0.2402265, with a slope of x.
+        ("k1", math.log(2), 0.6931472, 1.0),
+        ("k2", math.log(2), 0.2402265, 0.6931472),
+        # exp(-x) + x - 1 = 0.5 + 0.6931472 - 1; its slope 1 - exp(-x) = 0.5. At -ln 2: 2 - 0.6931472 - 1.
+        ("k3", math.log(2), 0.1931472, 0.5),
+        ("k3", -math.log(2), 0.3068528, -1.0),
+        ("k3", 0.0, 0.0, 0.0),
+    ],
+)
+def test_estimators(estimator: KlEstimator, x: float, value: float, gradient: float) -> None:
+    reference = torch.tensor([-2.0])
+    logprobs = (reference + x).requires_grad_()
+    kl = kl_to_reference(logprobs, reference, estimator)
+    kl.sum().backward()
+    assert kl.item() == pytest.approx(value, abs=1e-6)
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(gradient, abs=1e-6)
+
+
+def test_k1_is_the_kl_in_expectation_too_and_k2_is_not() -> None:
+    policy, reference = torch.tensor([0.75, 0.25]), torch.tensor([0.5, 0.5])
+    estimates = {
+        estimator: (policy * kl_to_reference(policy.log(), reference.log(), estimator)).sum().item()
+        for estimator in ESTIMATORS
+    }
+    # k2: 0.75 * 0.5 * 0.4054651^2 + 0.25 * 0.5 * 0.6931472^2 = 0.0616508 + 0.0600566.
+    assert estimates == pytest.approx({"k1": 0.1308120, "k2": 0.1217074, "k3": 0.1308120}, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("progress", "hold", "expected"),
+    [
+        (0.0, 0.5, 0.2),
+        (0.5, 0.5, 0.2),
+        # Half of the way down from 0.2 to 0.02.
+        (0.75, 0.5, 0.11),
+        (1.0, 0.5, 0.02),
+        (1.5, 0.5, 0.02),
+        # No hold: a tenth of the way down.
+        (0.1, 0.0, 0.182),
+        # Held throughout.
+        (1.0, 1.0, 0.2),
+    ],
+)
+def test_annealing(progress: float, hold: float, expected: float) -> None:
+    assert held_then_annealed(progress, value=0.2, hold=hold, final_factor=0.1) == pytest.approx(expected)
+
+
+# Three tokens of trajectory 4, one of trajectory 9. Losses 1, 2, 3 and 10.
+SEQUENCES = np.array([4, 4, 9, 4])
+LOSSES = np.array([1.0, 2.0, 10.0, 3.0])
+
+
+def test_token_mean() -> None:
+    weights = token_weights(SEQUENCES, aggregation="token_mean", max_length=8)
+    assert weights.tolist() == [0.25, 0.25, 0.25, 0.25]
+    assert weights @ LOSSES == pytest.approx(4.0)  # 16 / 4
+
+
+def test_sequence_mean() -> None:
+    weights = token_weights(SEQUENCES, aggregation="sequence_mean", max_length=8)
+    # Two sequences: 1 / (2 * 3) and 1 / (2 * 1).
+    assert weights.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 2, 1 / 6])
+    assert weights @ LOSSES == pytest.approx(6.0)  # the mean of 2 and 10
+
+
+def test_fixed_length() -> None:
+    weights = token_weights(SEQUENCES, aggregation="fixed_length", max_length=8)
+    assert weights.tolist() == [1 / 16] * 4  # 1 / (2 sequences * 8), however many tokens there are
+    assert weights @ LOSSES == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
+def test_nothing_weighs_nothing(aggregation: str) -> None:
+    empty = np.zeros(0, dtype=np.int64)
+    weights = token_weights(empty, aggregation=aggregation, max_length=8)  # type: ignore[arg-type]
+    assert weights.shape == (0,)
+    assert weights.dtype == np.float32
+
+
+# Two tokens over a vocabulary of two.
+#   first:  p = (0.5, 0.5), target 0, old p 0.25, so the ratio is 2; advantage 1; clipped at 1.28: loss -1.28
+#           H = ln 2 = 0.6931472; reference p 0.25, x = ln 2, k3 = 0.1931472
+#   second: p = (0.8, 0.2), target 1, old p 0.2, ratio 1; advantage -0.5: loss 0.5
+#           H = 0.8 * 0.2231436 + 0.2 * 1.6094379 = 0.5004024; reference p 0.2, k3 = 0
+# Weights 0.25 and 0.75.
+INPUTS = LossInputs(
+    log_distribution=torch.tensor([[0.5, 0.5], [0.8, 0.2]]).log(),
+    targets=torch.tensor([0, 1]),
+    old_logprobs=torch.tensor([0.25, 0.2]).log(),
+    advantages=torch.tensor([1.0, -0.5]),
+    weights=torch.tensor([0.25, 0.75]),
+    reference_logprobs=torch.tensor([0.25, 0.2]).log(),
+)
+PLAIN = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.0, kl_coef=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # 0.25 * -1.28 + 0.75 * 0.5
+        ({}, 0.055),
+        # 0.25 * (-1.28 - 0.0693147) + 0.75 * (0.5 - 0.0500402) = 0.055 - 0.0173287 - 0.0375302
+        ({"entropy_coef": 0.1}, 0.0001411),
+        # 0.055 + 0.25 * 0.5 * 0.1931472
+        ({"kl_coef": 0.5}, 0.0791434),
+        # All of it: 0.0001411 + 0.0241434
+        ({"entropy_coef": 0.1, "kl_coef": 0.5}, 0.0242845),
+        # The first token's upper bound at 3: 0.25 * -2 + 0.375
+        ({"clip_high": 2.0}, -0.125),
+        # x = ln 2 and 0: 0.055 + 0.25 * 0.5 * 0.6931472
+        ({"kl_coef": 0.5, "kl_estimator": "k1"}, 0.1416434),
+        # 0.5 * 0.6931472^2 = 0.2402265: 0.055 + 0.25 * 0.5 * 0.2402265
+        ({"kl_coef": 0.5, "kl_estimator": "k2"}, 0.0850283),
+        # -1.28 * 1 * ln 0.5 = 0.8872284 and -1 * -0.5 * ln 0.2 = -0.8047190: 0.2218071 - 0.6035392
+        ({"objective": "cispo"}, -0.3817321),
+        # ln 2 = 0.6931472 and 0.5 ln 0.2: 0.1732868 - 0.6035392
+        ({"objective": "reinforce"}, -0.4302524),
+        # The bad token at -c A = 0.5 * 1.2 = 0.6, which 0.5 is below: as without.
+        ({"dual_clip": 1.2}, 0.055),
+    ],
+    ids=[
+        "plain",
+        "entropy",
+        "kl",
+        "entropy and kl",
+        "clip_high",
+        "k1",
+        "k2",
+        "cispo",
+        "reinforce",
+        "dual_clip",
+    ],
+)
+def test_policy_loss_by_hand(changes: dict[str, Any], expected: float) -> None:
+    loss, _ = policy_loss(INPUTS, replace(PLAIN, **changes))
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_figures_by_hand() -> None:
+    _, figures = policy_loss(INPUTS, PLAIN)
+    assert {name: pytest.approx(value.tolist(), abs=1e-6) for name, value in figures.items()} == {
+        "ratio": [2.0, 1.0],
+        "clipped_low": [0.0, 0.0],
+        "clipped_high": [1.0, 0.0],
+        "dual_clipped": [0.0, 0.0],
+        "entropy": [0.6931472, 0.5004024],
+        "logprob_difference": [0.6931472, 0.0],
+        "kl": [0.1931472, 0.0],
+    }
+    assert not any(value.requires_grad for value in figures.values())
+
+
+# The first token had p 0.4 before the first update, the second 0.1: ratios 1.25 and 2, and pi_old / mu 1.6 and 0.5.
+PROXIMAL = torch.tensor([0.4, 0.1]).log()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "weights", "bounded"),
+    [
+        # Surrogates against pi_old: min(1.25, 1.28) = 1.25: loss -1.25; ratio 2, A -0.5: loss 1.
+        # 0.25 * 1.6 * -1.25 + 0.75 * 0.5 * 1
+        ({"correction": "decoupled"}, -0.125, [1.6, 0.5], [0.0, 0.0]),
+        # 0.25 * 1.5 * -1.25 + 0.375
+        ({"correction": "truncated", "correction_cap": 1.5}, -0.09375, [1.5, 0.5], [1.0, 0.0]),
+        # The second token is outside of [0.6, 5]: 0.25 * 1.6 * -1.25
+        ({"correction": "icepop", "correction_low": 0.6}, -0.5, [1.6, 0.0], [0.0, 1.0]),
+        # Neither entropy nor divergence is weighed: -0.125 - 0.0173287 - 0.0375302 + 0.0241434
+        (
+            {"correction": "decoupled", "entropy_coef": 0.1, "kl_coef": 0.5},
+            -0.1557155,
+            [1.6, 0.5],
+            [0.0, 0.0],
+        ),
+    ],
+    ids=["decoupled", "truncated", "icepop", "with entropy and kl"],
+)
+def test_corrections_by_hand(
+    changes: dict[str, Any], expected: float, weights: list[float], bounded: list[float]
+) -> None:
+    loss, figures = policy_loss(replace(INPUTS, proximal_logprobs=PROXIMAL), replace(PLAIN, **changes))
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+    assert figures["ratio"].tolist() == pytest.approx([1.25, 2.0])
+    assert figures["correction"].tolist() == pytest.approx(weights)
+    assert figures["corrected"].tolist() == bounded
+    # The mismatch is told of the engine's probabilities, whatever the ratio is against.
+    assert figures["logprob_difference"].tolist() == pytest.approx([0.6931472, 0.0], abs=1e-6)
+
+
+def test_a_correction_without_proximal_logprobs_is_refused() -> None:
+    with pytest.raises(ValueError, match="correction is 'icepop'"):
+        policy_loss(INPUTS, replace(PLAIN, correction="icepop"))
+
+
+def test_ratios_of_sequences_by_hand() -> None:
+    # Both tokens are one sequence: ratios 2 and 1, the geometric mean sqrt(2), above 1.28 and so clipped for A = 1;
+    # for A = -0.5: 0.7071068. 0.25 * -1.28 + 0.75 * 0.7071068
+    halved = torch.full((2,), 0.5 * math.log(2.0))
+    loss, figures = policy_loss(replace(INPUTS, sequence_log_ratios=halved), PLAIN)
+    assert figures["ratio"].tolist() == pytest.approx([2**0.5] * 2)
+    assert loss.item() == pytest.approx(0.2103301, abs=1e-6)
+
+
+def test_a_kl_coefficient_without_a_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"kl_coef is 0\.5"):
+        policy_loss(replace_reference(None), replace(PLAIN, kl_coef=0.5))
+
+
+def test_the_gradient_reaches_the_logits() -> None:
+    logits = torch.zeros(2, 2, requires_grad=True)
+    inputs = replace_reference(None)
+    inputs.log_distribution = torch.log_softmax(logits, -1)
+    inputs.old_logprobs = torch.tensor([0.5, 0.5]).log()
+    loss, _ = policy_loss(inputs, PLAIN)
+    loss.backward()
+    # On policy d loss / d logit = -w A (onehot - p): -0.25 (1 - 0.5) = -0.125; 0.375 (1 - 0.5) = 0.1875.
+    assert logits.grad is not None
+    assert logits.grad.flatten().tolist() == pytest.approx([-0.125, 0.125, -0.1875, 0.1875], abs=1e-6)
+
+
+@pytest.mark.parametrize(("entropy_coef", "kept"), [(0.0, 0), (0.1, 1)])
+def test_an_entropy_that_is_only_told_keeps_no_distribution_for_the_backward_pass(
+    entropy_coef: float, kept: int
+) -> None:
+    inputs = replace_reference(None)
+    inputs.log_distribution = torch.log_softmax(torch.zeros(2, 7, requires_grad=True), -1)
+    saved: set[int] = set()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == (2, 7) and tensor.data_ptr() != inputs.log_distribution.data_ptr():
+            saved.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        _, figures = policy_loss(inputs, replace(PLAIN, entropy_coef=entropy_coef))
+    assert len(saved) == kept
+    assert figures["entropy"].tolist() == pytest.approx([math.log(7)] * 2)
+
+
+def test_a_divergence_that_is_only_told_may_be_infinite() -> None:
+    far = replace_reference(torch.tensor([-math.inf, 0.0]))  # what the reference has ruled out
+    loss, figures = policy_loss(far, PLAIN)
+    assert figures["kl"][0] == math.inf
+    assert loss.item() == pytest.approx(0.055, abs=1e-6)
+
+
+def replace_reference(reference: torch.Tensor | None) -> LossInputs:
+    return replace(INPUTS, reference_logprobs=reference)
