@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -25,6 +25,7 @@ def occupied(lengths: NDArray[np.int64], packing: Packing) -> NDArray[np.int64]:
     return grid
 
 
+@settings(max_examples=30)
 @given(LENGTHS, st.none() | st.integers(1, 6))
 def test_documents_lie_beside_each_other(lengths: NDArray[np.int64], most_rows: int | None) -> None:
     packing = pack(lengths, most_rows=most_rows)
@@ -47,6 +48,7 @@ def test_documents_lie_beside_each_other(lengths: NDArray[np.int64], most_rows: 
         assert not len(outside) or left.max() < outside.min(), "something outside would have fitted"
 
 
+@settings(max_examples=30)
 @given(LENGTHS, st.integers(1, 6))
 def test_what_fitted_lies_the_same_without_the_others(lengths: NDArray[np.int64], most_rows: int) -> None:
     first = pack(lengths, most_rows=most_rows)
@@ -55,14 +57,6 @@ def test_what_fitted_lies_the_same_without_the_others(lengths: NDArray[np.int64]
     assert again.rows == first.rows
     assert again.row.tolist() == first.row[inside].tolist()
     assert again.offset.tolist() == first.offset[inside].tolist()
-
-
-def test_few_of_heavy_tailed_places_are_padding() -> None:
-    lengths = np.random.default_rng(0).lognormal(4.0, 1.0, size=512).astype(np.int64).clip(1, 1024)
-    packing = pack(lengths)
-    unpacked = lengths.sum() / (len(lengths) * lengths.max())
-    assert unpacked < 0.15
-    assert lengths.sum() / (packing.rows * packing.length) > 0.97
 
 
 def batch_of(rows: list[list[int]]) -> TrainBatch:
@@ -90,9 +84,6 @@ def test_layout_of_a_pass() -> None:
     # The logits that predict a loss token are those of the token before it.
     assert list(zip(rows.row.tolist(), rows.column.tolist(), strict=True)) == [(1, 1), (0, 3), (1, 2)]
     assert not rows.one_a_row
-
-
-def test_a_document_a_row_needs_no_mask() -> None:
     assert batch_of([[1, 2], [3, 4]]).packed().one_a_row
 
 

@@ -3,13 +3,9 @@
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from rl_bridge.buffer.admission import Admission
-from rl_bridge.buffer.ledger import Ledger
-from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.tokens.prefix import Prefix
@@ -76,37 +72,3 @@ def test_what_is_damaged_is_not_guessed() -> None:
     kept["trajectories"][0]["turns"][1]["known"] = 2
     with pytest.raises(ValueError, match="that continues one of 1 tokens, got 2"):
         restored(json.dumps([kept]).encode())
-
-
-async def test_a_buffer_keeps_chats_of_many_turns() -> None:
-    def buffer() -> ReplayBuffer:
-        admission = Admission(groups_per_batch=1, max_staleness=0, iterations=1)
-        return ReplayBuffer(Ledger(max_losses=2), admission, timeout_s=1.0, straggler_timeout_s=1.0)
-
-    before, after = buffer(), buffer()
-    await before.add(group_of(chat(3)))
-    after.restore(*before.state(), served=0)
-    (group,) = await after.sample(0, 1)
-    assert group.trajectories == [episode(chat(3))]
-
-
-def test_no_more_than_a_trajectory_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_bridge.buffer import stored as writing
-
-    class Adapter:
-        """Counts what is written in one call, in which no other thread runs."""
-
-        def __init__(self, real: Any) -> None:
-            self._real = real
-
-        def dump_json(self, values: list[Any]) -> bytes:
-            whole: bytes = self._real.dump_json(values)
-            longest.append(len(whole))
-            return whole
-
-    groups, longest = [group_of(*[chat(3)] * 4)] * 4, list[int]()
-    expected = stored(groups)
-    for name in ("_GROUPS", "_TRAJECTORIES"):
-        monkeypatch.setattr(writing, name, Adapter(getattr(writing, name)))
-    assert stored(groups) == expected
-    assert max(longest) * 15 < len(expected)

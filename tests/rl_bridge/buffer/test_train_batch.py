@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_bridge.algorithms.aggregation import Aggregation, token_weights
@@ -191,6 +191,7 @@ def rows_of(batch: TrainBatch) -> list[tuple[object, ...]]:
     )
 
 
+@settings(max_examples=30)
 @given(batches(), st.integers(1, 10), st.integers(0, 3))
 def test_updates_cover_every_trajectory_exactly_once(
     samples: list[TrainSample], parts: int, seed: int
@@ -216,6 +217,7 @@ def test_the_split_is_shuffled_and_repeatable() -> None:
     assert first_part(0) != list(range(32))
 
 
+@settings(max_examples=30)
 @given(batches(), st.integers(1, 6))
 def test_micro_batches_cover_every_loss_token_exactly_once(samples: list[TrainSample], rows: int) -> None:
     batch = with_reference(TrainBatch.from_samples(samples))

@@ -60,21 +60,6 @@ def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert "saved" not in rows
 
 
-def test_a_gpu_that_the_generators_may_have_a_part_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """An engine takes 85% of its GPU by default: 16 GB of weights are too much for that of 18."""
-    assert plan("memory", "--config", GUIDE, "--parameters", "8B", "--gpu_gb", "18") == 0
-    assert {row[0]: row[-1] for row in cells(capsys.readouterr().out)}["policy"] == (
-        "does not fit in the 85% that it may have"
-    )
-    assert plan("memory", "--config", GUIDE, "--parameters", "8B", "--gpu_gb", "20") == 0
-    assert {row[0]: row[-1] for row in cells(capsys.readouterr().out)}["policy"].startswith("fits in the 85%")
-
-
-def test_a_gpu_of_next_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("memory", "--parameters", "8B", "--gpu_gb", "1e-11") == 0
-    assert "GPUs of 1e-11 GB" in capsys.readouterr().out
-
-
 def test_guides_file_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     prices = ["--hours", "10", "--spot_price", "1", "--on_demand_price", "2"]
     assert plan("--config", GUIDE, "--parameters", "8B", *prices, "--json") == 0
@@ -95,13 +80,6 @@ def test_what_does_not_fit_is_in_the_json_too(capsys: pytest.CaptureFixture[str]
         roles = json.loads(capsys.readouterr().out)["roles"]
         assert [role["fits"] for role in roles] == fits
         assert [role["gpu_share"] for role in roles] == [1.0, 0.85]
-
-
-def test_cost_of_a_file_needs_no_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    prices = ["--hours", "1", "--spot_price", "1", "--on_demand_price", "2"]
-    assert plan("cost", "--config", GUIDE, *prices) == 0
-    assert plan("cost", "--config", GUIDE, "trainer.num_gpus=0", *prices) == 0
-    assert "0.00" in capsys.readouterr().out
 
 
 def test_without_spot_gpus_their_price_is_not_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,24 +44,6 @@ def test_options_and_overrides_stand_in_any_order(config_file: Path) -> None:
     assert (arguments.overrides, arguments.seed) == (["a.b=1", "c=2", "d=3"], 4)
 
 
-def test_the_command_itself_takes_them_in_any_order(
-    config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        "train",
-        "trainer.iterations=0",
-        "--config",
-        str(config_file),
-        "rollout.batch_size=0",
-        "--seed",
-        "1",
-    ]
-    assert main(words) == 2
-    told = capsys.readouterr().err
-    assert "trainer.iterations" in told
-    assert "rollout.batch_size" in told
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

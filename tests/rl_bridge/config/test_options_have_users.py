@@ -87,20 +87,3 @@ def test_every_role_is_started() -> None:
         if isinstance(node, ast.Attribute) and last_name(node.value) in {"roles", "table"}
     }
     assert set(RolesConfig.model_fields) <= asked
-
-
-def test_the_search_sees_what_it_should_and_no_more() -> None:
-    source = """
-def f(run):
-    rollout, algorithm = run.config.rollout, run.config.algorithm
-    return rollout.task, algorithm.kl_coef, run.config.name, run.other.iterations
-
-def g(settings):
-    config = settings.trainer
-    config.weight_decay = 3
-    return config.betas, config.seed
-"""
-    read = reads(source)
-    assert {"rollout.task", "algorithm.kl_coef", "name", "trainer.betas"} <= read
-    # Neither what something else is asked for, nor what is only written.
-    assert not {"iterations", "trainer.iterations", "trainer.weight_decay", "seed"} & read

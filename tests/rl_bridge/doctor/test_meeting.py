@@ -19,8 +19,6 @@ from free_ports import free_port
 from rl_bridge.doctor.findings import Level
 from rl_bridge.doctor.meeting import Meeting, meet
 
-pytestmark = pytest.mark.soak
-
 
 def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
@@ -53,6 +51,7 @@ def ranks_alive(address: str) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_host() -> None:
     (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=2))
     assert found.level is Level.GOOD
@@ -61,12 +60,7 @@ def test_two_processes_of_one_host() -> None:
     assert found.figures["reduce_gbps"] > 0
 
 
-def test_process_that_is_alone_says_so() -> None:
-    (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=1))
-    assert found.level is Level.GOOD
-    assert "had nobody to send to" in found.told
-
-
+@pytest.mark.soak
 def test_two_hosts_of_two_processes() -> None:
     """As two hosts do: each is asked for by itself, and meets the other at an address alone."""
     address = free_address()
@@ -103,6 +97,7 @@ def two_namespaces() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and the ip command"
 )
@@ -128,6 +123,7 @@ def test_two_hosts_that_share_nothing_but_a_link() -> None:
     assert found[1]["figures"]["pair_gbps"] > 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_host_that_does_not_come(node_rank: int) -> None:
     address = free_address()
@@ -140,6 +136,7 @@ def test_host_that_does_not_come(node_rank: int) -> None:
     assert ranks_alive(address) == []
 
 
+@pytest.mark.soak
 def test_hosts_that_were_told_different_things() -> None:
     address = free_address()
     with ThreadPoolExecutor(2) as hosts:
@@ -151,6 +148,7 @@ def test_hosts_that_were_told_different_things() -> None:
     assert all("expected the same --procs on every host, got" in one for one in told), told
 
 
+@pytest.mark.soak
 def test_processes_that_log_a_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL does to standard output when it is asked to, before and after there is an answer."""
     noise = "import atexit, os; atexit.register(os.write(1, b'x' * 300_000) and os.write, 1, b'y' * 300_000)"
@@ -160,6 +158,7 @@ def test_processes_that_log_a_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.level is Level.GOOD, found.told
 
 
+@pytest.mark.soak
 def test_processes_end_with_the_command() -> None:
     """Even where that is killed while they wait for another host."""
     address = free_address()
@@ -192,6 +191,7 @@ def _listens(host: str, port: int) -> bool:
     return False
 
 
+@pytest.mark.soak
 def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
 

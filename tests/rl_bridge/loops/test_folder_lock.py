@@ -37,12 +37,8 @@ def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
     assert is_unused(tmp_path / "absent")
     for name in left:
         (tmp_path / name).touch()
+        assert not is_unused(tmp_path / name)  # a file is no folder
     assert is_unused(tmp_path) == unused
-
-
-def test_file_is_no_folder_for_a_run(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert not is_unused(tmp_path / "file")
 
 
 def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:

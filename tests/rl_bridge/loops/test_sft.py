@@ -113,15 +113,6 @@ def test_a_limit_of_time_comes_first() -> None:
     assert learner.exported_after == [0, 1]
 
 
-def test_without_patience_it_goes_on_and_keeps_the_best() -> None:
-    learner = ScriptedLearner([1.5, 1.0, 2.0, 3.0, 4.0, 5.0])
-    result, _ = run(learner, patience=None, max_updates=10)
-    assert not result.settled
-    assert result.kept.validation_loss == pytest.approx(1.0)
-    assert learner.exported_after == [0, 2]
-    assert len(learner.learned) == 10
-
-
 def test_the_last_weights_are_written_where_somebody_wants_them() -> None:
     learner = ScriptedLearner([3.0, 2.0, 1.0, 3.0])
     result, _ = run(learner, patience=None, max_updates=6, last=Path("elsewhere"))

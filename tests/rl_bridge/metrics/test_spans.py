@@ -222,12 +222,6 @@ def test_window_is_what_was_spent_since_the_last_one() -> None:
     assert (spent.wall_s, spent.work, spent.unaccounted_s) == (4, {"train": 3, "save": 1}, 0)
 
 
-def test_process_that_was_replaced_begins_anew() -> None:
-    window = SpanWindow()
-    window.advance({"trainer-0": totals(1, 10, train=6)})
-    assert window.advance({"trainer-0": totals(9, 2, train=1)})["trainer-0"].wall_s == 2
-
-
 def test_replicas_and_ranks_of_a_role_are_one_line() -> None:
     roles = by_role(
         {

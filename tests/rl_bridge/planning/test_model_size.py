@@ -41,10 +41,6 @@ def test_published_models_by_their_configuration_alone(
     assert size.critic_parameters == critic
 
 
-def test_a_critic_of_a_model_of_which_only_the_size_is_known() -> None:
-    assert ModelSize(parameters=1000).critic_parameters == 1000
-
-
 def weights(path: Path, name: str, shapes: dict[str, list[int]]) -> None:
     header = json.dumps({"__metadata__": {"format": "pt"}} | {k: {"shape": v} for k, v in shapes.items()})
     data = len(header).to_bytes(8, "little") + header.encode() + b"\0" * 64

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.broadcast import broadcast_seconds, fan_out_seconds, idle_share
+from rl_bridge.planning.broadcast import fan_out_seconds
 from rl_bridge.planning.cost import RentedFleet
-from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
+from rl_bridge.planning.memory import RoleMemory, memory_of_roles
 from rl_bridge.planning.model_size import ModelSize
 from rl_bridge.planning.plan import Plan, gpus_of
 
@@ -26,11 +26,6 @@ def loaded(tmp_path: Path, *overrides: str) -> Config:
     return load_config(file, overrides)
 
 
-@pytest.mark.parametrize(("gbps", "seconds"), [(100, 11.2), (200, 5.6), (400, 2.8)])
-def test_broadcast_of_the_guides_70b(gbps: float, seconds: float) -> None:
-    assert broadcast_seconds(140e9, gbps) == pytest.approx(seconds, rel=1e-12)
-
-
 def test_all_generators_share_the_links_of_the_trainers_hosts() -> None:
     assert fan_out_seconds(2.56, receivers=14, senders=1, most_on_one_host=2) == pytest.approx(35.84)
     assert fan_out_seconds(2.56, receivers=14, senders=7, most_on_one_host=1) == pytest.approx(5.12)
@@ -38,11 +33,6 @@ def test_all_generators_share_the_links_of_the_trainers_hosts() -> None:
     assert fan_out_seconds(2.56, receivers=16, senders=16, most_on_one_host=8) == pytest.approx(20.48)
     # Each generator's own link is what is left where there are more hosts than generators.
     assert fan_out_seconds(2.56, receivers=2, senders=4, most_on_one_host=1) == 2.56
-
-
-@pytest.mark.parametrize(("broadcast_s", "percent"), [(11.2, 52.8), (2.8, 21.9)])
-def test_idle_beside_ten_seconds_of_rollout(broadcast_s: float, percent: float) -> None:
-    assert round(100 * idle_share(broadcast_s, 10.0), 1) == percent
 
 
 @pytest.mark.parametrize(
@@ -94,22 +84,6 @@ def test_how_often_a_version_goes_over_the_narrowest_link(monarch: dict[str, Any
     assert told.all_seconds == pytest.approx(11.2 * times)
 
 
-def test_fleet_of_64_for_a_day() -> None:
-    # 6 hosts of 8 at 1.75 and 2 at 2.42: 24 x (84 + 38.72) = 2,945.28, of 24 x 64 x 2.42 = 3,717.12.
-    fleet = RentedFleet(
-        spot_gpus=48,
-        on_demand_gpus=16,
-        spot_price=1.75,
-        on_demand_price=2.42,
-        spot_kind_on_demand_price=2.42,
-        hours=24,
-    )
-    assert round(fleet.cost, 2) == 2945.28
-    assert (round(fleet.spot_cost, 2), round(fleet.on_demand_cost, 2)) == (2016.0, 929.28)
-    assert round(fleet.all_on_demand, 2) == 3717.12
-    assert round(100 * fleet.saved_share, 1) == 20.8
-
-
 def test_kinds_of_gpus_with_prices_of_their_own() -> None:
     fleet = RentedFleet(
         spot_gpus=10,
@@ -121,22 +95,6 @@ def test_kinds_of_gpus_with_prices_of_their_own() -> None:
     )
     # 10 + 10, instead of 30 + 10.
     assert (fleet.cost, fleet.all_on_demand, fleet.saved_share) == (20.0, 40.0, 0.5)
-
-
-def test_gpus_that_cost_nothing_save_nothing() -> None:
-    nothing = RentedFleet(
-        spot_gpus=0,
-        on_demand_gpus=0,
-        spot_price=1.0,
-        on_demand_price=1.0,
-        spot_kind_on_demand_price=1.0,
-        hours=1,
-    )
-    assert (nothing.cost, nothing.saved_share) == (0.0, 0.0)
-
-
-def test_trainer_keeps_16_bytes_a_parameter() -> None:
-    assert trainer_bytes(70_000_000_000) == 1_120_000_000_000
 
 
 def roles(config: Config, reward_model: ModelSize | None = None) -> dict[str, RoleMemory]:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from rl_bridge.records.making import group_records, runs, shortened
+from rl_bridge.records.making import group_records, shortened
 from rl_bridge.records.record import LeftOut, TrajectoryRecord
 from rl_bridge.records.token_text import TokenText
 from rl_bridge.tokens.accumulator import training_rows
@@ -140,8 +140,3 @@ def test_line_of_json_says_all_of_it_again() -> None:
 def test_long_context_loses_its_middle() -> None:
     assert shortened("abcdefghij", 10) == ("abcdefghij", None)
     assert shortened("abcdefghijk", 5) == ("abijk", LeftOut(at=2, characters=6))
-
-
-def test_runs() -> None:
-    assert runs([True, True, False, True]) == ((True, 2), (False, 1), (True, 1))
-    assert runs([]) == ()

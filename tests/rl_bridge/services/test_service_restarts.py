@@ -418,15 +418,3 @@ async def test_a_death_is_noticed_as_soon_as_the_heartbeat_says(tmp_path: Path) 
     # The slow one has looked when the replica started, and does not look again before its time.
     assert slow > 2.0
     assert quick < slow - 1.0
-
-
-async def test_one_fleet_after_another_in_one_process(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    for name in ("first", "second"):
-        async with Fleet(tmp_path / name, heartbeat_s=0.2) as fleet:
-            policy = await Policy.options(num_replicas=2).as_service()
-            assert (await fleet.guard(policy.load.fanout(1))).values == {0: 1, 1: 1}
-            kill(*pids_of(policy))  # what is reported of it late is not the next fleet's

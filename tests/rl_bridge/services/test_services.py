@@ -17,13 +17,13 @@ def names(folder: Path, pattern: str) -> set[str]:
     return {path.name for path in folder.glob(pattern)}
 
 
-async def test_replicas_share_the_calls_and_all_take_a_fan_out(tmp_path: Path) -> None:
+async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(tmp_path: Path) -> None:
     from service_roles import Policy
 
     from rl_bridge.services import Fleet
 
     before = descendants()
-    async with Fleet(tmp_path / "logs") as fleet:
+    async with Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
         policy = await Policy.options(num_replicas=2).as_service(tmp_path)
         taken = await policy.load.fanout(3)
         assert (taken.values, taken.failed) == ({0: 3, 1: 3}, {})
@@ -31,30 +31,12 @@ async def test_replicas_share_the_calls_and_all_take_a_fan_out(tmp_path: Path) -
         pids = sorted(pid for status in policy.replicas for pid in status.pids)
         assert sorted(pid for pid, _, _ in answers) == sorted([*pids, *pids])
         assert {version for _, version, _ in answers} == {3}
-        assert [(status.id, status.state, status.restarts) for status in policy.replicas] == [
-            (0, "serving", 0),
-            (1, "serving", 0),
-        ]
         for status in policy.replicas:
             log = tmp_path / "logs" / f"policy-{status.id}.log"
             assert f"setting up {status.pids[0]}" in log.read_text()
         assert fleet.services == {"policy": policy}
-        started = set(pids) | (descendants() - before)
-    # They were told that the end comes, and it came.
-    assert names(tmp_path, "closed-*") == {f"closed-{pid}" for pid in pids}
-    await until_gone(started)
-    with pytest.raises(RoleFailed, match="the service policy has been stopped"):
-        await policy.generate.route()
 
-
-async def test_errors_are_raised_and_lose_no_replica(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path) as fleet:
-        policy = await Policy.as_service()
-        # One of ours comes as what it was, never as the call's value.
+        # An error of ours comes as what it was, never as the call's value, and loses no replica.
         with pytest.raises(TrainingError, match="the loss is strange"):
             await policy.fail.route(True)
         with pytest.raises(RemoteError, match="ZeroDivisionError: not one of ours") as caught:
@@ -64,10 +46,33 @@ async def test_errors_are_raised_and_lose_no_replica(tmp_path: Path) -> None:
             await policy.fail.fanout(True)
         with pytest.raises(AttributeError, match=r"one of the endpoints .*generate.*, got 'generte'"):
             _ = policy.generte
-        assert (await fleet.guard(policy.generate.route()))[1] is None
-        assert [status.restarts for status in policy.replicas] == [0]
+        assert [(status.id, status.state, status.restarts) for status in policy.replicas] == [
+            (0, "serving", 0),
+            (1, "serving", 0),
+        ]
+
+        # A session stays with its replica until that is killed; the next one holds the weights before it serves.
+        session = policy.session()
+        (home,) = {(await session.generate.route())[0] for _ in range(4)}
+        started = set(pids) | (descendants() - before)
+        kill(home)
+        async with asyncio.timeout(WAIT_S):
+            (other,) = {(await session.generate.route())[0] for _ in range(4)}
+        assert (other, session.moved) == ((set(pids) - {home}).pop(), 1)
+        await until(lambda: all(status.state == "serving" for status in policy.replicas))
+        assert sum(status.restarts for status in policy.replicas) == 1
+        pids = [pid for status in policy.replicas for pid in status.pids]
+        assert home not in pids
+        assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {3}
+        started |= set(pids) | (descendants() - before)
+    # They were told that the end comes, and it came.
+    assert names(tmp_path, "closed-*") == {f"closed-{pid}" for pid in pids}
+    await until_gone(started)
+    with pytest.raises(RoleFailed, match="the service policy has been stopped"):
+        await policy.generate.route()
 
 
+@pytest.mark.soak
 async def test_what_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -> None:
     from service_roles import Policy, Unmakable
 
@@ -94,6 +99,7 @@ async def test_what_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -
     await until_gone(started)
 
 
+@pytest.mark.soak
 async def test_a_first_start_that_takes_too_long_is_an_error_at_once(tmp_path: Path) -> None:
     from service_roles import Policy
 
@@ -110,6 +116,7 @@ async def test_a_first_start_that_takes_too_long_is_an_error_at_once(tmp_path: P
         await until_gone(descendants() - before)
 
 
+@pytest.mark.soak
 async def test_the_ranks_of_a_replica_act_as_one(tmp_path: Path) -> None:
     from service_roles import Ranks
 
@@ -129,25 +136,7 @@ async def test_the_ranks_of_a_replica_act_as_one(tmp_path: Path) -> None:
                 await ranks.wait_for_others.route()
 
 
-async def test_a_session_stays_with_its_replica_until_that_is_lost(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path):
-        policy = await Policy.options(num_replicas=2).as_service()
-        session = policy.session()
-        pids = {(await session.generate.route())[0] for _ in range(4)}
-        assert len(pids) == 1
-        assert session.moved == 0
-        kill(*pids)
-        async with asyncio.timeout(WAIT_S):
-            moved = {(await session.generate.route())[0] for _ in range(4)}
-        assert len(moved) == 1
-        assert moved != pids
-        assert session.moved == 1
-
-
+@pytest.mark.soak
 async def test_a_service_grows_with_its_state_and_shrinks_without_losing_calls(tmp_path: Path) -> None:
     from service_roles import Policy
 
@@ -176,6 +165,7 @@ async def test_a_service_grows_with_its_state_and_shrinks_without_losing_calls(t
             await policy.scale(0)
 
 
+@pytest.mark.soak
 async def test_other_processes_call_the_replicas_themselves(tmp_path: Path) -> None:
     from service_roles import Caller, Policy
 

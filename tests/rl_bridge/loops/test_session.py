@@ -1,16 +1,20 @@
-"""What a run is told when it cannot have the folder that it asks for."""
+"""A session around the loop: which folder it may have, what it is told, and what SIGTERM does to it."""
 
+import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable, Iterator
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-pytestmark = pytest.mark.heavy  # the session imports Monarch
 
-
+@pytest.mark.heavy
 def test_fewer_iterations_than_trained_and_a_taken_folder_are_refused(tmp_path: Path) -> None:
     from rl_bridge.config import Config
     from rl_bridge.errors import ConfigError
@@ -31,6 +35,7 @@ def test_fewer_iterations_than_trained_and_a_taken_folder_are_refused(tmp_path: 
     assert not (tmp_path / "new").exists()  # the name is free for the next attempt
 
 
+@pytest.mark.heavy
 def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_path: Path) -> None:
     from rl_bridge.config import CONFIG_FILE, Config
     from rl_bridge.errors import RunInUse
@@ -44,6 +49,7 @@ def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_pa
     assert (tmp_path / CONFIG_FILE).read_text() == "the run's own"
 
 
+@pytest.mark.heavy
 def test_folder_that_cannot_be_written_to_leaves_the_name_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +69,7 @@ def test_folder_that_cannot_be_written_to_leaves_the_name_free(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.heavy
 def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rl_bridge.config import CONFIG_FILE, Config, load_config
     from rl_bridge.errors import ConfigError, RunInUse
@@ -87,6 +94,7 @@ def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch:
         session.train_run(config, tmp_path, resume=False)
 
 
+@pytest.mark.heavy
 def test_run_that_another_began_before_the_folder_was_locked_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +114,7 @@ def test_run_that_another_began_before_the_folder_was_locked_is_left_alone(
     assert (tmp_path / "new" / CONFIG_FILE).read_text() == "the other's"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("starts", [False, True])
 def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
@@ -138,3 +147,124 @@ def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
         with pytest.raises(RoleFailed):
             session.train_run(now, tmp_path, resume=True)
     assert load_config(tmp_path / CONFIG_FILE) == (now if starts else before)
+
+
+async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: Any) -> list[str]:
+    """A session whose parts are these; returns what it did."""
+    from rl_bridge.config import Config
+    from rl_bridge.loops import session
+
+    did: list[str] = []
+
+    async def guard(work: Any) -> Any:
+        return await work
+
+    async def report(*_: Any) -> None:
+        did.append("reported")
+
+    @asynccontextmanager
+    async def opened(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        run = SimpleNamespace(
+            preempt=lambda: did.append("preempted"), task=SimpleNamespace(report=report), chat=None
+        )
+        try:
+            yield run, SimpleNamespace(guard=guard)
+        finally:
+            did.append("stopped")
+
+    monkeypatch.setattr(session, "open_run", opened)
+    monkeypatch.setattr(session, "train_to_the_end", train)
+    monkeypatch.setattr(session, "evaluate", evaluate)
+    config = Config.model_validate(
+        {"env": {"app": "a:b"}, "rollout": {"task": "c:D", "checkpoint_on_preemption": True}}
+    )
+    own = asyncio.ensure_future(session._session(config, Path(), console=Console(), resume=False))
+    try:
+        did.append("ended" if await asyncio.wait_for(own, 10) else "told to go")
+    except asyncio.CancelledError:
+        did.append("cancelled")
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    return did
+
+
+async def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.05)
+
+
+@pytest.mark.heavy
+@pytest.mark.soak
+@pytest.mark.own_process
+async def test_while_it_trains_the_iteration_is_ended_and_a_second_signal_ends_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def train(run: Any) -> bool:
+        for _ in range(3):
+            await terminate()
+        return False
+
+    assert await run_session(monkeypatch, train=train, evaluate=None) == ["preempted", "stopped", "cancelled"]
+
+
+@pytest.mark.heavy
+@pytest.mark.soak
+@pytest.mark.own_process
+async def test_while_it_evaluates_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def train(run: Any) -> bool:
+        return True
+
+    async def evaluate(run: Any) -> None:
+        await terminate()
+        await asyncio.sleep(60)
+
+    assert await run_session(monkeypatch, train=train, evaluate=evaluate) == ["stopped", "cancelled"]
+
+
+@pytest.mark.heavy
+@pytest.mark.soak
+@pytest.mark.own_process
+async def test_run_that_was_told_to_go_is_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def train(run: Any) -> bool:
+        await terminate()
+        return False
+
+    assert await run_session(monkeypatch, train=train, evaluate=None) == [
+        "preempted",
+        "stopped",
+        "told to go",
+    ]
+
+
+class Deaf:
+    """A service of which the first fan-out never returns: one of its workers stands still."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def __getattr__(self, name: str) -> "Deaf":
+        return self
+
+    async def fanout(self, news: Any) -> None:
+        self.told.append(news)
+        if news == "old":
+            await asyncio.sleep(60)
+
+
+@pytest.mark.heavy
+async def test_worker_that_does_not_listen_keeps_no_news_from_the_others() -> None:
+    from rl_bridge.loops.introductions import Introductions
+
+    failures: list[BaseException] = []
+    told: Callable[[BaseException], None] = failures.append
+    introductions, service = Introductions(failed=told, patience_s=0.05), Deaf()
+    await introductions.begin(service)  # type: ignore[arg-type]
+    introductions.tell("take_servers", "old")
+    await asyncio.sleep(0.02)
+    introductions.tell("take_servers", "new")
+    async with asyncio.timeout(5):
+        while "new" not in service.told:  # noqa: ASYNC110 - a fake has no event
+            await asyncio.sleep(0.01)
+    await introductions.close()
+    assert service.told == ["old", "new"]
+    assert failures == []

@@ -1,0 +1,201 @@
+"""Services among replicas that are no processes: where they run, who answers, who starts first."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from service_waits import WAIT_S, until
+
+from rl_bridge.config import Config
+from rl_bridge.errors import GeneratorError
+from rl_bridge.services.place import Place
+
+
+class Processes:
+    """One start of a replica, in one process, which tells where it is and ends when the test lets it."""
+
+    def __init__(self, host: str) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.tells, self.ends, self.ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._place = Place(host, 1)
+
+    def spawn(self, actor: type[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        async def place() -> Place:
+            await self.tells.wait()
+            return self._place
+
+        async def vigil() -> None:
+            await asyncio.Event().wait()
+
+        return (
+            SimpleNamespace(_place=SimpleNamespace(call_one=place), _vigil=SimpleNamespace(call_one=vigil)),
+        )
+
+    def lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        assert list(pids) == [1]
+
+    async def stop(self) -> None:
+        self.ending.set()
+        await self.ends.wait()
+
+    def tail(self) -> str:
+        return ""
+
+
+class Owner:
+    name = "policy"
+
+    async def catch_up(self, target: Any) -> None:
+        """There is nothing to catch up with."""
+
+    def left(self, target: Any, reason: str | None) -> None:
+        """Nobody calls it."""
+
+    def beyond_budget(self, failure: Exception) -> None:
+        raise AssertionError(failure)
+
+    def record(self, replica: int, what: str, detail: str = "") -> None:
+        """Nobody reads it."""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("noticed_by_a_call", [True, False])
+async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
+    from rl_bridge.services import ReplicaState, RestartPolicy
+    from rl_bridge.services.keeper import ReplicaKeeper
+    from rl_bridge.services.options import ServiceOptions
+
+    starts: Any = [Processes("one"), Processes("two")]
+    coming = iter(starts)
+    options = ServiceOptions(restarts=RestartPolicy(backoff_s=0.0))
+    keeper = ReplicaKeeper(0, Owner(), options, frozenset(), lambda: next(coming), object, ())
+    running = asyncio.ensure_future(keeper.run())
+    first, second = starts
+    async with asyncio.timeout(WAIT_S):
+        first.tells.set()
+        await asyncio.shield(keeper.served)
+        assert keeper.places == (Place("one", 1),)
+        if noticed_by_a_call:
+            keeper.lose(1, "it does not answer")
+        else:
+            first.lose("it does not answer")
+            await first.ending.wait()
+        assert (keeper.state, keeper.places) == (ReplicaState.LOST, ())
+        first.ends.set()
+        await until(lambda: keeper.state is ReplicaState.STARTING)
+        assert keeper.places == ()
+        second.tells.set()
+        await until(lambda: keeper.state is ReplicaState.SERVING)
+        assert keeper.places == (Place("two", 1),)
+        keeper.leave()
+        second.ends.set()
+        await running
+    assert (keeper.state, keeper.places) == (ReplicaState.STOPPED, ())
+
+
+HANG_S = 60.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+
+
+@pytest.mark.heavy
+@pytest.mark.soak
+async def test_one_that_fails_its_calls_is_no_better_for_answering_questions(tmp_path: Path) -> None:
+    from service_roles import Policy
+
+    from rl_bridge.metrics import SpanTotals
+    from rl_bridge.services import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await Policy.options(num_replicas=2).as_service()
+        answers = await policy.look("spans", timeout_s=HANG_S)
+        assert sorted(answers) == [0, 1]
+        assert all(isinstance(answer, SpanTotals) and answer.wall_s > 0 for answer in answers.values())
+        await policy.break_down.fanout(policy.replicas[0].pids[0], False)
+        errors = 0
+        for _ in range(30):
+            outcome, _ = await asyncio.gather(
+                policy.generate.route(), policy.look("spans", timeout_s=HANG_S), return_exceptions=True
+            )
+            errors += isinstance(outcome, GeneratorError)
+        assert errors <= 6
+        assert await policy.look("fail", timeout_s=HANG_S) == {}
+
+
+@pytest.mark.heavy
+async def test_one_that_does_not_answer_hides_none_that_does() -> None:
+    from rl_bridge.services.actor import ServiceActor
+    from rl_bridge.services.incarnation import Incarnation
+    from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.service import Service
+
+    def start(replica: int) -> Incarnation:
+        raise AssertionError("nothing is started here")
+
+    class Replica:
+        incarnation = 1
+
+        def __init__(self, replica: int, *, hangs: bool = False) -> None:
+            self.replica = replica
+            self._hangs = hangs
+
+        async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+            if self._hangs:
+                await asyncio.Event().wait()
+            return f"{name} of {self.replica}"
+
+    service = Service(
+        "policy",
+        ServiceActor,
+        (),
+        ServiceOptions(),
+        start=start,
+        record=lambda replica, what, detail: None,
+        on_failure=lambda failure: None,
+    )
+    for replica in (Replica(0), Replica(1, hangs=True), Replica(2)):
+        service._balancer.add(replica)
+    async with asyncio.timeout(HANG_S):
+        assert await service.look("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
+
+
+# Generators that were started first would spread over all hosts, and leave the trainer none that is free.
+CONFIG = {
+    "data": {"source": "examples.jsonl"},
+    "reward": {"function": "rewards.compute_reward"},
+    "rollout": {"max_new_tokens": 4, "max_length": 32},
+    "monarch": {
+        "num_nodes": 8,
+        "gpus_per_node": 8,
+        "roles": {"policy": {"replicas": 14, "gpus": 1}, "trainer": {"procs": 8, "gpus": 8}},
+    },
+}
+
+
+@pytest.mark.heavy
+async def test_the_trainer_takes_its_gpus_before_the_generators(tmp_path: Path) -> None:
+    from rl_bridge.loops.roles import start_roles
+    from rl_bridge.services.actor import current_launcher
+    from rl_bridge.services.options import ServiceOptions
+
+    begun: list[str | None] = []
+
+    class Launcher:
+        async def launch(self, actor: type[Any], options: ServiceOptions, args: tuple[Any, ...]) -> Any:
+            begun.append(options.name)
+            return SimpleNamespace(name=options.name)
+
+    store: Any = None
+    before = current_launcher.set(Launcher())
+    try:
+        roles = await start_roles(Config.model_validate(CONFIG), tmp_path, tmp_path, store)
+    finally:
+        current_launcher.reset(before)
+    assert begun[:2] == ["trainer", "policy"]
+    assert (roles.policy.name, roles.trainer.name) == ("policy", "trainer")
