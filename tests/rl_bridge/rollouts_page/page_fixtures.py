@@ -1,11 +1,13 @@
 """A run's folder with rollouts in it, as the page is to show them."""
 
-import random
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rl_bridge.records.record import TrajectoryRecord, TurnRecord
 from rl_bridge.records.segments import Segments
+from rl_bridge.rollouts_page.server import PageServer
 
 SYSTEM = (
     "<|im_start|>system\nYou answer questions about a database.\n\n# Tools\n<tools>\n"
@@ -95,40 +97,23 @@ def conversation(*, group: int = 4, iteration: int = 5) -> list[TrajectoryRecord
         said(OPENING, CALL, fresh=True, trained=False),
         said(OPENING + "the second state", "17", fresh=True, trained=False, stopped=False),
     )
+    where: dict[str, int] = {"group": group, "iteration": iteration}
     return [
-        told(*good, group=group, sibling=0, iteration=iteration, reward=1.0, advantage=1.5, tool_calls=1),
-        told(*wrong, group=group, sibling=1, iteration=iteration, reward=0.0, advantage=-0.5),
-        told(
-            *unread,
-            group=group,
-            sibling=2,
-            iteration=iteration,
-            reward=-1.0,
-            advantage=-1.0,
-            ending="unparsable_call",
-        ),
-        told(
-            *anew,
-            group=group,
-            sibling=3,
-            iteration=iteration,
-            reward=0.0,
-            advantage=None,
-            ending="truncated_length",
-            tool_calls=1,
-        ),
+        told(*good, **where, sibling=0, reward=1.0, advantage=1.5, tool_calls=1),
+        told(*wrong, **where, sibling=1, reward=0.0, advantage=-0.5),
+        told(*unread, **where, sibling=2, reward=-1.0, advantage=-1.0, ending="unparsable_call"),
+        told(*anew, **where, sibling=3, reward=0.0, advantage=None, ending="truncated_length", tool_calls=1),
     ]
 
 
-def many(trajectories: int, *, siblings: int = 8, tokens: int = 200) -> Iterable[TrajectoryRecord]:
-    """As many trajectories of a run that gets better, of about as many tokens each."""
-    draw = random.Random(0)
-    words = [f"word{n} " for n in range(500)]
-    for number in range(trajectories):
-        group, sibling = divmod(number, siblings)
-        answer = "".join(draw.choices(words, k=tokens // 2))
-        pieces = pieces_of(answer)
-        logprobs = [-draw.expovariate(3.0) for _ in pieces]
-        reward = round(draw.gauss(number / trajectories, 0.5), 3)
-        turn = said(OPENING, answer, fresh=True, logprobs=logprobs)
-        yield told(turn, group=group, sibling=sibling, iteration=group // 2 + 1, reward=reward)
+@contextmanager
+def served(run: Path) -> Iterator[str]:
+    """The address of a server of a run's page, for as long as the block lasts."""
+    with PageServer(run) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,7 +1,6 @@
 """The page in a real Chromium: what it shows, what keys do, where links lead, what it never asks for."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 from chromium import Browser, Tab, chromium
 
-from rl_bridge.records.record import LeftOut, TrajectoryRecord
 from rl_bridge.records.segments import read_lines
 from rl_bridge.rollouts_page.page import whole_page
-from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, many, said, told
-from tests.rl_bridge.rollouts_page.page_serving import served
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, served, told
 
 READY = "document.body.dataset.ready"
 
@@ -100,15 +97,13 @@ def test_conversation_as_it_was(tab: Tab, file: str) -> None:
         "version 4",
     ):
         assert fact in facts
-
-
-@pytest.mark.soak
-def test_template_as_it_was_written(tab: Tab, file: str) -> None:
-    show(tab, file)
-    tab.press("x")
-    contexts = [turn.context for turn in conversation()[0].turns]
+    tab.press("x")  # the template as it was written
+    contexts = [turn.context for turn in first.turns]
     assert [text.partition("tokens")[2] for text in texts(tab, ".said .text")] == contexts
-    assert "raw=1" in link(tab)
+    show(tab, file, "#group=4&sibling=3")
+    tab.wait_for("document.querySelectorAll('.begins').length === 1")
+    assert "cut off by the length limit" in texts(tab, ".answer footer span")
+    assert "advantage none: not trained" in " ".join(texts(tab, "#head .facts > *"))
 
 
 @pytest.mark.soak
@@ -149,50 +144,18 @@ def test_tokens_that_the_loss_did_not_see(tab: Tab, tmp_path: Path) -> None:
     assert texts(tab, ".answer.masked footer")[0].count("the loss does not see them") == 1
 
 
-@pytest.mark.soak
-def test_sample_that_begins_anew_is_told(tab: Tab, file: str) -> None:
-    show(tab, file, "#group=4&sibling=3")
-    assert texts(tab, ".begins") == ["a new training sample begins: the prompt does not continue"]
-    assert "cut off by the length limit" in texts(tab, ".answer footer span")
-    assert "advantage none: not trained" in " ".join(texts(tab, "#head .facts > *"))
-
-
 @pytest.mark.slow
 def test_keys_lead_everywhere(tab: Tab, file: str) -> None:
     show(tab, file)
-    seen = [where(tab)]
-    for key in ("j", "ArrowDown", "k", "]", "]", "[", "End", "j", "Home"):
+    steps = {"j": "5, group 4, sibling 1", "]": "5, group 4, sibling 2", "k": "5, group 4, sibling 1"}
+    for key, expected in {**steps, "End": "3, group 2, sibling 2", "Home": "5, group 4, sibling 0"}.items():
         tab.press(key)
-        seen.append(where(tab).removeprefix("Step "))
-    assert seen[1:] == [
-        "5, group 4, sibling 1",
-        "5, group 4, sibling 2",
-        "5, group 4, sibling 1",
-        "5, group 4, sibling 2",
-        "5, group 4, sibling 3",
-        "5, group 4, sibling 2",
-        "3, group 2, sibling 2",
-        "3, group 2, sibling 2",
-        "5, group 4, sibling 0",
-    ]
+        assert where(tab) == f"Step {expected}"
     tab.press("n")
     assert "turn=2" in link(tab)
     assert texts(tab, ".turn.here h3") == ["turn 2"]
     tab.press("n", "p", "p")
     assert "turn" not in link(tab)
-
-
-@pytest.mark.soak
-def test_every_key_is_in_the_help(tab: Tab, file: str) -> None:
-    show(tab, file)
-    tab.press("?")
-    assert tab.evaluate("document.querySelector('#help').open")
-    shown = "".join(texts(tab, "#keys kbd"))
-    assert all(key in shown for key in ("j", "k", "[", "]", "n", "p", "s", "c", "o", "x", "/", "r", "t", "?"))
-    before = where(tab)
-    tab.press("j")  # not while the help is open
-    tab.press("Escape")
-    assert where(tab) == before
 
 
 @pytest.mark.soak
@@ -229,13 +192,8 @@ def test_filters_by_ending_and_reward(tab: Tab, file: str) -> None:
     assert rows(tab) == ["step 5 · group 4.2"]
     assert where(tab) == "Step 5, group 4, sibling 2"
     assert texts(tab, "#count") == ["1 of 7 trajectories"]
-    tab.click("#endings button:nth-child(2)")
-    assert rows(tab) == ["step 5 · group 4.2", "step 5 · group 4.3"]
     tab.click("#clear")
     assert len(rows(tab)) == 7
-    # One bar a reward: -1, 0 (three times), 0.5, 1 (twice).
-    titles = tab.evaluate("[...document.querySelectorAll('#histogram button')].map(e => e.title)")
-    assert titles == ["reward -1: 1 of 1", "reward 0: 3 of 3", "reward +0.5: 1 of 1", "reward +1: 2 of 2"]
     tab.click("#histogram button:nth-child(4)")
     assert rows(tab) == ["step 5 · group 4.0", "step 3 · group 2.2"]
     assert "reward=1..1" in link(tab)
@@ -245,34 +203,6 @@ def test_filters_by_ending_and_reward(tab: Tab, file: str) -> None:
         "(e => { e.value = 4; e.dispatchEvent(new Event('change')) })(document.querySelector('#step-max'))"
     )
     assert {row.split(" · ")[0] for row in rows(tab)} == {"step 3"}
-
-
-@pytest.mark.soak
-def test_range_of_steps_is_dragged_on_the_curve(tab: Tab, tmp_path: Path) -> None:
-    def step(number: int, reward: float) -> TrajectoryRecord:
-        return told(said("ask", "answer"), group=number, iteration=number, reward=reward)
-
-    records = [step(number, reward=number / 4) for number in range(1, 12)]
-    show(tab, written(keep(tmp_path / "run", [*records, step(11, reward=-0.25)])))
-    points = tab.evaluate("document.querySelector('#steps polyline').getAttribute('points')").split()
-    # Eleven steps over a width of 1000; the mean of the last one is (2.75 - 0.25) / 2, that of the fifth.
-    assert [point.split(",")[0] for point in points] == [str(100 * n) for n in range(11)]
-    assert points[-1].split(",")[1] == points[4].split(",")[1]
-    tab.drag("#steps", 0.2, 0.4)
-    assert rows(tab) == ["step 5 · group 5.0", "step 4 · group 4.0", "step 3 · group 3.0"]
-    assert "step=3..5" in link(tab)
-    assert tab.evaluate("document.querySelector('#step-min').value") == "3"
-    assert texts(tab, "#steps-words") == ["step 5: mean +1.25 of 1"]
-    tab.drag("#steps", 0.9, 0.9)
-    assert len(rows(tab)) == 12
-
-
-@pytest.mark.soak
-def test_orders(tab: Tab, file: str) -> None:
-    show(tab, file, "#sort=worst")
-    assert rows(tab)[0] == "step 5 · group 4.2"
-    show(tab, file, "#sort=oldest")
-    tab.wait_for("document.querySelector('.row .where').textContent === 'step 3 · group 2.0'")
 
 
 @pytest.mark.soak
@@ -311,59 +241,6 @@ def test_link_brings_back_the_same_view(tab: Tab, file: str) -> None:
     assert texts(tab, "#count") == ["7 of 7 trajectories, group 99 was not kept"]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_can_be_read(tab: Tab, file: str, scheme: str) -> None:
-    tab.prefer(scheme)
-    show(tab, file)
-    assert tab.evaluate("document.documentElement.dataset.theme") == scheme
-    for selector in (
-        "body",
-        ".said .text",
-        ".answer .text",
-        ".row .facts",
-        ".ending.truncated",
-        ".answer footer",
-    ):
-        assert contrast(tab, selector) >= 4.5, selector
-    worst = min(contrast(tab, f"#legend .p{n}") for n in range(9))
-    assert worst >= 4.0
-    other = "dark" if scheme == "light" else "light"
-    for _ in range(3):
-        tab.press("t")
-        if tab.evaluate("document.documentElement.dataset.theme") == other:
-            break
-    else:
-        pytest.fail(f"expected t to reach {other}")
-    assert contrast(tab, "body") >= 4.5
-
-
-CONTRAST = """(element => {
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const painted = colour => { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); };
-  const seen = () => [...canvas.getImageData(0, 0, 1, 1).data];
-  const behind = [];
-  for (let e = element; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
-  behind.forEach(painted);
-  const back = seen();
-  painted(getComputedStyle(element).color);
-  return [back, seen()];
-})"""
-
-
-def contrast(tab: Tab, selector: str) -> float:
-    """Of an element's text against what lies behind it, by the formula of WCAG 2."""
-    colours = tab.evaluate(f"{CONTRAST}(document.querySelector({json.dumps(selector)}))")
-
-    def luminance(colour: list[int]) -> float:
-        shares = [value / 255 for value in colour[:3]]
-        red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    lighter, darker = sorted((luminance(colour) for colour in colours), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script></script><!--{{script}}'
 
 
@@ -396,24 +273,15 @@ def test_cut_off_and_foreign_lines_are_counted(tab: Tab, tmp_path: Path) -> None
     run = keep(tmp_path / "run", plain())
     with (run / "rollouts" / "000001.jsonl").open("ab") as file:
         file.write(b'{"iteration": 9, "gro\nnull\n{"turns": 3}\n')
-        whole = file_line(run)
+        whole = json.loads(next(read_lines(run)))
         for key, value in (("reward", None), ("ending", 7), ("turns", [None]), ("turns", [{"tokens": []}])):
             file.write(json.dumps({**whole, key: value}).encode() + b"\n")
-        for key, value in (
-            ("logprobs", [None]),
-            ("trained", [[True, 1e9]]),
-            ("pieces", []),
-            ("context", None),
-        ):
+        broken = {"logprobs": [None], "trained": [[True, 1e9]], "pieces": [], "context": None}
+        for key, value in broken.items():
             turn = {**whole["turns"][0], key: value}
             file.write(json.dumps({**whole, "turns": [turn]}).encode() + b"\n")
     show(tab, written(run))
     assert texts(tab, "#count") == ["3 of 3 trajectories, 11 lines could not be read"]
-
-
-def file_line(run: Path) -> dict[str, Any]:
-    line: dict[str, Any] = json.loads(next(read_lines(run)))
-    return line
 
 
 @pytest.mark.soak
@@ -424,15 +292,6 @@ def test_what_a_model_or_a_tool_writes_does_not_hang_the_page(tab: Tab, tmp_path
     answer = answer.model_copy(update={"logprobs": (0.0,), "trained": ((True, 1),), "versions": ((3, 1),)})
     show(tab, written(keep(tmp_path / "run", [told(said(f"<|im_start|>tool\n{text}", "yes"), answer)])))
     assert len(texts(tab, ".answer .text")[1]) == len(text)
-
-
-@pytest.mark.soak
-def test_middle_that_is_not_kept_is_told(tab: Tab, tmp_path: Path) -> None:
-    turn = said("😀😀head|tail", "yes", fresh=True).model_copy(
-        update={"left_out": LeftOut(at=6, characters=12345)}
-    )
-    show(tab, written(keep(tmp_path / "run", [told(turn)])))
-    assert texts(tab, ".said .text") == ["😀😀head\n… 12,345 characters are not kept …\n|tail"]
 
 
 @pytest.mark.soak
@@ -464,40 +323,6 @@ def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
         tab.wait_for("document.querySelector('#count').textContent === '7 of 7 trajectories'")
         assert where(tab) == "Step 3, group 2, sibling 1"
         assert {urlsplit(address).netloc for address in tab.asked} == {urlsplit(url).netloc}
-
-
-STEP_MS = """(() => {
-  const began = performance.now();
-  document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "j", bubbles: true }));
-  document.body.offsetHeight;
-  return performance.now() - began;
-})()"""
-SEARCH_MS = """new Promise(done => {
-  const began = performance.now();
-  const told = new MutationObserver(() => done(performance.now() - began));
-  told.observe(document.querySelector("#count"), { childList: true });
-  document.querySelector("#q").value = "word7 word8";
-  document.querySelector("#q").dispatchEvent(new Event("input"));
-})"""
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_thousands_of_trajectories_stay_quick(tab: Tab, tmp_path: Path) -> None:
-    address = written(keep(tmp_path / "run", many(4000)))
-    tab.open(address)
-    began = time.monotonic()
-    tab.wait_for(READY, timeout_s=120)
-    loading = time.monotonic() - began
-    assert texts(tab, "#count") == ["4,000 of 4,000 trajectories"]
-    # Of the list only what is in sight is on the page.
-    assert len(rows(tab)) < 40
-    steps = [tab.evaluate(STEP_MS) for _ in range(20)]
-    search = tab.evaluate(SEARCH_MS)
-    # Bounds for hangs, not for speed: this machine is shared.
-    assert loading < 60
-    assert sorted(steps)[10] < 500
-    assert search < 20_000
 
 
 @pytest.mark.soak

@@ -1,8 +1,6 @@
 """The server of the page: what it answers, and whom it does not."""
 
 import socket
-import socketserver
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,8 +11,7 @@ import pytest
 from rl_bridge.rollouts_page import server
 from rl_bridge.rollouts_page.page import policy
 from rl_bridge.rollouts_page.server import MAX_CALLERS
-from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
-from tests.rl_bridge.rollouts_page.page_serving import served
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, served, told
 
 
 @pytest.fixture
@@ -47,15 +44,20 @@ def test_tag_changes_with_the_records(client: httpx.Client, run: Path) -> None:
     assert client.head("records.jsonl").headers["ETag"] != before
 
 
-@pytest.mark.parametrize(
-    "path", ["../seven/config.yaml", "rollouts/000001.jsonl", "records.jsonl?x", "%2e%2e/%2e"]
-)
-def test_nothing_else_is_there(client: httpx.Client, path: str) -> None:
-    assert client.get(path).status_code == 404
+def test_nothing_else_is_served_or_taken(client: httpx.Client) -> None:
+    for path in ("../seven/config.yaml", "rollouts/000001.jsonl", "records.jsonl?x", "%2e%2e/%2e"):
+        assert client.get(path).status_code == 404
+    assert client.post("records.jsonl", content=b"{}").status_code == 501
 
 
-@pytest.mark.parametrize("path", ["/", "/records.jsonl", "/AAAAAAAAAAAAAAAAAAAAAA/records.jsonl", "/ä"])
-def test_who_was_not_told_the_address_reads_nothing(client: httpx.Client, path: str) -> None:
+def test_each_server_has_a_secret_address_of_its_own(run: Path) -> None:
+    with served(run) as one, served(run) as other:
+        assert urlsplit(one).path != urlsplit(other).path
+        assert len(urlsplit(one).path) > 20
+
+
+@pytest.mark.parametrize("path", ["/records.jsonl", "/AAAAAAAAAAAAAAAAAAAAAA/records.jsonl", "/ä"])
+def test_requests_without_the_secret_address_read_nothing(client: httpx.Client, path: str) -> None:
     """Everybody who works on this machine can connect."""
     for answer in (client.get(client.base_url.join(path)), client.head(client.base_url.join(path))):
         assert answer.status_code == 404
@@ -63,16 +65,6 @@ def test_who_was_not_told_the_address_reads_nothing(client: httpx.Client, path: 
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as raw:
         raw.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         assert raw.recv(64).startswith(b"HTTP/1.0 404 ")
-
-
-def test_addresses_are_not_used_again(run: Path) -> None:
-    with served(run) as one, served(run) as other:
-        assert urlsplit(one).path != urlsplit(other).path
-        assert len(urlsplit(one).path) > 20
-
-
-def test_nothing_can_be_sent(client: httpx.Client) -> None:
-    assert client.post("records.jsonl", content=b"{}").status_code == 501
 
 
 @pytest.mark.parametrize(
@@ -124,41 +116,3 @@ def test_callers_are_bounded_and_make_room_again(run: Path) -> None:
                     continue
             else:
                 pytest.fail("expected room after the silent ones had gone")
-
-
-def test_callers_that_no_thread_could_be_had_for_leave_room(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with served(run) as url, httpx.Client(trust_env=False, timeout=10) as asking:
-        with monkeypatch.context() as patched:
-            patched.setattr(socketserver.ThreadingMixIn, "process_request", fails)
-            for _ in range(MAX_CALLERS + 1):
-                with pytest.raises(httpx.TransportError):
-                    asking.get(url)
-        assert asking.get(url).status_code == 200
-
-
-def test_fault_of_ours_is_said_and_a_caller_that_goes_away_is_not(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    raised: list[BaseException] = [BrokenPipeError("gone"), ZeroDivisionError("a fault of ours")]
-
-    def fails(_: Path) -> bytes:
-        raise raised.pop()
-
-    monkeypatch.setattr(server, "served_page", fails)
-    with served(run) as url, httpx.Client(trust_env=False, timeout=10) as asking:
-        for told in ("a fault of ours", ""):
-            with pytest.raises(httpx.TransportError):
-                asking.get(url)
-            # The answer ends before the fault is said.
-            deadline = time.monotonic() + 10
-            error = capfd.readouterr().err
-            # Said between two lines.
-            while error.count("-" * 40) < 2 * bool(told) and time.monotonic() < deadline:
-                error += capfd.readouterr().err
-            assert told in error
-            assert bool(error) == bool(told)
