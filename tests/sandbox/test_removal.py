@@ -27,25 +27,26 @@ def folder(work: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["outer", "inner"])
+@pytest.mark.parametrize("call", ["open", "chmod"])
 def test_a_folder_that_becomes_a_link_does_not_have_its_goal_changed(
-    work: Path, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    work: Path, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: str
 ) -> None:
     goal = tmp_path / "goal"
     goal.mkdir()
     goal.chmod(0o750)
     (goal / "kept").touch()
-    change, exchanged = os.chmod, []
+    change, exchanged = getattr(os, call), []
 
-    def exchange_before(path: Any, mode: int, *, dir_fd: int | None = None) -> None:
+    def exchange_before(path: Any, mode: int, *, dir_fd: int | None = None) -> Any:
         here = Path(os.readlink(path) if str(path).startswith("/proc/self/fd/") else path)
         if here.name == name and not exchanged:
             place = next(work.rglob(name))
             place.rename(work / "aside")
             place.symlink_to(goal)
             exchanged.append(place)
-        change(path, mode, dir_fd=dir_fd)
+        return change(path, mode, dir_fd=dir_fd)
 
-    monkeypatch.setattr(os, "chmod", exchange_before)
+    monkeypatch.setattr(os, call, exchange_before)
     remove_below(folder, None)
     assert exchanged
     assert goal.stat().st_mode & 0o777 == 0o750
