@@ -88,11 +88,10 @@ def test_the_solver_solves_tasks_of_every_split_and_level(kind: Kind, world: Any
 def test_who_does_not_look_earns_next_to_nothing(kind: Kind, world: Any) -> None:
     for name, policy in kind.baselines.items():
         source, call = random.Random(7), calls_of(world)
-        earned = [policy(world.reset(split="test", index=index).task, call, source) for index in range(150)]
+        earned = [policy(world.reset(split="test", index=index).task, call, source) for index in range(300)]
         # Two of the shop's do what is right wherever it happens to be what they always do.
-        assert sum(earned) / len(earned) < (
-            0.12 if name in ("refuse as usual", "believe nobody") else 0.05
-        ), name
+        usual = name in ("refuse as usual", "believe nobody")
+        assert sum(earned) / len(earned) < (0.05 if kind is SQLITE else 0.12 if usual else 0.02), name
 
 
 def test_the_seed_and_the_calls_decide_everything(kind: Kind, world: Any) -> None:
