@@ -1,27 +1,29 @@
 """Several worker processes that act as one server. Real processes, really killed."""
 
 import asyncio
-import http.client
 import json
 import os
 import signal
+import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
-from serve_process import ServeProcess, eventually, gone, refusal, serve
-from serving import ask, socket_to
+from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serve
+from server_apps import action, mcp
+from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from servers.fleet.exchange import ExchangeFailed, Exchanges
 from servers.fleet.ids import ids_of, worker_of
-
-# Fleets of real processes, some of them killed: seconds each.
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"
@@ -38,15 +40,19 @@ def workers(server: ServeProcess) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children()
 
 
-def private_sockets(server: ServeProcess) -> dict[Path, psutil.Process]:
+def sockets_of(supervisor: psutil.Process) -> dict[Path, psutil.Process]:
     """Return the private sockets there are, in order, and whose they are."""
     found = {
         Path(connection.laddr): worker
-        for worker in workers(server)
+        for worker in supervisor.children()
         for connection in worker.net_connections("unix")
         if str(connection.laddr).endswith(".sock")
     }
     return dict(sorted(found.items()))
+
+
+def private_sockets(server: ServeProcess) -> dict[Path, psutil.Process]:
+    return sockets_of(psutil.Process(server.process.pid))
 
 
 def folder(server: ServeProcess) -> Path:
@@ -74,8 +80,7 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
         for _ in range(4):  # each on a connection of its own
             assert reset(fleet, session) == 200
             for total in (3, 5):
-                body = {"action": {"amount": 2}}
-                status, reply = fleet.request("POST", "/step", body, X_OpenEnv_Session=session)
+                status, reply = fleet.request("POST", "/step", action(), X_OpenEnv_Session=session)
                 assert (status, reply["observation"]["total"]) == (200, total)
             # Other sites of the same host leave cookies that a strict reader would not take.
             for others in ("other=1", 'bad[name]=1; "odd', "{json}={}"):
@@ -94,7 +99,7 @@ def test_an_environment_tells_of_itself_to_whoever_has_a_token() -> None:
 @pytest.mark.soak
 async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) -> None:
     for _ in range(8):
-        status, reply = fleet.request("POST", "/mcp", rpc("openenv/session/create"))
+        status, reply = fleet.request("POST", "/mcp", mcp("openenv/session/create"))
         assert status == 200
         session = reply["result"]["session_id"]
         async with socket_to(fleet.address, f"?session_id={session}") as client:
@@ -102,9 +107,9 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
                 "total"
             ] == 4
         for _ in range(4):
-            said = fleet.request("POST", "/mcp", rpc("tools/list", session_id=session))[1]
+            said = fleet.request("POST", "/mcp", mcp("tools/list", session_id=session))[1]
             assert "unknown session" not in json.dumps(said).lower()
-        closed = fleet.request("POST", "/mcp", rpc("openenv/session/close", session_id=session))[1]
+        closed = fleet.request("POST", "/mcp", mcp("openenv/session/close", session_id=session))[1]
         assert closed["result"] == {"session_id": session, "closed": True}
         async with socket_to(fleet.address, f"?session_id={session}") as client:
             assert "Unknown session_id" in json.loads(await client.recv())["data"]["message"]
@@ -114,21 +119,15 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
 async def test_a_session_is_found_however_its_name_is_escaped(fleet: ServeProcess) -> None:
     for session in both("escaped"):
         assert reset(fleet, session) == 200
-        text = json.dumps(rpc("openenv/session/close", session_id=session))
+        text = json.dumps(mcp("openenv/session/close", session_id=session))
         text = text.replace("/", "\\/").replace("session_id", "session\\u005fid")
         for expected in ("result", "error"):
-            connection = http.client.HTTPConnection("127.0.0.1", fleet.port, timeout=30)
-            connection.request("POST", "/mcp", text, {"Content-Type": "application/json"})
-            assert expected in json.loads(connection.getresponse().read())
-            connection.close()
-
-
-def rpc(method: str, **params: Any) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            reply = await request(fleet.address, "POST", "/mcp", text)
+            assert expected in reply.json()
 
 
 @pytest.mark.soak
-async def test_a_socket_that_attaches_is_passed_on_with_its_closes(fleet: ServeProcess) -> None:
+async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: ServeProcess) -> None:
     for session in both("attach"):
         assert reset(fleet, session) == 200
         for _ in range(4):
@@ -136,25 +135,13 @@ async def test_a_socket_that_attaches_is_passed_on_with_its_closes(fleet: ServeP
                 assert (await ask(client, {"type": "state"}))["data"]["step_count"] == 0
                 assert (await ask(client, "no json"))["data"]["code"] == "INVALID_JSON"
                 assert (await ask(client, b"\x00"))["type"] == "error"
-                await client.send(json.dumps({"type": "close"}))
-                await asyncio.wait_for(client.wait_closed(), 20)
+                await leave(client)
                 assert client.close_code == 1000
-        assert fleet.request("POST", "/step", {"action": {"amount": 1}}, X_OpenEnv_Session=session)[0] == 200
-
-
-@pytest.mark.soak
-async def test_a_large_frame_is_passed_on(fleet: ServeProcess) -> None:
-    for session in both("large"):
-        reset(fleet, session)
         async with socket_to(fleet.address, f"?session_id={session}") as client:
-            frame = {"type": "step", "data": {"amount": 1, "metadata": {"pad": "x" * 2_000_000}}}
-            assert (await ask(client, frame))["type"] == "observation"
-
-
-@pytest.mark.soak
-async def test_a_body_too_large_is_refused_at_any_worker(fleet: ServeProcess) -> None:
-    async with asyncio.timeout(60):
-        for session in both("body"):
+            large = {"type": "step", "data": {"amount": 1, "metadata": {"pad": "x" * 2_000_000}}}
+            assert (await ask(client, large))["type"] == "observation"
+        assert fleet.request("POST", "/step", action(), X_OpenEnv_Session=session)[0] == 200
+        async with asyncio.timeout(60):
             reader, writer = await asyncio.open_connection("127.0.0.1", fleet.port)
             head = f"POST /step HTTP/1.1\r\nHost: localhost\r\nX-OpenEnv-Session: {session}\r\n"
             writer.write(f"{head}Content-Length: 52428800\r\n\r\n".encode())
@@ -213,11 +200,10 @@ async def test_a_session_of_another_token_is_not_found() -> None:
         for session in both("own"):
             assert reset(server, session) == 401
             assert reset(server, session, Authorization=f"Bearer {TOKEN}") == 200
-            body = {"action": {"amount": 1}}
             for token, status in ((OTHER, 404), (TOKEN, 200)):
                 headers = {"X_OpenEnv_Session": session, "Authorization": f"Bearer {token}"}
                 for _ in range(3):
-                    assert server.request("POST", "/step", body, **headers)[0] == status
+                    assert server.request("POST", "/step", action(), **headers)[0] == status
             with pytest.raises(InvalidStatus) as refused:
                 async with socket_to(server.address, f"?session_id={session}"):
                     pass
@@ -246,32 +232,23 @@ async def leave(client: Any) -> None:
 
 
 @pytest.mark.soak
-def test_more_sessions_than_processes_can_hold_are_refused() -> None:
-    status, said = refusal("--workers", "2", "--max-sessions", "3", app="solo:app")
-    assert status == 2
-    assert said.count("SUPPORTS_CONCURRENT_SESSIONS") == 1
-
-
-@pytest.mark.soak
-def test_a_worker_that_cannot_start_is_given_up_with_its_output() -> None:
-    status, said = refusal("--workers", "2", app="stillborn:app")
-    assert status == 1
-    assert "these are its last words" in said
-    assert "before it was healthy" in said
-
-
-@pytest.mark.soak
-def test_an_app_that_is_not_there_ends_the_fleet() -> None:
-    status, said = refusal("--workers", "2", app="no_such_module:app")
-    assert status == 2
-    assert said.count("no_such_module") >= 1
-    assert "Traceback" not in said
-
-
-@pytest.mark.soak
-def test_a_foreign_app_has_no_workers() -> None:
-    status, said = refusal("--workers", "2", app="tell_environ:app")
-    assert (status, "create_app" in said) == (2, True)
+@pytest.mark.parametrize(
+    ("app", "words", "status", "texts"),
+    [
+        ("solo:app", ("--max-sessions", "3"), 2, ["SUPPORTS_CONCURRENT_SESSIONS"]),
+        ("stillborn:app", (), 1, ["these are its last words", "before it was healthy"]),
+        ("no_such_module:app", (), 2, ["no_such_module"]),
+        ("tell_environ:app", (), 2, ["create_app"]),
+    ],
+)
+def test_workers_that_cannot_start_end_the_fleet(
+    app: str, words: tuple[str, ...], status: int, texts: list[str]
+) -> None:
+    got, said = refusal("--workers", "2", *words, app=app)
+    assert got == status
+    assert all(text in said for text in texts)
+    if status == 2:
+        assert "Traceback" not in said
 
 
 @pytest.mark.slow
@@ -332,9 +309,7 @@ def test_a_request_whose_worker_dies_under_it_gets_502() -> None:
             session = both(f"dies-{attempt}")[attempt % 2]
             try:
                 reset(server, session)
-                status, said = server.request(
-                    "POST", "/step", {"action": {"amount": 1}}, X_OpenEnv_Session=session
-                )
+                status, said = server.request("POST", "/step", action(1), X_OpenEnv_Session=session)
             except OSError:  # the caller's own connection was with that worker
                 continue
             statuses.add(status)
@@ -436,6 +411,45 @@ async def test_workers_that_hang_leave_nothing_when_their_supervisor_is_killed()
 
 
 @pytest.mark.soak
+def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
+    """Callers come over a Unix socket, as the workers themselves do to each other."""
+    public = tmp_path / "public"
+
+    def status(path: Path, method: str, target: str, session: str = "") -> int:
+        headers = {"X-OpenEnv-Session": session} if session else {}
+        transport = httpx.HTTPTransport(uds=str(path), verify=False)
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=30) as client:
+            return client.request(method, target, headers=headers).status_code
+
+    def listens() -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(public)) == 0
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(public))
+        fd = listener.fileno()
+        words = ["serve", "counter:app", "--fd", str(fd), "--workers", str(WORKERS)]
+        command = [sys.executable, "-m", "openenv_core.cli", *words]
+        process = subprocess.Popen(command, cwd=SUPPORT, pass_fds=(fd,), start_new_session=True)
+    supervisor = psutil.Process(process.pid)
+    try:
+        eventually(lambda: len(sockets_of(supervisor)) == WORKERS and listens())
+        private = list(sockets_of(supervisor))
+        # With so many, some come in at a worker that is not theirs, however the connections are dealt out.
+        for session in (f"unix-{number}" for number in range(12)):
+            assert status(public, "POST", "/reset", session) == 200
+            assert status(private[worker_of(session, WORKERS)], "GET", "/state", session) == 200
+            assert status(public, "GET", "/state", session) == 200
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        if process.poll() is None:
+            for left in supervisor.children(recursive=True):
+                left.kill()
+            process.kill()
+            process.wait()
+
+
 def test_ids_are_drawn_for_their_worker() -> None:
     for workers_ in (1, 2, 3, 7):
         for index in range(workers_):
@@ -443,7 +457,6 @@ def test_ids_are_drawn_for_their_worker() -> None:
     assert worker_of("\ud800", 3) in range(3)
 
 
-@pytest.mark.soak
 async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -11,6 +11,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from mcp_requests import connected
 from serving import eventually, opened, rpc, serving
 from toolbox import ToolBox, boxes
 
@@ -20,7 +21,7 @@ from servers import create_app
 
 ERAS = [HANDSHAKE, STATELESS]
 
-# Where the two take the same way through our code, the second is left to --all.
+# Where the two take the same way through our code, the second is left to the third tier.
 handshake_first = pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.soak)])
 stateless_first = pytest.mark.parametrize("era", [STATELESS, pytest.param(HANDSHAKE, marks=pytest.mark.soak)])
 
@@ -28,11 +29,6 @@ stateless_first = pytest.mark.parametrize("era", [STATELESS, pytest.param(HANDSH
 @pytest.fixture(params=ERAS)
 def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-async def connected(address: str, era: str, **options: Any) -> Any:
-    path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
-    return host(address, path, era, **options)
 
 
 async def test_results_in_every_form(era: str) -> None:
@@ -54,16 +50,12 @@ async def test_results_in_every_form(era: str) -> None:
 
 
 @pytest.mark.soak
-async def test_ten_megabytes_pass(era: str) -> None:
+async def test_ten_megabytes_pass_and_more_than_anybody_could_take_is_a_failure(
+    era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(boxes()) as address, await connected(address, era) as client:
         assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
-        assert text_of(await client.call_tool("bump")) == "1"
-
-
-@pytest.mark.soak
-async def test_a_result_that_nobody_could_take_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
-    async with serving(boxes()) as address, await connected(address, HANDSHAKE) as client:
+        monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
         assert not (await client.call_tool("long", {"size": 1000})).is_error
         failed = await client.call_tool("long", {"size": 1001})
         assert failed.is_error
@@ -346,16 +338,3 @@ async def test_changes_are_told_on_the_stateless_wire() -> None:
                     if len(seen) == 2:
                         break
     assert seen == ["ResourceUpdated", "ToolsListChanged"]
-
-
-@pytest.mark.soak
-async def test_many_callers_at_once_get_their_own() -> None:
-    app = boxes(cap=64)
-    async with serving(app) as address:
-
-        async def play(number: int, era: str) -> None:
-            async with await connected(address, era) as client:
-                for turn in range(3):
-                    assert text_of(await client.call_tool("bump", {"by": number})) == str(number * (turn + 1))
-
-        await asyncio.gather(*(play(number + 1, ERAS[number % 2]) for number in range(8)))

@@ -8,20 +8,14 @@ from typing import Any
 import httpx
 import pytest
 from mcp_hosts import STATELESS, host, text_of
+from mcp_requests import HELLO, LISTING, STREAMS, engine_of, greet, tool_call
 from serve_process import serve
 from serving import PATIENCE_S, eventually, opened, request, rpc, serving, socket_to
 from test_mcp_calls import give_up
-from test_mcp_sessions import HELLO, STREAMS, greet
 from toolbox import boxes
 
 from servers.app import EnvironmentApp
-from servers.mcp.engine import Engine
 from servers.mcp.links import MAX_LINKS, Link
-
-
-def call(tool: str, **arguments: Any) -> dict[str, Any]:
-    params = {"name": tool, "arguments": arguments, "_meta": {"progressToken": "p"}}
-    return {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params}
 
 
 @pytest.mark.soak
@@ -41,7 +35,7 @@ async def test_a_server_that_stops_lets_calls_end_and_closes_streams(workers: in
 
             async def wait(head: dict[str, str]) -> str:
                 text = ""
-                body = call("wait", seconds=1.5)
+                body = tool_call("wait", seconds=1.5)
                 async with http.stream("POST", "/mcp", json=body, headers=head) as reply:
                     async for part in reply.aiter_text():
                         begun.set()
@@ -60,9 +54,7 @@ async def test_a_server_that_stops_lets_calls_end_and_closes_streams(workers: in
 
 
 def nothing_left(app: EnvironmentApp) -> bool:
-    loading = app._mcp._loading
-    assert loading is not None
-    engine: Engine = loading.result()
+    engine = engine_of(app)
     return not (
         app.sessions.active
         or engine._hubs
@@ -107,9 +99,7 @@ async def test_handshakes_at_once_do_not_get_around_the_bound_of_a_session() -> 
             asked = [http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_LINKS)]
             statuses = {reply.status_code for reply in await asyncio.gather(*asked)}
             assert statuses <= {200, 503}
-            loading = app._mcp._loading
-            assert loading is not None
-            assert len(loading.result()._links._links) == MAX_LINKS
+            assert len(engine_of(app)._links._links) == MAX_LINKS
         await rpc(address, "openenv/session/close", {"session_id": handle})
         await eventually(lambda: nothing_left(app))
 
@@ -124,7 +114,7 @@ async def test_a_client_that_closes_its_session_has_its_calls_answered() -> None
     ):
         greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
         head = STREAMS | {"mcp-session-id": greeted.headers["mcp-session-id"]}
-        bodies = [call("wait", seconds=60) | {"id": number} for number in range(4)]
+        bodies = [tool_call("wait", seconds=60) | {"id": number} for number in range(4)]
         calls = [asyncio.create_task(http.post("/mcp", json=body, headers=head)) for body in bodies]
         (session,) = app.sessions.standing
         await eventually(lambda: session._waiting == 3)
@@ -152,9 +142,7 @@ async def test_a_connection_that_leaves_a_session_it_shares_is_not_told_of_its_c
     async with serving(app) as address:
         handle = await opened(address)
         shared = (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
-        loading = app._mcp._loading
-        assert loading is not None
-        hub = loading.result()._hubs[app.sessions.find("", handle)]
+        hub = engine_of(app)._hubs[app.sessions.find("", handle)]
         assert len(hub.peers) == 1
         head = STREAMS | {"mcp-session-id": shared}
         assert (await request(address, "DELETE", "/mcp", None, head)).status_code == 200
@@ -164,7 +152,7 @@ async def test_a_connection_that_leaves_a_session_it_shares_is_not_told_of_its_c
 
 async def test_what_a_client_says_of_itself_has_bounds() -> None:
     async with serving(boxes()) as address:
-        long = {"params": {**HELLO["params"], "more": "x" * 300_000}}  # type: ignore[dict-item]
+        long = {"params": {**HELLO["params"], "more": "x" * 300_000}}
         reply = await request(address, "POST", "/mcp", HELLO | long, STREAMS)
         assert reply.status_code == 413
         mine, other = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
@@ -173,10 +161,9 @@ async def test_what_a_client_says_of_itself_has_bounds() -> None:
             params = {"uri": "notes://" + "x" * length}
             body = {"jsonrpc": "2.0", "id": 1, "method": "resources/subscribe", "params": params}
             assert told in (await request(address, "POST", "/mcp", body, head)).text
-        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
         for named, status in ((mine, 200), (other, 404)):
             both = head | {"X-OpenEnv-Session": named}
-            assert (await request(address, "POST", "/mcp", listing, both)).status_code == status
+            assert (await request(address, "POST", "/mcp", LISTING, both)).status_code == status
 
 
 def test_an_app_whose_lifespan_nobody_runs_answers_on_one_loop_after_the_other() -> None:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from mcp.server.streamable_http import GET_STREAM_KEY
+from mcp_requests import STREAMS, engine_of, greet, tool_call
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
 from serving import PATIENCE_S, eventually, serving
-from test_mcp_sessions import STREAMS, greet
 from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolContext, ToolObservation, tool
@@ -19,11 +19,6 @@ from servers import create_app
 from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, Events, Kept, weigh
 
 VERSION = {"mcp-protocol-version": "2025-11-25"}
-
-
-def call(seconds: float) -> dict[str, Any]:
-    params = {"name": "wait", "arguments": {"seconds": seconds}, "_meta": {"progressToken": "p"}}
-    return {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params}
 
 
 async def events(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
@@ -44,7 +39,9 @@ async def test_who_comes_back_gets_the_rest_and_nobody_else(seconds: float) -> N
         ids = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
         mine, other = ({**STREAMS, **VERSION, "mcp-session-id": one} for one in ids)
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
-            async with http.stream("POST", url, json=call(seconds), headers=mine) as reply:
+            async with http.stream(
+                "POST", url, json=tool_call("wait", seconds=seconds), headers=mine
+            ) as reply:
                 seen = events(reply)
                 first, nothing = await anext(seen)
                 last, progress = await anext(seen)
@@ -83,15 +80,12 @@ async def test_who_comes_back_for_a_reply_that_is_too_long_to_be_kept_is_told_so
     async with serving(app) as address:
         url = f"http://{address}/mcp"
         mine = {**STREAMS, **VERSION, "mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
-        body = call(0) | {"params": {"name": "say_all", "_meta": {"progressToken": "p"}}}
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S, verify=False) as http:
-            async with http.stream("POST", url, json=body, headers=mine) as reply:
+            async with http.stream("POST", url, json=tool_call("say_all"), headers=mine) as reply:
                 seen = events(reply)
                 await anext(seen)
                 last, _ = await anext(seen)
-            loading = app._mcp._loading
-            assert loading is not None
-            (link,) = loading.result()._links._links.values()
+            (link,) = engine_of(app)._links._links.values()
             before = link.kept._last
             Vast.go.set()
             await eventually(lambda: link.kept._last > before)

@@ -10,6 +10,7 @@ from counter import Add, Count, Counter
 from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from mcp_requests import HELLO, LISTING, STREAMS, greet
 from serving import eventually, opened, request, rpc, serving, socket_to
 from toolbox import ToolBox, boxes
 
@@ -19,26 +20,10 @@ from servers.mcp.links import MAX_LINKS
 from servers.sessions import reaper
 
 ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
-STREAMS = {"accept": "application/json, text/event-stream"}
-HELLO = {
-    "jsonrpc": "2.0",
-    "id": 7,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
 
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
-
-
-async def greet(address: str, path: str = "/mcp", **headers: str) -> httpx.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await request(address, "POST", path, HELLO, STREAMS | named)
 
 
 async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
@@ -123,22 +108,20 @@ async def test_a_header_that_names_no_session_is_refused() -> None:
     async with serving(boxes()) as address:
         for header in ("new", "a b"):
             head = STREAMS | {"X-OpenEnv-Session": header, "mcp-protocol-version": STATELESS}
-            listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-            reply = await request(address, "POST", "/mcp", listing, head)
+            reply = await request(address, "POST", "/mcp", LISTING, head)
             assert reply.status_code == 400
-            assert reply.json()["id"] == 1
+            assert reply.json()["id"] == 2
 
 
 async def test_a_connection_is_not_taken_for_one_of_another_session() -> None:
     async with serving(boxes()) as address:
         mine = (await greet(address)).headers["mcp-session-id"]
         other = await opened(address)
-        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
         head = STREAMS | {"mcp-session-id": mine}
-        assert (await request(address, "POST", f"/mcp/{mine}", listing, head)).status_code == 200
-        assert (await request(address, "POST", f"/mcp/{other}", listing, head)).status_code == 404
+        assert (await request(address, "POST", f"/mcp/{mine}", LISTING, head)).status_code == 200
+        assert (await request(address, "POST", f"/mcp/{other}", LISTING, head)).status_code == 404
         both = STREAMS | {"X-OpenEnv-Session": mine, "mcp-protocol-version": STATELESS}
-        refused = await request(address, "POST", f"/mcp/{other}", listing, both)
+        refused = await request(address, "POST", f"/mcp/{other}", LISTING, both)
         assert refused.status_code == 400
         assert "expected one session" in refused.text
 
@@ -165,9 +148,8 @@ async def test_a_full_session_lets_go_of_the_connection_that_was_used_least_late
         links = [
             (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"] for _ in range(MAX_LINKS + 1)
         ]
-        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
         found = [
-            (await request(address, "POST", "/mcp", listing, STREAMS | {"mcp-session-id": link})).status_code
+            (await request(address, "POST", "/mcp", LISTING, STREAMS | {"mcp-session-id": link})).status_code
             for link in (links[0], links[1], links[-1])
         ]
     assert found == [404, 200, 200]
@@ -178,18 +160,17 @@ async def test_another_token_finds_nothing() -> None:
     async with serving(app) as address:
         mine = (await greet(address, authorization=f"Bearer {ALICE}")).headers["mcp-session-id"]
         head = STREAMS | bearer(BOB)
-        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
         connected = head | {"mcp-session-id": mine}
-        assert (await request(address, "POST", "/mcp", listing, connected)).status_code == 404
+        assert (await request(address, "POST", "/mcp", LISTING, connected)).status_code == 404
         assert (await request(address, "GET", "/mcp", None, connected)).status_code == 404
         assert (await request(address, "DELETE", "/mcp", None, connected)).status_code == 404
         assert (await request(address, "POST", f"/mcp/{mine}", HELLO, head)).status_code == 404
         stateless = head | {"mcp-protocol-version": STATELESS}
-        assert (await request(address, "POST", f"/mcp/{mine}", listing, stateless)).status_code == 404
-        assert (await request(address, "POST", "/mcp", listing, STREAMS)).status_code == 401
+        assert (await request(address, "POST", f"/mcp/{mine}", LISTING, stateless)).status_code == 404
+        assert (await request(address, "POST", "/mcp", LISTING, STREAMS)).status_code == 401
         owned = STREAMS | bearer(ALICE) | {"mcp-session-id": mine}
         assert (await request(address, "DELETE", "/mcp", None, owned)).status_code == 200
-        assert (await request(address, "POST", "/mcp", listing, owned)).status_code == 404
+        assert (await request(address, "POST", "/mcp", LISTING, owned)).status_code == 404
         assert app.sessions.active == 0
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from serving import opened, request, serving
-from test_mcp_sessions import STREAMS, greet
+from mcp_hosts import HANDSHAKE, STATELESS, text_of
+from mcp_requests import STREAMS, connected, greet, tool_call
+from serving import request, serving
 from toolbox import ToolBox
 
 from openenv_core import EpisodeOver
@@ -62,15 +62,13 @@ async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
     async def progress(done: float, _: float | None, message: str | None) -> None:
         seen.append((done, message))
 
-    async with serving(app) as address:
-        path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
-        async with host(address, path, era) as client, asyncio.timeout(10):
-            assert "a pair: ?" in text_of(await client.call_tool("bump"))
-            assert "a pair: ?" in str(await client.read_resource("odd:one"))
-            with pytest.raises(MCPError, match=r"a pair: \?"):
-                await client.read_resource("odd:none")
-            assert "a pair: ?" in str(await client.get_prompt("say"))
-            assert text_of(await client.call_tool("told", progress_callback=progress)) == "said"
+    async with serving(app) as address, await connected(address, era) as client, asyncio.timeout(30):
+        assert "a pair: ?" in text_of(await client.call_tool("bump"))
+        assert "a pair: ?" in str(await client.read_resource("odd:one"))
+        with pytest.raises(MCPError, match=r"a pair: \?"):
+            await client.read_resource("odd:none")
+        assert "a pair: ?" in str(await client.get_prompt("say"))
+        assert text_of(await client.call_tool("told", progress_callback=progress)) == "said"
     assert seen == [(1, "half of a pair: ?")]
 
 
@@ -78,9 +76,7 @@ async def test_progress_that_is_no_number_is_not_told() -> None:
     app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
     async with serving(app) as address:
         head = STREAMS | {"mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
-        params = {"name": "told", "arguments": {}, "_meta": {"progressToken": 1}}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        told = (await request(address, "POST", "/mcp", body, head)).text
+        told = (await request(address, "POST", "/mcp", tool_call("told"), head)).text
     assert told.count("notifications/progress") == 1
 
 
