@@ -1,6 +1,6 @@
 """What the controller's pod runs, on this machine: its service account is in a folder, named first.
 
-It starts replicas on the pods, and prints which pod each is on.
+`hosts` starts replicas on the pods, and prints which pod each is on; `train` is `ropewalk train` with further words.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from pathlib import Path
 import kubernetes.config.incluster_config as account
 
 from examples.grpo_blackjack.kubernetes.job import pods
+from openenv_core.cli.main import main as ropewalk
 
 
 async def hosts(logs: str, address: str) -> None:
@@ -36,7 +37,10 @@ def parent(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    folder, *words = sys.argv[1:]
+    folder, what, *words = sys.argv[1:]
     account.SERVICE_TOKEN_FILENAME = f"{folder}/token"
     account.SERVICE_CERT_FILENAME = f"{folder}/ca.crt"
-    asyncio.run(hosts(*words))
+    if what == "hosts":
+        asyncio.run(hosts(*words))
+    else:
+        sys.exit(ropewalk(["train", *words]))

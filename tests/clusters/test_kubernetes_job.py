@@ -1,4 +1,4 @@
-"""The job of the pods, for real: Monarch's KubernetesJob finds them, and replicas are put on them.
+"""The job of the pods, for real: Monarch's KubernetesJob finds them, and a run trains on them.
 
 The API server is a stand-in and the pods are processes with addresses of this machine's loopback; what runs in them is
 what the manifests say.
@@ -27,6 +27,14 @@ ADDRESSES = {"gpus-0": "127.0.0.2", "gpus-1": "127.0.0.3", "cpus-0": "127.0.0.4"
 SOURCES = (str(ROOT), str(ROOT / "tests/rl_bridge/services"))
 START_S = 120
 RUN_S = 400
+TOY = (
+    "trainer.iterations=2",
+    "rollout.batch_size=64",
+    "env.sessions=16",
+    "evaluation.episodes=64",
+    "trainer.checkpoint_interval=1",
+)
+WITHOUT_GPUS = ("monarch.gpus_per_node=0", "monarch.roles.policy.gpus=0", "monarch.roles.trainer.gpus=0")
 
 
 class Cluster:
@@ -133,7 +141,7 @@ def test_replicas_are_put_on_the_pods_that_are_meant_for_them(cluster: Cluster, 
         cluster.show(name, ready=name != "gpus-1")
     late = threading.Timer(3.0, cluster.show, ["gpus-1"])
     late.start()
-    done = cluster.controller(str(tmp_path), f"tcp://127.0.0.1:{free_port()}")
+    done = cluster.controller("hosts", str(tmp_path), f"tcp://127.0.0.1:{free_port()}")
     late.join()
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -145,3 +153,53 @@ def test_replicas_are_put_on_the_pods_that_are_meant_for_them(cluster: Cluster, 
     assert set(cluster.api.asked) == {("ropewalk", f"{labels}gpus"), ("ropewalk", f"{labels}cpus")}
     # The pods were found, not made: they are still there, for the next run.
     assert all(worker.poll() is None for worker in cluster.workers.values())
+
+
+def test_a_run_trains_on_the_pods_with_the_words_of_the_manifest(cluster: Cluster, tmp_path: Path) -> None:
+    for name in ADDRESSES:
+        cluster.show(name)
+    token = tmp_path / "token"
+    token.write_text("of-the-environment-0123456789")
+    with _environment_server(token, tmp_path) as url:
+        words = [word.replace("$(POD_IP)", "127.0.0.1") for word in container("train")["args"]]
+        changed = [
+            f"output_dir={tmp_path}",
+            f"env.url=[{url}]",
+            f"env.token_file={token}",
+            f"monarch.master_port={free_port()}",
+            "monarch.coord_port=0",
+            *WITHOUT_GPUS,
+            *TOY,
+        ]
+        config = ["--config", "examples/grpo_blackjack/config.yaml", "--name", "run"]
+        done = cluster.controller("train", *config, *words, *changed)
+    logs = tmp_path / "run/logs"
+    tails = [f"--- {log.name}\n{log.read_text()[-1500:]}" for log in logs.glob("*")] if logs.exists() else []
+    assert done.returncode == 0, "\n".join([done.stdout[-2000:], done.stderr[-3000:], *tails])
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows)
+    assert json.loads((tmp_path / "run/report.json").read_text())["hands"] == 64
+    assert all(worker.poll() is None for worker in cluster.workers.values())
+
+
+@contextlib.contextmanager
+def _environment_server(token: Path, folder: Path) -> Iterator[str]:
+    """One of the environment's servers, which asks for the token that the probe gives it."""
+    port = free_port()
+    with (folder / "environment.log").open("wb") as log:
+        server = subprocess.Popen(
+            [
+                *[sys.executable, "-m", "openenv_core.cli", "serve", "envs.blackjack_env.server.app:app"],
+                *["--host", "127.0.0.1", "--port", str(port)],
+            ],
+            cwd=ROOT,
+            env={**os.environ, "ROPEWALK_TOKEN_FILE": str(token)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)

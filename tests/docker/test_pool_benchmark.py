@@ -1,0 +1,70 @@
+"""The benchmark of containers runs, and its bars follow from its figures. How large they are is not asked here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.containers.measures import percentile
+from benchmarks.containers.report import bars, report
+from benchmarks.wire.figures import Figures
+from openenv_core.providers.docker import Engine
+
+POOL = ("hand-out", "while others start")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.soak
+@pytest.mark.docker
+@pytest.mark.timeout(400)
+def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.containers", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    figures = {(row["figure"], row["of"]): row["median"] for row in found["figures"]}
+    assert set(figures) == {
+        ("cold s", "docker run"),
+        ("cold s", "ours"),
+        *((f"{how} {which} ms", "ours") for how in POOL for which in ("p50", "p95")),
+    }
+    assert all(value > 0 for value in figures.values())
+    assert all(figures[f"{how} p50 ms", "ours"] <= figures[f"{how} p95 ms", "ours"] for how in POOL)
+    assert len(found["bars"]) == 2
+    assert "ropewalk-test-never-built:1: the engine has no such image" in done.stdout
+    names = [
+        name for each in engine.call("GET", "/containers/json", query={"all": True}) for name in each["Names"]
+    ]
+    assert not [name for name in names if name.startswith("/ropewalk-bench-")]
+
+
+def test_bars_are_worked_out_from_the_figures() -> None:
+    def figures(ours: float, hand_out: float) -> Figures:
+        made = Figures()
+        for noise in (0.0, -0.1, 5.0):
+            made.add("cold s", "docker run", "an image", 0.5 + noise)
+            made.add("cold s", "ours", "an image", ours + noise)
+        made.add("hand-out p50 ms", "ours", "an image", hand_out)
+        return made
+
+    assert [(bar.value, bar.met) for bar in bars(figures(0.75, 20))] == [(1.5, True), (20, True)]
+    slow = figures(1.0, 21)
+    assert [bar.met for bar in bars(slow)] == [False, False]
+    assert report(slow, list(bars(slow))).count("NOT met") == 2
+    assert list(bars(Figures())) == []
+
+
+def test_percentiles_are_values_that_were_seen() -> None:
+    assert [percentile([3.0, 1.0, 2.0, 4.0], each) for each in (1, 25, 50, 95, 100)] == [1, 1, 2, 4, 4]
+    assert percentile([7.0], 50) == 7
