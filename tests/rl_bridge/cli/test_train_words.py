@@ -175,3 +175,21 @@ def test_resumed_run_keeps_its_datasets_order_and_may_find_the_file_elsewhere(
 def test_settings_that_cannot_mean_what_they_say_are_refused(config_file: Path, word: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         _prepare(parse("--config", str(config_file), word))
+
+
+def test_the_command_itself_takes_them_in_any_order(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "train",
+        "trainer.iterations=0",
+        "--config",
+        str(config_file),
+        "rollout.batch_size=0",
+        "--seed",
+        "1",
+    ]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "trainer.iterations" in told
+    assert "rollout.batch_size" in told

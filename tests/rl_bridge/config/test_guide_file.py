@@ -85,3 +85,9 @@ def test_with_overrides_it_is_ready(learned_from: tuple[str, ...]) -> None:
 )
 def test_short_names_of_types(dtype: str, whole: str) -> None:
     assert load_config(GUIDE, [f"model.dtype={dtype}"]).model.dtype == whole
+
+
+@pytest.mark.parametrize("dtype", ["float8", "[bf16]"])
+def test_other_types_are_refused(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.dtype"):
+        load_config(GUIDE, [f"model.dtype={dtype}"])

@@ -249,3 +249,20 @@ def test_a_process_that_outlasts_its_end_does_not_hold_the_command(monkeypatch: 
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
     meeting._end(Stuck())  # type: ignore[arg-type]
     assert killed == [7]
+
+
+def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert named(packages())["packages"].level is Level.ODD
+
+
+def test_no_cgroups_are_no_limits(tmp_path: Path) -> None:
+    assert limits(cgroups=tmp_path, own=tmp_path / "none") == Limits()
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
+def test_interface_of_an_ipv6_address() -> None:
+    assert interface_towards("::1") == "lo"

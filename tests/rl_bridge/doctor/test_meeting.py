@@ -208,3 +208,10 @@ def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -
     assert found.level is Level.BAD
     assert time.monotonic() - began < 60
     assert ranks_alive(address) == []
+
+
+@pytest.mark.soak
+def test_process_that_is_alone_says_so() -> None:
+    (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=1))
+    assert found.level is Level.GOOD
+    assert "had nobody to send to" in found.told

@@ -10,7 +10,7 @@ import pytest
 from rl_bridge.doctor.findings import Level
 from rl_bridge.doctor.meeting import Meeting, _results, _versions
 from rl_bridge.doctor.place import RankPlace
-from rl_bridge.doctor.roll_call import HostFacts, MeetingError, call_roll
+from rl_bridge.doctor.roll_call import HostFacts, MeetingError, call_roll, own_facts
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 
@@ -156,3 +156,10 @@ def test_a_slow_network_is_given_time_to_be_measured() -> None:
     small = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=1, on_gpus=False)
     # 64 MiB are 1.07 s at 0.5 Gbps: six times to each of 63 hosts, and six sums.
     assert replace(small, num_nodes=64).measuring_s == pytest.approx(6 * 65 * 64 * 2**20 * 8 / 5e8)
+
+
+def test_what_this_host_tells() -> None:
+    found = own_facts(place(0, world=6, per_host=2))
+    assert (found.num_nodes, found.per_host, found.on_gpu) == (3, 2, False)
+    assert found.versions["python"].count(".") == 2
+    assert not any("+" in version for version in found.versions.values())

@@ -84,7 +84,7 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
         await asyncio.wait_for(stage.train(reference=True), 20)
 
 
-@pytest.mark.parametrize("name", ["train_step", "update_weights"])
+@pytest.mark.parametrize("name", ["train_step", "push_weights", "update_weights"])
 async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: Path, name: str) -> None:
     async def other() -> None:
         raise TimeoutError("another clock")

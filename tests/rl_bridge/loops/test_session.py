@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rl_bridge.config import CONFIG_FILE, Config, load_config, save_config
+from rl_bridge.errors import ConfigError, RoleFailed, RunInUse
+from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
+
+CONFIG = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
+
 
 @pytest.mark.heavy
 def test_fewer_iterations_than_trained_and_a_taken_folder_are_refused(tmp_path: Path) -> None:
-    from rl_bridge.config import Config
-    from rl_bridge.errors import ConfigError
     from rl_bridge.loops.session import train_run
 
     config = Config.model_validate(
@@ -37,15 +41,11 @@ def test_fewer_iterations_than_trained_and_a_taken_folder_are_refused(tmp_path: 
 
 @pytest.mark.heavy
 def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_path: Path) -> None:
-    from rl_bridge.config import CONFIG_FILE, Config
-    from rl_bridge.errors import RunInUse
-    from rl_bridge.loops.folder_lock import folder_of_ones_own
     from rl_bridge.loops.session import train_run
 
-    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
     (tmp_path / CONFIG_FILE).write_text("the run's own")
     with folder_of_ones_own(tmp_path), pytest.raises(RunInUse, match="expected the run's folder"):
-        train_run(config, tmp_path, resume=True)
+        train_run(CONFIG, tmp_path, resume=True)
     assert (tmp_path / CONFIG_FILE).read_text() == "the run's own"
 
 
@@ -53,30 +53,23 @@ def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_pa
 def test_folder_that_cannot_be_written_to_leaves_the_name_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_bridge.config import Config
-    from rl_bridge.errors import ConfigError
     from rl_bridge.loops import session
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
     monkeypatch.setattr(session, "save_config", full)
     with pytest.raises(
         ConfigError, match=r"cannot write to .*: No space left on device; see that there is room"
     ):
-        session.train_run(config, tmp_path / "new", resume=False)
+        session.train_run(CONFIG, tmp_path / "new", resume=False)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.heavy
 def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_bridge.config import CONFIG_FILE, Config, load_config
-    from rl_bridge.errors import ConfigError, RunInUse
     from rl_bridge.loops import session
-    from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 
-    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
     begun: list[Config] = []
 
     def begin(config: Config, folder: Path, *, resume: bool) -> int:
@@ -87,19 +80,17 @@ def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch:
     (tmp_path / LOCK_FILE).write_text("{}")
     (tmp_path / f"{CONFIG_FILE}.partial").write_text("seed: ")
     with folder_of_ones_own(tmp_path), pytest.raises(RunInUse):
-        session.train_run(config, tmp_path, resume=False)
-    assert session.train_run(config, tmp_path, resume=False) == 0
-    assert begun == [config]
+        session.train_run(CONFIG, tmp_path, resume=False)
+    assert session.train_run(CONFIG, tmp_path, resume=False) == 0
+    assert begun == [CONFIG]
     with pytest.raises(ConfigError, match="expected a new folder"):
-        session.train_run(config, tmp_path, resume=False)
+        session.train_run(CONFIG, tmp_path, resume=False)
 
 
 @pytest.mark.heavy
 def test_run_that_another_began_before_the_folder_was_locked_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_bridge.config import CONFIG_FILE, Config
-    from rl_bridge.errors import ConfigError
     from rl_bridge.loops import session
 
     @contextmanager
@@ -107,10 +98,9 @@ def test_run_that_another_began_before_the_folder_was_locked_is_left_alone(
         (folder / CONFIG_FILE).write_text("the other's")
         yield
 
-    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
     monkeypatch.setattr(session, "folder_of_ones_own", locked_late)
     with pytest.raises(ConfigError, match="expected a new folder"):
-        session.train_run(config, tmp_path / "new", resume=False)
+        session.train_run(CONFIG, tmp_path / "new", resume=False)
     assert (tmp_path / "new" / CONFIG_FILE).read_text() == "the other's"
 
 
@@ -119,8 +109,6 @@ def test_run_that_another_began_before_the_folder_was_locked_is_left_alone(
 def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
 ) -> None:
-    from rl_bridge.config import CONFIG_FILE, Config, load_config, save_config
-    from rl_bridge.errors import RoleFailed
     from rl_bridge.loops import session
 
     @asynccontextmanager
@@ -138,7 +126,7 @@ def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
 
     monkeypatch.setattr(session, "open_run", opened)
     monkeypatch.setattr(session, "train_to_the_end", told_to_go)
-    before = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
+    before = CONFIG
     save_config(before, tmp_path)
     now = before.model_copy(update={"trainer": before.trainer.model_copy(update={"iterations": 7})})
     if starts:
@@ -151,7 +139,6 @@ def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
 
 async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: Any) -> list[str]:
     """A session whose parts are these; returns what it did."""
-    from rl_bridge.config import Config
     from rl_bridge.loops import session
 
     did: list[str] = []

@@ -115,3 +115,7 @@ def test_counts_as_people_write_them(text: str, count: int) -> None:
 def test_counts_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected a number of parameters|could not convert"):
         parse_count(text)
+
+
+def test_a_critic_of_a_model_of_which_only_the_size_is_known() -> None:
+    assert ModelSize(parameters=1000).critic_parameters == 1000

@@ -214,3 +214,15 @@ def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:
     table = ["trainer.num_gpus=2", "rollout.num_workers=14", "algorithm.kl_coef=0.1"]
     assert gpus_of(loaded(tmp_path, *table)) == (0, 17)
     assert gpus_of(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)
+
+
+def test_gpus_that_cost_nothing_save_nothing() -> None:
+    nothing = RentedFleet(
+        spot_gpus=0,
+        on_demand_gpus=0,
+        spot_price=1.0,
+        on_demand_price=1.0,
+        spot_kind_on_demand_price=1.0,
+        hours=1,
+    )
+    assert (nothing.cost, nothing.saved_share) == (0.0, 0.0)

@@ -3,7 +3,7 @@
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -181,3 +181,16 @@ def test_files_of_others_are_none_of_the_records(tmp_path: Path) -> None:
     (tmp_path / "rollouts/000001 (copy).jsonl").write_bytes(b"")
     fill(record, range(3, 4))
     assert [r.iteration for r in kept(tmp_path)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_no_more_of_a_group_is_prepared_than_shows_that_it_is_too_large(tmp_path: Path) -> None:
+    prepared: list[int] = []
+
+    def watched(tokens: Sequence[int]) -> str:
+        prepared.append(len(tokens))
+        return decode(tokens)
+
+    groups = [group(1, *([0.0] * 6), text="x" * 20_000)]  # a trajectory takes more than an eighth of a MiB
+    RolloutRecords(tmp_path, watched, RecordsConfig(groups=1, max_mb=1)).write(1, groups, rows_of(groups))
+    assert kept(tmp_path) == []
+    assert prepared.count(20_000) == 1

@@ -11,7 +11,7 @@ from rl_bridge.synthetic.job import StepTimes, SyntheticWorker, make_buffer, run
 from rl_bridge.synthetic.settings import SyntheticSettings
 from tests.support.simulated_time import simulate
 
-SETTINGS = SyntheticSettings(iterations=20, group_size=4, train_s=0.75)
+SETTINGS = SyntheticSettings(iterations=12, group_size=4, train_s=0.75)
 
 
 class Trainer:
