@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trainer_ranks import batch, settings
+from trainer_ranks import alone, batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import PRESETS
@@ -16,10 +16,8 @@ from rl_bridge.config import PRESETS
 pytestmark = pytest.mark.heavy
 
 
-def trainer_of(policy: Path, folder: Path, algorithm: dict[str, Any], **options: Any) -> Any:
-    from rl_bridge.trainer.trainer import Trainer
-
-    return Trainer(settings(policy, folder=folder, algorithm=algorithm, **options))
+def trained(policy: Path, folder: Path, algorithm: dict[str, Any], **options: Any) -> Any:
+    return alone(policy, folder, algorithm=algorithm, **options)
 
 
 def on_policy(trainer: Any, one: TrainBatch) -> TrainBatch:
@@ -46,7 +44,7 @@ def recorded_gradients(trainer: Any, one: TrainBatch) -> list[Tensor]:
 def test_ratios_move_and_some_are_clipped_under_every_preset(
     tiny_policy: Path, tmp_path: Path, name: str
 ) -> None:
-    trainer = trainer_of(
+    trainer = trained(
         tiny_policy,
         tmp_path,
         {"name": name, "entropy_coef": 0.01},
@@ -70,11 +68,11 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
     trajectories, index = np.unique(one.trajectory, return_inverse=True)
     advantages = np.array([1.0, 1.0, -1.0, -1.0], dtype=np.float32)
     log_ratios = np.array([0.0, 0.1, -0.1, 0.1], dtype=np.float32)  # the second and the third are clipped
-    whole = trainer_of(tiny_policy, tmp_path, algorithm, micro_batch_size=4096, max_grad_norm=1e9)
+    whole = trained(tiny_policy, tmp_path, algorithm, micro_batch_size=4096, max_grad_norm=1e9)
     old = whole.logprobs(one) - log_ratios[index]
     one = replace(one, advantages=advantages[index], old_logprobs=old)
-    parts = trainer_of(tiny_policy, tmp_path, algorithm, micro_batch_size=2, max_grad_norm=1e9)
-    model = trainer_of(tiny_policy, tmp_path, algorithm)._model
+    parts = trained(tiny_policy, tmp_path, algorithm, micro_batch_size=2, max_grad_norm=1e9)
+    model = trained(tiny_policy, tmp_path, algorithm)._model
     with model.spmd():
         distribution = log_distributions(model, one, temperature=1.0)
         logprobs = distribution.gather(-1, torch.from_numpy(one.target).unsqueeze(-1)).squeeze(-1)
@@ -97,7 +95,7 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
 def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
     tiny_policy: Path, tmp_path: Path, correction: str
 ) -> None:
-    trainer = trainer_of(
+    trainer = trained(
         tiny_policy, tmp_path, {"correction": correction, "correction_cap": 1.05, "correction_high": 1.05}
     )
     one = on_policy(trainer, batch(3))
@@ -115,7 +113,7 @@ def test_the_second_update_is_against_the_same(tiny_policy: Path, tmp_path: Path
     """Recomputed from weights that nothing has changed, the log-probabilities are those that came with the batch."""
     told = []
     for correction in ("none", "decoupled"):
-        trainer = trainer_of(tiny_policy, tmp_path, {"correction": correction}, updates_per_iteration=3)
+        trainer = trained(tiny_policy, tmp_path, {"correction": correction}, updates_per_iteration=3)
         figures = trainer.step(on_policy(trainer, batch(4)))
         told.append({name: figures[name] for name in ("loss/total", "loss/ratio_mean", "train/grad_norm")})
     assert told[1] == pytest.approx(told[0], rel=1e-4, abs=1e-6)
@@ -145,7 +143,7 @@ PPO = {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None}
 
 
 def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(tiny_policy, tmp_path, PPO, learning_rate=1e-6)
+    trainer = trained(tiny_policy, tmp_path, PPO, learning_rate=1e-6)
     told = [trainer.step(batch(5)) for _ in range(15)]
     assert told[0]["critic/value_mean"] == 0.0
     assert told[0]["critic/explained_variance"] == 0.0
@@ -153,23 +151,10 @@ def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Pa
     assert told[-1]["critic/loss"] < 0.5 * told[0]["critic/loss"]
 
 
-def test_a_resumed_critic_goes_on_to_the_last_bit(tiny_policy: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"iterations": 4, "updates_per_iteration": 2, "learning_rate": 1e-3}
-    straight = trainer_of(tiny_policy, tmp_path / "straight", PPO, **options)
-    expected = [straight.step(batch(number)) for number in range(4)]
-    first = trainer_of(tiny_policy, tmp_path / "cut", PPO, **options)
-    for number in range(2):
-        first.step(batch(number))
-    first.save(2)
-    second = trainer_of(tiny_policy, tmp_path / "cut", PPO, **options)
-    assert second.resume().version == 2
-    assert [second.step(batch(number)) for number in range(2, 4)] == expected[2:]
-
-
 def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: Path, tmp_path: Path) -> None:
     from rl_bridge.errors import NonFiniteLoss
 
-    trainer = trainer_of(tiny_policy, tmp_path, PPO)
+    trainer = trained(tiny_policy, tmp_path, PPO)
     before = {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
     one = batch(6)
     one.rewards[one.rewards != 0] *= np.float32(
@@ -186,10 +171,10 @@ def test_the_divergence_in_the_reward_changes_the_advantages(tiny_policy: Path, 
     in_reward = {**plain, "kl_coef": 0.5, "kl_in": "reward", "kl_estimator": "k1"}
     one = batch(7)
     with pytest.raises(ValueError, match="reference log-probabilities are needed"):
-        trainer_of(tiny_policy, tmp_path, in_reward).step(one)
+        trained(tiny_policy, tmp_path, in_reward).step(one)
     # Of a reference that agrees with the policy everywhere nothing is to be paid.
     agreeing = one.with_reference(one.old_logprobs)
-    by_group = recorded_gradients(trainer_of(tiny_policy, tmp_path, in_reward), agreeing)
+    by_group = recorded_gradients(trained(tiny_policy, tmp_path, in_reward), agreeing)
     other = one.with_reference((one.old_logprobs - np.linspace(0, 1, len(one))).astype(np.float32))
-    penalised = recorded_gradients(trainer_of(tiny_policy, tmp_path, in_reward), other)
+    penalised = recorded_gradients(trained(tiny_policy, tmp_path, in_reward), other)
     assert any(not torch.allclose(a, b, rtol=1e-2) for a, b in zip(by_group, penalised, strict=True))

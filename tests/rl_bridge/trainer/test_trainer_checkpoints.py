@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainer_ranks import WAIT_S, RankDied, Ranks, batch, divisible_policy, ranks, settings
+from trainer_ranks import WAIT_S, RankDied, Ranks, alone, assert_close, batch, copied, ranks, settings
 
 from rl_bridge.errors import CheckpointError, ModelError, RankLost, TrainingError
 from rl_bridge.trainer.checkpoints import newest_checkpoint
@@ -32,36 +32,9 @@ OPTIONS: dict[str, Any] = {
 RUN_STATE = {"ledger": {"3": "leased"}, "cursor": [1, 2]}
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return divisible_policy(tmp_path_factory.mktemp("divisible"))
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with ranks(tmp_path_factory.mktemp("pair"), 2) as two:
-        yield two
-
-
 @pytest.fixture
 def trainer(policy: Path, tmp_path: Path) -> Any:
-    return alone(policy, tmp_path)
-
-
-def alone(policy: Path, folder: Path) -> Any:
-    from rl_bridge.trainer.trainer import Trainer
-
-    return Trainer(settings(policy, folder=folder, **OPTIONS))
-
-
-def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in state.items()}
-
-
-def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert set(one) == set(other)
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
+    return alone(policy, tmp_path, **OPTIONS)
 
 
 def whole(folder: Path) -> list[str]:
@@ -76,7 +49,7 @@ def test_what_was_stored_comes_back(trainer: Any, policy: Path, tmp_path: Path) 
     torch.rand(3)  # on from where the seed put it
     trainer.save(2, RUN_STATE, {"groups.bin": bytes(range(256)), "empty": b""})
     drawn = torch.rand(4)
-    again = alone(policy, tmp_path)
+    again = alone(policy, tmp_path, **OPTIONS)
     assert again.resume() == ResumeState(
         version=2, run_state=RUN_STATE, attachments={"empty": b"", "groups.bin": bytes(range(256))}
     )
@@ -90,7 +63,7 @@ def test_two_are_kept_and_the_same_version_is_replaced(trainer: Any, policy: Pat
         trainer.save(number + 1, {"number": number})
     trainer.save(4, {"number": "again"})
     assert whole(tmp_path) == ["step-3", "step-4"]
-    assert alone(policy, tmp_path).resume().run_state == {"number": "again"}
+    assert alone(policy, tmp_path, **OPTIONS).resume().run_state == {"number": "again"}
 
 
 def test_what_is_replaced_is_removed_when_its_successor_is_there(
@@ -106,7 +79,7 @@ def test_what_is_replaced_is_removed_when_its_successor_is_there(
         patch.setattr(shutil, "rmtree", interrupted)
         with pytest.raises(CheckpointError, match="interrupted"):
             trainer.save(1, {"number": 2})
-    assert alone(policy, tmp_path).resume().run_state == {"number": 2}
+    assert alone(policy, tmp_path, **OPTIONS).resume().run_state == {"number": 2}
 
 
 def test_what_was_being_replaced_is_there_until_its_successor_is(
@@ -128,7 +101,7 @@ def test_what_was_being_replaced_is_there_until_its_successor_is(
         with pytest.raises(Killed):
             trainer.save(1, {"number": 2})
     assert "step-1" not in whole(tmp_path)
-    assert alone(policy, tmp_path).resume().run_state == {"number": 1}
+    assert alone(policy, tmp_path, **OPTIONS).resume().run_state == {"number": 1}
     assert whole(tmp_path) == ["step-1"]
 
 
@@ -151,7 +124,7 @@ def test_a_half_written_one_is_swept_and_never_read(trainer: Any, policy: Path, 
     trainer.save(1)
     shutil.copytree(tmp_path / "checkpoint" / "step-1", tmp_path / "checkpoint" / "step-2.partial")
     assert newest_checkpoint(tmp_path) == 1
-    assert alone(policy, tmp_path).resume().version == 1
+    assert alone(policy, tmp_path, **OPTIONS).resume().version == 1
     assert whole(tmp_path) == ["step-1"]
 
 
@@ -164,11 +137,11 @@ def test_a_checkpoint_that_lacks_a_part_is_named(
     path = tmp_path / "checkpoint" / "step-1" / part
     path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(ModelError, match=r"cannot resume from the checkpoint .*step-1.*remove it"):
-        alone(policy, tmp_path).resume()
+        alone(policy, tmp_path, **OPTIONS).resume()
 
 
 def train_alone(policy: Path, folder: Path, numbers: range) -> tuple[list[dict[str, float]], Any]:
-    trainer = alone(policy, folder)
+    trainer = alone(policy, folder, **OPTIONS)
     trainer.resume()
     return [trainer.step(batch(number)) for number in numbers], trainer
 
@@ -192,16 +165,16 @@ def test_it_may_have_been_written_on_another_kind_of_device(
         take(self, states)
 
     monkeypatch.setattr(Trainer, "_take_random", taking)
-    onwards = alone(policy, tmp_path)
+    onwards = alone(policy, tmp_path, **OPTIONS)
     onwards.step(batch(0))
     onwards.save(1, RUN_STATE)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_random", as_on_a_gpu)
-        assert alone(policy, tmp_path).resume().version == 1
+        assert alone(policy, tmp_path, **OPTIONS).resume().version == 1
         for group in groups(onwards):
             group.update(fused=True, foreach=None)
         onwards.save(1, RUN_STATE)
-    back = alone(policy, tmp_path)
+    back = alone(policy, tmp_path, **OPTIONS)
     assert back.resume().version == 1
     assert taken == [{"cpu"}, {"cpu"}]
     assert [(group["fused"], group["foreach"]) for group in groups(back)] == [(False, False)]
@@ -228,7 +201,7 @@ def test_two_ranks_resume_to_the_last_bit(pair: Ranks, policy: Path, tmp_path: P
     assert random_numbers[0] != random_numbers[1], "each rank has a generator of its own"
     assert [pair.call("step", batch(number))[0] for number in range(3, 6)] == expected[3:]
     for state in pair.call("hf_state_dict"):
-        assert_equal(state, weights)
+        assert_close(state, weights)
 
 
 @pytest.mark.parametrize("spread", [{}, {"tensor_parallel": 2}], ids=["fsdp", "tensor parallel"])
@@ -298,7 +271,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
                 partial = folder / "checkpoint" / f"step-{number}.partial"
                 killed(those, f"save {number}", partial / ("run.json" if number == 3 else "__0_0.distcp"))
                 those.raised()
-        assert_equal(those.call("hf_state_dict")[0], weights)
+        assert_close(those.call("hf_state_dict")[0], weights)
 
     told: dict[int, dict[str, float]] = {}
     for _ in range(len(kills) + 1):
@@ -325,10 +298,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_told_and_older_checkpoints_are_whole(
     policy: Path, small_disk: Path, tmp_path: Path, what: str
 ) -> None:
-    trainer = alone(policy, small_disk)
+    trainer = alone(policy, small_disk, **OPTIONS)
     trainer.step(batch(0))
     trainer.save(1, RUN_STATE)
-    saved = copied(trainer.hf_state_dict())
+    saved = copied(trainer)
     trainer.step(batch(1))
     room = shutil.disk_usage(small_disk).free
     # The disk is full before the weights' turn, or in the middle of them.
@@ -338,9 +311,9 @@ def test_a_full_disk_is_told_and_older_checkpoints_are_whole(
     ):
         trainer.save(2, RUN_STATE, attachments)
     assert whole(small_disk) == ["step-1"]
-    after = alone(policy, small_disk)
+    after = alone(policy, small_disk, **OPTIONS)
     assert after.resume().version == 1
-    assert_equal(after.hf_state_dict(), saved)
+    assert_close(after.hf_state_dict(), saved)
     # With room again, the same trainer goes on.
     trainer.save(2, RUN_STATE)
     assert newest_checkpoint(small_disk) == 2
@@ -355,10 +328,3 @@ def test_a_full_disk_on_one_rank_is_told_to_all(pair: Ranks, policy: Path, small
     assert whole(small_disk) == []
     pair.call("save", 1, RUN_STATE)
     pair.call("step", batch(1))
-
-
-def test_an_export_to_a_full_disk_leaves_nothing_behind(trainer: Any, small_disk: Path) -> None:
-    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 50_000))
-    with pytest.raises(CheckpointError, match="cannot write the weights to"):
-        trainer.export(small_disk)
-    assert [path.name for path in small_disk.iterdir()] == ["filler"]

@@ -1,14 +1,11 @@
 """A trainer of two real ranks does what one does, and never waits for a rank that is gone."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from trainer_ranks import WAIT_S, Ranks, batch, divisible_policy, ranks, settings
+from trainer_ranks import WAIT_S, Ranks, alone, assert_close, batch, copied, ranks, settings
 
 from rl_bridge.errors import ConfigError, NonFiniteLoss, RankLost
 
@@ -23,35 +20,12 @@ SPREADS = [{}, {"tensor_parallel": 2}]
 SPREAD_NAMES = ["fsdp", "tensor parallel"]
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return divisible_policy(tmp_path_factory.mktemp("divisible"))
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with ranks(tmp_path_factory.mktemp("pair"), 2) as two:
-        yield two
-
-
-def alone(policy: Path, folder: Path, **options: Any) -> Any:
-    from rl_bridge.trainer.trainer import Trainer
-
-    return Trainer(settings(policy, folder=folder, **options))
-
-
-def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], *, atol: float) -> None:
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], atol=atol, rtol=0.0)
-
-
 @pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
 def test_two_ranks_learn_what_one_learns(
     pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
 ) -> None:
     one = alone(policy, tmp_path, **OPTIONS)
-    first = {name: tensor.clone() for name, tensor in one.hf_state_dict().items()}
+    first = copied(one)
     pair.build(settings(policy, folder=tmp_path, ranks=spread, **OPTIONS))
     for number in range(3):
         expected = one.step(batch(number))
@@ -132,35 +106,6 @@ def test_a_spread_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         pair.build(settings(policy, folder=tmp_path, ranks=spread))
-
-
-def test_heads_that_cannot_be_shared_are_refused(pair: Ranks, tiny_policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be spread as asked.*n_kv_heads"):
-        pair.build(settings(tiny_policy, folder=tmp_path, ranks={"tensor_parallel": 2}))
-
-
-def test_accumulation_takes_more_passes_to_the_same_gradient(
-    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rl_bridge.trainer.figures import FigureAccumulator
-
-    passes: list[int] = []
-    original = FigureAccumulator.add_rows
-
-    def counted(self: FigureAccumulator, *, valid: int, padded: int) -> None:
-        passes[-1] += 1
-        original(self, valid=valid, padded=padded)
-
-    monkeypatch.setattr(FigureAccumulator, "add_rows", counted)
-    states = []
-    for steps in (1, 4):
-        trainer = alone(policy, tmp_path, ranks={"gradient_accumulation_steps": steps}, micro_batch_size=4096)
-        passes.append(0)
-        trainer.step(batch(6))
-        states.append({name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()})
-    assert passes[0] == 1
-    assert 4 <= passes[1] <= 5
-    assert_close(*states, atol=2e-5)
 
 
 @pytest.mark.soak

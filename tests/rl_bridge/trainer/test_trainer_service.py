@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainer_ranks import batch, divisible_policy, settings
+from trainer_ranks import alone, batch, settings
 
 from rl_bridge.errors import NonFiniteLoss, ReplicaLost, TrainingError
 from rl_bridge.trainer.settings import ResumeState
@@ -21,20 +21,13 @@ WAIT_S = 120.0
 RUN_STATE = {"ledger": [1, 2]}
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return divisible_policy(tmp_path_factory.mktemp("divisible"))
-
-
 @pytest.fixture(autouse=True)
 def _ranks_import_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
 
 
-def alone(policy: Path, folder: Path, steps: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    from rl_bridge.trainer.trainer import Trainer
-
-    trainer = Trainer(settings(policy, folder=folder, ranks={"deterministic": True}))
+def trained(policy: Path, folder: Path, steps: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    trainer = alone(policy, folder, ranks={"deterministic": True})
     return [trainer.step(batch(number)) for number in range(steps)], trainer.hf_state_dict()
 
 
@@ -50,7 +43,7 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
     from rl_bridge.trainer.actor import TrainerActor
     from rl_bridge.weights import WeightStore
 
-    expected, weights = alone(policy, tmp_path / "alone", 5)
+    expected, weights = trained(policy, tmp_path / "alone", 5)
     options = settings(policy, folder=tmp_path / "run", ranks={"deterministic": True})
     async with asyncio.timeout(3 * WAIT_S), Fleet(tmp_path / "logs"):
         store = WeightStore.create()
@@ -107,32 +100,13 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
         await asyncio.gather(before, step)
         await trainer.push_weights.route(1)
         old, new = await store.get(0), await store.get(1)
-        first = alone(policy, tmp_path / "alone", 0)[1]
+        first = trained(policy, tmp_path / "alone", 0)[1]
         assert all(torch.equal(old[name], first[name]) for name in first)
         assert not torch.equal(new["lm_head.weight"], first["lm_head.weight"])
         await trainer.export.route(str(tmp_path), 1)
         assert (tmp_path / "model.safetensors").exists()
         assert trainer.replicas[0].restarts == 0
         await store.close()
-
-
-async def test_ranks_that_share_matrices_push_what_one_would(policy: Path, tmp_path: Path) -> None:
-    from rl_bridge.services.fleet import Fleet
-    from rl_bridge.trainer.actor import TrainerActor
-    from rl_bridge.weights import WeightStore
-
-    _, weights = alone(policy, tmp_path / "alone", 1)
-    options = settings(policy, folder=tmp_path / "run", ranks={"tensor_parallel": 2})
-    async with asyncio.timeout(WAIT_S), Fleet(tmp_path / "logs"):
-        store = WeightStore.create()
-        trainer = await TrainerActor.options(procs=2).as_service(options, store)
-        await trainer.train_step.route(batch(0))
-        await trainer.push_weights.route(1)
-        pushed = await store.get(1)
-        await store.close()
-    assert set(pushed) == set(weights)
-    for name, tensor in weights.items():
-        torch.testing.assert_close(pushed[name], tensor, atol=2e-5, rtol=0.0)
 
 
 async def test_an_error_of_one_rank_alone_does_not_leave_the_other_waiting(

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
@@ -72,6 +74,24 @@ def batch(
             )
         )
     return TrainBatch.from_samples(samples)
+
+
+def alone(policy: Path, folder: Path, **options: Any) -> Any:
+    """A trainer in this process."""
+    from rl_bridge.trainer.trainer import Trainer
+
+    return Trainer(settings(policy, folder=folder, **options))
+
+
+def copied(trainer: Any) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
+
+
+def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], *, atol: float = 0.0) -> None:
+    """Weights are the same, to the last bit unless a tolerance is given."""
+    assert set(one) == set(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=atol, rtol=0.0)
 
 
 class RankDied(Exception):  # noqa: N818 - it says what happened
@@ -170,8 +190,6 @@ def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ra
 
 
 def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connection) -> None:
-    import torch
-
     from rl_bridge.titan.ranks import Rank
     from rl_bridge.trainer.trainer import Trainer
 
@@ -197,7 +215,6 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
 
 def divisible_policy(folder: Path) -> Path:
     """A tiny checkpoint whose attention heads can be shared by two ranks."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(4)

@@ -1,7 +1,11 @@
-"""Boxes of whole tensors: how they overlap, and which of them a rank has of a DTensor."""
+"""Boxes of whole tensors: which a rank has, how any tiling is read in any other, and how they are copied."""
 
-from collections.abc import Iterator
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_bridge.errors import WeightsError
+from rl_bridge.weights import ShardSpec, copying
+from rl_bridge.weights.assembly import copied, seen, view, wanted
+from rl_bridge.weights.copying import copy_all
 from rl_bridge.weights.slices import Box, own_shards
+from rl_bridge.weights.slices import Shard as OwnShard
+from rl_bridge.weights.snapshot import Contribution, Origin, Publication, Snapshot, layout
 
 
 @st.composite
@@ -26,20 +35,13 @@ def indices(box: Box) -> set[tuple[int, ...]]:
     return set(whole[box.within(Box.whole(whole.shape))].flatten().tolist())
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(boxes(), boxes())
 def test_an_intersection_holds_what_both_hold(one: Box, other: Box) -> None:
     common = one.intersection(other)
     assert (set() if common is None else indices(common)) == indices(one) & indices(other)
     assert common is None or common.numel == len(indices(common))
     assert common == other.intersection(one)
-
-
-def test_a_scalar_is_a_box_of_one() -> None:
-    scalar = Box.whole(())
-    assert scalar.intersection(scalar) == scalar
-    assert scalar.numel == 1
-    assert torch.tensor(3.0)[scalar.within(scalar)] == 3.0
 
 
 def test_of_plain_tensors_rank_0_publishes_the_whole() -> None:
@@ -111,3 +113,121 @@ def test_what_is_no_box_is_refused() -> None:
             tensor = DTensor.from_local(torch.zeros(4, 2), mesh, placements, run_check=False)
             with pytest.raises(WeightsError, match=told):
                 own_shards({"weight": tensor}, rank=0)
+
+
+SHAPE = (6, 5)
+
+
+def published(shards: Sequence[dict[str, OwnShard]]) -> tuple[Snapshot, dict[int, torch.Tensor]]:
+    """A snapshot of what each rank has, and the bytes that it lies in."""
+    contributions, held = [], {}
+    for rank, own in enumerate(shards):
+        parts, nbytes = layout(own, header=64)
+        held[rank] = torch.zeros(nbytes, dtype=torch.uint8)
+        for name, shard in own.items():
+            view(held[rank], parts[name]).copy_(shard.local)
+        origin = Origin(machine="one", pid=1, started=1, rank=rank)
+        contributions.append(Contribution(origin=origin, location=None, parts=parts))
+    publication = Publication(group="trainer", number=1)
+    return Snapshot(key=3, publication=publication, contributions=contributions), held
+
+
+def shard_of(whole: torch.Tensor, box: Box) -> OwnShard:
+    return OwnShard(whole=tuple(whole.shape), box=box, local=whole[box.within(Box.whole(whole.shape))])
+
+
+@st.composite
+def tilings(draw: st.DrawFn) -> list[Box]:
+    """Boxes that tile the whole: it is cut into rows, each of them into columns."""
+    rows = sorted({0, SHAPE[0], *draw(st.lists(st.integers(1, SHAPE[0] - 1), max_size=3))})
+    boxes = []
+    for top, bottom in itertools.pairwise(rows):
+        columns = sorted({0, SHAPE[1], *draw(st.lists(st.integers(1, SHAPE[1] - 1), max_size=2))})
+        boxes += [
+            Box(start=(top, left), shape=(bottom - top, right - left))
+            for left, right in itertools.pairwise(columns)
+        ]
+    return draw(st.permutations(boxes))
+
+
+@settings(max_examples=30)
+@given(tilings(), tilings(), st.sampled_from([None, torch.float64]))
+def test_any_tiling_is_read_in_any_other(
+    ours: list[Box], theirs: list[Box], dtype: torch.dtype | None
+) -> None:
+    whole = torch.arange(30.0).view(SHAPE)
+    snapshot, held = published([{"weight": shard_of(whole, box)} for box in ours])
+    staging: dict[str, torch.Tensor] = {}
+    for box in [*theirs, Box.whole(SHAPE)]:
+        like = {"weight": ShardSpec(box=box, dtype=dtype)}
+        expected = whole[box.within(Box.whole(SHAPE))].to(dtype or torch.float32)
+        wants = wanted(snapshot, like)
+        for read in (copied(wants, held, like), seen(wants, held, staging)):
+            assert torch.equal(read["weight"], expected)
+            assert read["weight"].dtype == expected.dtype
+
+
+def test_what_lies_whole_is_not_copied() -> None:
+    whole = torch.arange(30.0).view(SHAPE)
+    upper, lower = Box(start=(0, 0), shape=(3, 5)), Box(start=(3, 0), shape=(3, 5))
+    snapshot, held = published([{"weight": shard_of(whole, box)} for box in (upper, lower)])
+    like = {"weight": ShardSpec(box=Box(start=(4, 1), shape=(2, 2)))}
+    wants = wanted(snapshot, like)
+    assert {rank for want in wants for rank, _ in want.sources} == {1}, "nothing is asked of the other rank"
+    staging: dict[str, torch.Tensor] = {}
+    read = seen(wants, held, staging)["weight"]
+    assert read.untyped_storage().data_ptr() == held[1].untyped_storage().data_ptr()
+    assert staging == {}
+
+
+@pytest.mark.parametrize(
+    ("boxes", "covered"),
+    [
+        ([Box(start=(0, 0), shape=(3, 5))], 15),
+        ([Box.whole(SHAPE), Box.whole(SHAPE)], 60),
+    ],
+)
+def test_holes_and_doubles_are_refused(boxes: list[Box], covered: int) -> None:
+    whole = torch.arange(30.0).view(SHAPE)
+    snapshot, _ = published([{"weight": shard_of(whole, box)} for box in boxes])
+    with pytest.raises(WeightsError, match=f"the 30 elements of 'weight' .* in version 3, got {covered};"):
+        wanted(snapshot, None)
+
+
+@pytest.fixture(autouse=True)
+def _three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_threads", lambda: 3)
+    copying._pool.cache_clear()
+
+
+class Noted(torch.Tensor):
+    """A tensor that notes which thread copies into it."""
+
+    threads: ClassVar[set[str]] = set()
+
+    def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> "Noted":
+        Noted.threads.add(threading.current_thread().name)
+        time.sleep(0.01)
+        torch.Tensor.copy_(self, source, non_blocking)
+        return self
+
+
+def test_everything_is_copied_and_by_several_threads() -> None:
+    Noted.threads.clear()
+    sources = [torch.full((size,), float(size)) for size in (1, 400_000, 0, 300_000, 5, 200_000)]
+    targets = [torch.zeros_like(source).as_subclass(Noted) for source in sources]
+    copy_all(zip(targets, sources, strict=True))
+    for target, source in zip(targets, sources, strict=True):
+        assert torch.equal(target.as_subclass(torch.Tensor), source)
+    assert len(Noted.threads) == 3
+
+
+def test_an_error_is_raised_when_no_thread_copies_any_more() -> None:
+    sources = [torch.ones(1 << 20) for _ in range(6)]
+    targets = [torch.zeros(1 << 20).as_subclass(Noted) for _ in sources]
+    pairs = [(torch.zeros(2 << 20), torch.ones(3)), *zip(targets, sources, strict=True)]
+    with pytest.raises(RuntimeError, match="size"):
+        copy_all(pairs)
+    before = [float(target.as_subclass(torch.Tensor)[-1]) for target in targets]
+    time.sleep(0.05)
+    assert [float(target.as_subclass(torch.Tensor)[-1]) for target in targets] == before

@@ -39,12 +39,9 @@ async def test_everything_comes_back_as_it_was(store: WeightStore) -> None:
         assert_same(state, VARIETY)
     copy["float32"].zero_()  # it belongs to the caller
     assert_same(await store.get("variety"), VARIETY)
-
-
-async def test_a_snapshot_does_not_follow_the_weights(store: WeightStore) -> None:
     weights = state_of(1.0)
     await store.put(1, weights)
-    weights["weight"].mul_(100)
+    weights["weight"].mul_(100)  # a snapshot does not follow the weights
     assert_same(await store.get(1), state_of(1.0))
 
 
@@ -100,15 +97,6 @@ async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_b
             await waiting
     assert_same(await store.get(53), state_of(53.0))
     assert len(store._publisher._rings[None].segments) == 2 + EXTRA_SEGMENTS
-
-
-async def test_the_mappings_and_segments_are_the_same_ones_every_time(store: WeightStore) -> None:
-    seen: list[dict[str, int]] = []
-    for version in range(8):
-        await store.put(version, state_of(float(version), size=1000))
-        async with store.open(version) as state:
-            seen.append({name: tensor.data_ptr() for name, tensor in state.items()})
-    assert seen[2:] == seen[:2] * 3
 
 
 async def test_a_larger_state_gets_larger_segments_and_old_ones_are_let_go_of(store: WeightStore) -> None:

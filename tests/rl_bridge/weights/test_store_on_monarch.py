@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from missing import missing
 
-from rl_bridge.errors import MissingStack, ReplicaLost, RoleFailed, SnapshotOverwritten, WeightsError
+from rl_bridge.errors import ReplicaLost, RoleFailed, SnapshotOverwritten, WeightsError
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
@@ -374,32 +373,3 @@ def test_a_transfer_that_hangs_is_given_up_before_the_synchronisation_is(
         assembly._store(Config.model_validate(config))
     assert [options["transport"] for options in asked] == ["shared_memory", "rdma", "torchstore"]
     assert [options["transfer_timeout_s"] for options in asked] == [2.0] * 3
-
-
-async def test_a_buffer_that_is_not_given_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_bridge.weights import rdma
-
-    class Stuck:
-        def drop(self) -> "Stuck":
-            return self
-
-        def get(self, timeout: float | None = None) -> None:
-            assert timeout == rdma.DROP_S
-            raise TimeoutError
-
-    block = rdma._Block(torch.empty(1, dtype=torch.uint8))
-    block.buffers["w"] = Stuck()
-    with pytest.raises(WeightsError, match="give a buffer of weights up within 30 s"):
-        block.forget()
-    block.forget()  # of which nothing is left
-
-
-async def test_without_torchstore_its_transport_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_bridge.weights import WeightStore
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchstore"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "rl_bridge.weights.torch_store", raising=False)
-    monkeypatch.setitem(sys.modules, "torchstore", None)
-    with pytest.raises(MissingStack, match=r"pip install --no-deps torchstore==0\.1\.2 pygtrie"):
-        WeightStore.create(transport="torchstore")
