@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -28,3 +29,11 @@ def _who_is_late_is_not_lost(request: pytest.FixtureRequest, monkeypatch: pytest
         from rl_bridge.services import supervision
 
         monkeypatch.setattr(supervision, "LEAST_SILENCE_S", SILENCE_S)
+
+
+@pytest.fixture
+def roles() -> ModuleType:
+    """The actors of `service_roles`, which import Monarch."""
+    import service_roles
+
+    return service_roles

@@ -157,3 +157,21 @@ class Unmakable(ServiceActor):
 
     def __init__(self) -> None:
         raise ValueError("never made")
+
+
+class Worker(ServiceActor):
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    @concurrent_endpoint
+    async def add(self, other: int) -> int:
+        return self._number + other
+
+    @concurrent_endpoint
+    async def describe(self) -> int:
+        print(f"I am {self._number}", flush=True)  # noqa: T201 - what is printed is looked for in the log
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def wait(self) -> None:
+        await asyncio.sleep(600)

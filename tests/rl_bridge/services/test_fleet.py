@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
 from service_waits import WAIT_S, alive, descendants, until, until_gone
 
+from rl_bridge import services
 from rl_bridge.errors import RoleFailed
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -18,16 +20,12 @@ pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 
 
-async def test_a_role_that_dies_under_a_call_ends_it(tmp_path: Path) -> None:
-    from fleet_roles import Worker
-
-    from rl_bridge.services.fleet import Fleet
-
+async def test_a_role_that_dies_under_a_call_ends_it(roles: ModuleType, tmp_path: Path) -> None:
     before = descendants()
-    async with Fleet(tmp_path / "logs") as fleet:
-        worker = await Worker.options(name="worker").as_actor(7)
+    async with services.Fleet(tmp_path / "logs") as fleet:
+        worker = await roles.Worker.options(name="worker").as_actor(7)
         pid = await fleet.guard(worker.describe.route())
-        roles = {pid} | (descendants() - before)
+        started = {pid} | (descendants() - before)
 
         async def killed_midway() -> None:
             waiting = asyncio.ensure_future(worker.wait.route())
@@ -41,21 +39,17 @@ async def test_a_role_that_dies_under_a_call_ends_it(tmp_path: Path) -> None:
         # The end of its log tells why, where the role could say so.
         assert "I am 7" in str(caught.value)
         assert "worker-0.log" in str(caught.value)
-    await until_gone(roles)
+    await until_gone(started)
 
 
-async def test_a_role_that_dies_while_nobody_calls_it_is_noticed(tmp_path: Path) -> None:
-    from fleet_roles import Worker
-
-    from rl_bridge.services.fleet import Fleet
-
+async def test_a_role_that_dies_while_nobody_calls_it_is_noticed(roles: ModuleType, tmp_path: Path) -> None:
     before = descendants()
-    async with Fleet(tmp_path / "logs") as fleet:
-        worker = await Worker.options(name="worker").as_actor(7)
-        other = await Worker.options(name="other").as_actor(8)
+    async with services.Fleet(tmp_path / "logs") as fleet:
+        worker = await roles.Worker.options(name="worker").as_actor(7)
+        other = await roles.Worker.options(name="other").as_actor(8)
         pid = await fleet.guard(worker.describe.route())
         await fleet.guard(other.describe.route())
-        roles = {pid} | (descendants() - before)
+        started = {pid} | (descendants() - before)
         cancelled = asyncio.Event()
 
         async def busy_elsewhere() -> None:
@@ -73,22 +67,18 @@ async def test_a_role_that_dies_while_nobody_calls_it_is_noticed(tmp_path: Path)
         # From then on nothing more is begun.
         with pytest.raises(RoleFailed):
             await fleet.guard(asyncio.sleep(600))
-    await until_gone(roles)
+    await until_gone(started)
 
 
-async def test_everything_ends_after_a_failure_too(tmp_path: Path) -> None:
-    from fleet_roles import Worker
-
-    from rl_bridge.services.fleet import Fleet
-
-    roles: set[int] = set()
+async def test_everything_ends_after_a_failure_too(roles: ModuleType, tmp_path: Path) -> None:
+    started: set[int] = set()
 
     async def fail() -> None:
         before = descendants()
-        async with Fleet(tmp_path / "logs") as fleet:
-            worker = await Worker.options(name="worker").as_actor(7)
+        async with services.Fleet(tmp_path / "logs") as fleet:
+            worker = await roles.Worker.options(name="worker").as_actor(7)
             pid = await fleet.guard(worker.describe.route())
-            roles.update({pid} | (descendants() - before))
+            started.update({pid} | (descendants() - before))
             await fleet.guard(broken())
 
     async def broken() -> None:
@@ -96,18 +86,16 @@ async def test_everything_ends_after_a_failure_too(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError, match="something else"):
         await fail()
-    assert roles
-    await until_gone(roles)
+    assert started
+    await until_gone(started)
 
 
 async def test_a_late_report_is_not_charged_to_the_next_fleet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import monarch.actor
-    from fleet_roles import Worker
 
     from rl_bridge.services import supervision
-    from rl_bridge.services.fleet import Fleet
 
     reports: list[object] = []
     original = supervision._on_fault
@@ -117,16 +105,16 @@ async def test_a_late_report_is_not_charged_to_the_next_fleet(
         original(failure)
 
     monkeypatch.setattr(supervision, "_on_fault", recorded)
-    async with Fleet(tmp_path / "first") as first:
-        worker = await Worker.options(name="worker").as_actor(7)
+    async with services.Fleet(tmp_path / "first") as first:
+        worker = await roles.Worker.options(name="worker").as_actor(7)
         pid = await first.guard(worker.describe.route())
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(RoleFailed):
                 await first.guard(asyncio.sleep(600))
         await until(lambda: bool(reports))  # without a real report this test shows nothing
-    async with Fleet(tmp_path / "second") as second:
-        successor = await Worker.options(name="worker").as_actor(8)
+    async with services.Fleet(tmp_path / "second") as second:
+        successor = await roles.Worker.options(name="worker").as_actor(8)
         for report in tuple(reports):  # handing one over records it once more
             monarch.actor.unhandled_fault_hook(report)  # type: ignore[arg-type]
         await asyncio.sleep(0)  # what a fault would be recorded by has run
@@ -139,7 +127,7 @@ CONTROLLER = """
 import asyncio, signal, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from fleet_roles import Worker
+from service_roles import Worker
 from rl_bridge.services.fleet import Fleet
 
 async def main():
@@ -186,16 +174,16 @@ async def test_roles_do_not_outlive_a_controller_that_is_killed(tmp_path: Path) 
         try:
             assert controller.stdout is not None
             pid = int(controller.stdout.readline())
-            roles = {pid, *(child.pid for child in psutil.Process(controller.pid).children(recursive=True))}
+            started = {pid, *(child.pid for child in psutil.Process(controller.pid).children(recursive=True))}
         finally:
             controller.kill()
-    await until_gone(roles)
+    await until_gone(started)
 
 
 LATE = """
 import asyncio, sys
 from pathlib import Path
-from fleet_roles import Worker
+from service_roles import Worker
 from rl_bridge.services import leaving
 from rl_bridge.services.fleet import Fleet
 

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from free_ports import free_ports
+
+from rl_bridge import services
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
@@ -83,20 +86,17 @@ def test_a_cut_link_is_noticed_and_healed(tmp_path: Path) -> None:
     assert found["left over"] == []
 
 
-async def test_the_hosts_of_a_job_share_the_replicas(tmp_path: Path) -> None:
+async def test_the_hosts_of_a_job_share_the_replicas(roles: ModuleType, tmp_path: Path) -> None:
     from monarch.job import ProcessJob
-    from service_roles import Policy, Ranks
     from service_waits import kill, until, until_gone
 
-    from rl_bridge.services import Fleet, Hosts
-
-    hosts = Hosts.from_job(ProcessJob({"machines": 2}), mesh="machines", gpus_per_host=2)
-    async with Fleet(tmp_path, hosts=hosts, heartbeat_s=0.2) as fleet:
-        policy = await Policy.options(num_replicas=2).as_service()
+    hosts = services.Hosts.from_job(ProcessJob({"machines": 2}), mesh="machines", gpus_per_host=2)
+    async with services.Fleet(tmp_path, hosts=hosts, heartbeat_s=0.2) as fleet:
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         parents = {_parent(pid) for status in policy.replicas for pid in status.pids}
         assert len(parents) == 2
-        ranks = await Ranks.options(hosts=2, procs=2, with_gpus=True).as_actor()
+        ranks = await roles.Ranks.options(hosts=2, procs=2, with_gpus=True).as_actor()
         assert len(set(ranks.replicas[0].pids)) == 4
         assert {_parent(pid) for pid in ranks.replicas[0].pids} == parents
         shown = [

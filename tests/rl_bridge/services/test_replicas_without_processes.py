@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from service_waits import WAIT_S, until
 
+from rl_bridge import services
 from rl_bridge.config import Config
 from rl_bridge.errors import GeneratorError
 from rl_bridge.services.place import Place
@@ -68,13 +69,12 @@ class Owner:
 @pytest.mark.heavy
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
-    from rl_bridge.services import ReplicaState, RestartPolicy
     from rl_bridge.services.keeper import ReplicaKeeper
     from rl_bridge.services.options import ServiceOptions
 
     starts: Any = [Processes("one"), Processes("two")]
     coming = iter(starts)
-    options = ServiceOptions(restarts=RestartPolicy(backoff_s=0.0))
+    options = ServiceOptions(restarts=services.RestartPolicy(backoff_s=0.0))
     keeper = ReplicaKeeper(0, Owner(), options, frozenset(), lambda: next(coming), object, ())
     running = asyncio.ensure_future(keeper.run())
     first, second = starts
@@ -87,17 +87,17 @@ async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_b
         else:
             first.lose("it does not answer")
             await first.ending.wait()
-        assert (keeper.state, keeper.places) == (ReplicaState.LOST, ())
+        assert (keeper.state, keeper.places) == (services.ReplicaState.LOST, ())
         first.ends.set()
-        await until(lambda: keeper.state is ReplicaState.STARTING)
+        await until(lambda: keeper.state is services.ReplicaState.STARTING)
         assert keeper.places == ()
         second.tells.set()
-        await until(lambda: keeper.state is ReplicaState.SERVING)
+        await until(lambda: keeper.state is services.ReplicaState.SERVING)
         assert keeper.places == (Place("two", 1),)
         keeper.leave()
         second.ends.set()
         await running
-    assert (keeper.state, keeper.places) == (ReplicaState.STOPPED, ())
+    assert (keeper.state, keeper.places) == (services.ReplicaState.STOPPED, ())
 
 
 HANG_S = 60.0
@@ -106,14 +106,13 @@ HANG_S = 60.0
 
 @pytest.mark.heavy
 @pytest.mark.soak
-async def test_one_that_fails_its_calls_is_no_better_for_answering_questions(tmp_path: Path) -> None:
-    from service_roles import Policy
-
+async def test_one_that_fails_its_calls_is_no_better_for_answering_questions(
+    roles: ModuleType, tmp_path: Path
+) -> None:
     from rl_bridge.metrics import SpanTotals
-    from rl_bridge.services import Fleet
 
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await Policy.options(num_replicas=2).as_service()
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         answers = await policy.look("spans", timeout_s=HANG_S)
         assert sorted(answers) == [0, 1]
         assert all(isinstance(answer, SpanTotals) and answer.wall_s > 0 for answer in answers.values())

@@ -6,11 +6,13 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from service_waits import WAIT_S, alive, descendants, held, kill, until, until_gone
 
+from rl_bridge import services
 from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed, WeightsError
 from rl_bridge.services.starts import VARIABLE, start_of
 
@@ -29,13 +31,13 @@ def began(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("began-")) for path in folder.glob("began-*")]
 
 
-async def test_a_replica_killed_idle_serves_again_with_the_current_state(tmp_path: Path) -> None:
-    from service_roles import Policy
+async def test_a_replica_killed_idle_serves_again_with_the_current_state(
+    roles: ModuleType, tmp_path: Path
+) -> None:
+    from rl_bridge.services import supervision
 
-    from rl_bridge.services import Fleet, supervision
-
-    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
-        policy = await Policy.options(num_replicas=2).as_service()
+    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         await policy.tune.fanout(0.5)
         await policy.load.fanout(2)
@@ -54,13 +56,9 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(tmp_pat
         assert how == supervision.ENDED or "Killed(sig=9)" in how  # whoever saw it first tells
 
 
-async def test_each_start_of_each_replica_is_told_which_it_is(tmp_path: Path) -> None:
-    from service_roles import Ranks
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        ranks = await Ranks.options(num_replicas=2).as_service()
+async def test_each_start_of_each_replica_is_told_which_it_is(roles: ModuleType, tmp_path: Path) -> None:
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        ranks = await roles.Ranks.options(num_replicas=2).as_service()
         assert (await ranks.variable.fanout(VARIABLE)).values == {0: start_of(0, 0, 0), 1: start_of(1, 0, 0)}
         kill(pids_of(ranks)[1])
         await until(lambda: not all_serve(ranks))
@@ -68,15 +66,13 @@ async def test_each_start_of_each_replica_is_told_which_it_is(tmp_path: Path) ->
         assert (await ranks.variable.fanout(VARIABLE)).values == {0: start_of(0, 0, 0), 1: start_of(1, 0, 1)}
 
 
-async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
+async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(
+    roles: ModuleType, tmp_path: Path
+) -> None:
     wait = tmp_path / "wait"
     wait.touch()
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await Policy.options(num_replicas=2).as_service()
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         victim, other = pids_of(policy)
         twice = [asyncio.ensure_future(policy.generate.route(wait)) for _ in range(2)]
         once = [asyncio.ensure_future(policy.once.route(wait)) for _ in range(2)]
@@ -91,13 +87,9 @@ async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(tmp
         assert {type(end) for end in ends} == {int, ReplicaLost}
 
 
-async def test_all_replicas_killed_at_once_while_idle(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await Policy.options(num_replicas=2).as_service()
+async def test_all_replicas_killed_at_once_while_idle(roles: ModuleType, tmp_path: Path) -> None:
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(9)
         gone = pids_of(policy)
         kill(*gone)
@@ -107,15 +99,11 @@ async def test_all_replicas_killed_at_once_while_idle(tmp_path: Path) -> None:
         assert version == 9
 
 
-async def test_a_replica_killed_during_a_fan_out(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
+async def test_a_replica_killed_during_a_fan_out(roles: ModuleType, tmp_path: Path) -> None:
     wait = tmp_path / "wait"
     wait.touch()
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await Policy.options(num_replicas=2).as_service()
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         fanning = asyncio.ensure_future(policy.load.fanout(2, wait))
         await until(lambda: held(tmp_path) == 2)
@@ -131,15 +119,13 @@ async def test_a_replica_killed_during_a_fan_out(tmp_path: Path) -> None:
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
 
 
-async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
+async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(
+    roles: ModuleType, tmp_path: Path
+) -> None:
     wait = tmp_path / "wait"
     wait.touch()
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await Policy.options(num_replicas=2).as_service()
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         fanning = asyncio.ensure_future(policy.load.fanout(2, wait))
         await until(lambda: held(tmp_path) == 2)
@@ -153,13 +139,9 @@ async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(tmp_
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
 
 
-async def test_a_replica_that_refuses_a_fan_out_is_replaced(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await Policy.options(num_replicas=2).as_service()
+async def test_a_replica_that_refuses_a_fan_out_is_replaced(roles: ModuleType, tmp_path: Path) -> None:
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         refusing, other = pids_of(policy)
         taken = await policy.load.fanout(2, 0.0, refusing)
@@ -179,15 +161,11 @@ async def test_a_replica_that_refuses_a_fan_out_is_replaced(tmp_path: Path) -> N
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
 
 
-async def test_a_state_that_cannot_be_had_costs_no_restart(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet, RestartPolicy
-
+async def test_a_state_that_cannot_be_had_costs_no_restart(roles: ModuleType, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    async with Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
-        once = RestartPolicy(budget=1, backoff_s=0.0)
-        policy = await Policy.options(num_replicas=2, restarts=once).as_service()
+    async with services.Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
+        once = services.RestartPolicy(budget=1, backoff_s=0.0)
+        policy = await roles.Policy.options(num_replicas=2, restarts=once).as_service()
         await policy.load.fanout(1, 0.0, None, gone)
         killed, other = pids_of(policy)
         gone.touch()  # whoever published is no more: neither what was fanned out, nor anything new
@@ -203,9 +181,8 @@ async def test_a_state_that_cannot_be_had_costs_no_restart(tmp_path: Path) -> No
         assert [replica.restarts for replica in policy.replicas] == [1, 0]
 
 
-async def test_who_refuses_what_a_starting_replica_takes_is_replaced() -> None:
+async def test_who_refuses_what_a_starting_replica_takes_is_replaced(roles: ModuleType) -> None:
     """Over targets that are no processes, so that each answers in its turn."""
-    from service_roles import Policy
 
     from rl_bridge.services.incarnation import Incarnation
     from rl_bridge.services.options import ServiceOptions
@@ -231,7 +208,7 @@ async def test_who_refuses_what_a_starting_replica_takes_is_replaced() -> None:
     called, taken = asyncio.Event(), asyncio.Event()
     service = Service(
         "policy",
-        Policy,
+        roles.Policy,
         (),
         ServiceOptions(),
         start=start,
@@ -253,14 +230,10 @@ async def test_who_refuses_what_a_starting_replica_takes_is_replaced() -> None:
     assert service.roster.lost == ((0, 1),)
 
 
-async def test_killed_during_setup_at_the_start_and_at_a_restart(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
+async def test_killed_during_setup_at_the_start_and_at_a_restart(roles: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
-    async with Fleet(tmp_path / "logs", heartbeat_s=0.2):
-        starting = asyncio.ensure_future(Policy.as_service(tmp_path))
+    async with services.Fleet(tmp_path / "logs", heartbeat_s=0.2):
+        starting = asyncio.ensure_future(roles.Policy.as_service(tmp_path))
         await until(lambda: len(began(tmp_path)) == 1)
         kill(*began(tmp_path))
         await until(lambda: len(began(tmp_path)) == 2)
@@ -279,15 +252,11 @@ async def test_killed_during_setup_at_the_start_and_at_a_restart(tmp_path: Path)
         assert [status.restarts for status in policy.replicas] == [3]
 
 
-async def test_the_run_ends_when_the_budget_is_gone(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet, RestartPolicy
-
+async def test_the_run_ends_when_the_budget_is_gone(roles: ModuleType, tmp_path: Path) -> None:
     before = descendants()
-    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
-        restarts = RestartPolicy(budget=1, backoff_s=0.0)
-        policy = await Policy.options(restarts=restarts).as_service()
+    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        restarts = services.RestartPolicy(budget=1, backoff_s=0.0)
+        policy = await roles.Policy.options(restarts=restarts).as_service()
         cancelled = asyncio.Event()
 
         async def work() -> None:
@@ -318,13 +287,9 @@ async def test_the_run_ends_when_the_budget_is_gone(tmp_path: Path) -> None:
     await until_gone(started)
 
 
-async def test_the_loss_of_an_actor_is_final(tmp_path: Path) -> None:
-    from service_roles import Ranks
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
-        ranks = await Ranks.options(procs=2).as_actor()
+async def test_the_loss_of_an_actor_is_final(roles: ModuleType, tmp_path: Path) -> None:
+    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        ranks = await roles.Ranks.options(procs=2).as_actor()
         first, second = pids_of(ranks)
 
         async def train() -> None:
@@ -340,13 +305,9 @@ async def test_the_loss_of_an_actor_is_final(tmp_path: Path) -> None:
         await until_gone([first, second])  # what is left of it cannot go on alone
 
 
-async def test_what_a_killed_replica_had_started_goes_with_it(tmp_path: Path) -> None:
-    from service_roles import Parent
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        parent = await Parent.as_service()
+async def test_what_a_killed_replica_had_started_goes_with_it(roles: ModuleType, tmp_path: Path) -> None:
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        parent = await roles.Parent.as_service()
         child = await parent.bear.route()
         assert alive(child)
         kill(*pids_of(parent))
@@ -357,13 +318,9 @@ async def test_what_a_killed_replica_had_started_goes_with_it(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("silence_is_a_loss")
-async def test_a_replica_that_hangs_is_given_up(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await Policy.as_service()
+async def test_a_replica_that_hangs_is_given_up(roles: ModuleType, tmp_path: Path) -> None:
+    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.as_service()
         stopped = pids_of(policy)[0]
         os.kill(stopped, signal.SIGSTOP)
         async with asyncio.timeout(WAIT_S):
@@ -373,13 +330,11 @@ async def test_a_replica_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sick", [True, False])
-async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(tmp_path: Path, sick: bool) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
-        policy = await Policy.options(num_replicas=2).as_service()
+async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(
+    roles: ModuleType, tmp_path: Path, sick: bool
+) -> None:
+    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         broken, _ = pids_of(policy)
         await policy.break_down.fanout(broken, sick)
@@ -399,14 +354,10 @@ async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(tmp_path: 
             assert [event.what for event in fleet.events if event.replica == 0][-1] == "suspect"
 
 
-async def test_a_death_is_noticed_as_soon_as_the_heartbeat_says(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
+async def test_a_death_is_noticed_as_soon_as_the_heartbeat_says(roles: ModuleType, tmp_path: Path) -> None:
     async def seconds_to_notice(heartbeat_s: float) -> float:
-        async with Fleet(tmp_path, heartbeat_s=heartbeat_s):
-            policy = await Policy.as_service()
+        async with services.Fleet(tmp_path, heartbeat_s=heartbeat_s):
+            policy = await roles.Policy.as_service()
             await asyncio.sleep(0.3)
             begin = time.monotonic()
             kill(*pids_of(policy))

@@ -3,9 +3,12 @@
 import asyncio
 import random
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from service_waits import descendants, kill, until, until_gone
+
+from rl_bridge import services
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -14,16 +17,12 @@ CALLERS = 8
 
 
 @pytest.mark.parametrize("seed", [7])
-async def test_calls_and_fan_outs_among_kills(tmp_path: Path, seed: int) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet, RestartPolicy
-
+async def test_calls_and_fan_outs_among_kills(roles: ModuleType, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     before = descendants()
-    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
-        patient = RestartPolicy(budget=KILLS, backoff_s=0.05, max_backoff_s=0.05)
-        policy = await Policy.options(num_replicas=3, restarts=patient).as_service()
+    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        patient = services.RestartPolicy(budget=KILLS, backoff_s=0.05, max_backoff_s=0.05)
+        policy = await roles.Policy.options(num_replicas=3, restarts=patient).as_service()
         await policy.load.fanout(0)
         taken = 0
         done = asyncio.Event()

@@ -4,10 +4,12 @@ import asyncio
 import os
 from pathlib import Path
 from threading import Lock
+from types import ModuleType
 
 import pytest
 from service_waits import WAIT_S, descendants, held, kill, until, until_gone
 
+from rl_bridge import services
 from rl_bridge.errors import RemoteError, ReplicaLost, RoleFailed, TrainingError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -17,14 +19,12 @@ def names(folder: Path, pattern: str) -> set[str]:
     return {path.name for path in folder.glob(pattern)}
 
 
-async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
+async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
+    roles: ModuleType, tmp_path: Path
+) -> None:
     before = descendants()
-    async with Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
-        policy = await Policy.options(num_replicas=2).as_service(tmp_path)
+    async with services.Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
+        policy = await roles.Policy.options(num_replicas=2).as_service(tmp_path)
         taken = await policy.load.fanout(3)
         assert (taken.values, taken.failed) == ({0: 3, 1: 3}, {})
         answers = await asyncio.gather(*(policy.generate.route(0.3) for _ in range(4)))
@@ -73,57 +73,50 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
 
 
 @pytest.mark.soak
-async def test_what_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -> None:
-    from service_roles import Policy, Unmakable
-
+async def test_what_cannot_be_started_is_an_error_of_the_start(roles: ModuleType, tmp_path: Path) -> None:
     from rl_bridge.errors import ModelError
-    from rl_bridge.services import Fleet
 
     with pytest.raises(RoleFailed, match="expected an open fleet to start Policy in"):
-        await Policy.as_service()
+        await roles.Policy.as_service()
     before = descendants()
-    async with Fleet(tmp_path / "logs") as fleet:
+    async with services.Fleet(tmp_path / "logs") as fleet:
         (tmp_path / "refuse").touch()
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(ModelError, match="expected a model"):
-                await Policy.options(num_replicas=2).as_service(tmp_path)
+                await roles.Policy.options(num_replicas=2).as_service(tmp_path)
             with pytest.raises(RoleFailed, match="never made"):
-                await Unmakable.as_actor()
+                await roles.Unmakable.as_actor()
         assert fleet.services == {}
         (tmp_path / "refuse").unlink()
         # The name is free again, until it is taken.
-        await Policy.as_service(tmp_path)
+        await roles.Policy.as_service(tmp_path)
         with pytest.raises(ValueError, match="a name that no other service has, got 'policy'"):
-            await Policy.as_service(tmp_path)
+            await roles.Policy.as_service(tmp_path)
         started = descendants() - before
     await until_gone(started)
 
 
 @pytest.mark.soak
-async def test_a_first_start_that_takes_too_long_is_an_error_at_once(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
+async def test_a_first_start_that_takes_too_long_is_an_error_at_once(
+    roles: ModuleType, tmp_path: Path
+) -> None:
     before = descendants()
     (tmp_path / "wait").touch()
-    async with Fleet(tmp_path / "logs"):
+    async with services.Fleet(tmp_path / "logs"):
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(RoleFailed, match="replica 0 of policy did not serve within 2 s"):
-                await Policy.options(start_timeout_s=2.0).as_service(tmp_path)
+                await roles.Policy.options(start_timeout_s=2.0).as_service(tmp_path)
             with pytest.raises(TypeError, match="pickle"):
-                await Policy.as_service(Lock())
+                await roles.Policy.as_service(Lock())
         await until_gone(descendants() - before)
 
 
 @pytest.mark.soak
-async def test_the_ranks_of_a_replica_act_as_one(tmp_path: Path) -> None:
-    from service_roles import Ranks
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path) as fleet:
-        ranks = await Ranks.options(procs=2, name="crew", environment={"ROPEWALK_TEST": "set"}).as_actor()
+async def test_the_ranks_of_a_replica_act_as_one(roles: ModuleType, tmp_path: Path) -> None:
+    async with services.Fleet(tmp_path) as fleet:
+        ranks = await roles.Ranks.options(
+            procs=2, name="crew", environment={"ROPEWALK_TEST": "set"}
+        ).as_actor()
         status = ranks.replicas[0]
         assert len(set(status.pids)) == 2
         assert await fleet.guard(ranks.step.route(7)) == (0, status.pids[0], 7)
@@ -137,13 +130,11 @@ async def test_the_ranks_of_a_replica_act_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-async def test_a_service_grows_with_its_state_and_shrinks_without_losing_calls(tmp_path: Path) -> None:
-    from service_roles import Policy
-
-    from rl_bridge.services import Fleet
-
-    async with Fleet(tmp_path):
-        policy = await Policy.as_service()
+async def test_a_service_grows_with_its_state_and_shrinks_without_losing_calls(
+    roles: ModuleType, tmp_path: Path
+) -> None:
+    async with services.Fleet(tmp_path):
+        policy = await roles.Policy.as_service()
         await policy.load.fanout(4)
         await policy.tune.fanout(0.7)
         await policy.load.fanout(5)
@@ -166,18 +157,14 @@ async def test_a_service_grows_with_its_state_and_shrinks_without_losing_calls(t
 
 
 @pytest.mark.soak
-async def test_other_processes_call_the_replicas_themselves(tmp_path: Path) -> None:
-    from service_roles import Caller, Policy
-
-    from rl_bridge.services import Fleet, RestartPolicy
-
+async def test_other_processes_call_the_replicas_themselves(roles: ModuleType, tmp_path: Path) -> None:
     wait = tmp_path / "wait"
     wait.touch()
-    slow = RestartPolicy(backoff_s=1.0)
-    async with Fleet(tmp_path, heartbeat_s=0.5) as fleet:
-        policy = await Policy.options(num_replicas=2, restarts=slow).as_service()
+    slow = services.RestartPolicy(backoff_s=1.0)
+    async with services.Fleet(tmp_path, heartbeat_s=0.5) as fleet:
+        policy = await roles.Policy.options(num_replicas=2, restarts=slow).as_service()
         await policy.load.fanout(1)
-        caller = await Caller.as_service(policy.roster)
+        caller = await roles.Caller.as_service(policy.roster)
         tasks: set[asyncio.Future[object]] = set()
         policy.on_roster(lambda roster: tasks.add(asyncio.ensure_future(caller.take_roster.fanout(roster))))
         answers = await asyncio.gather(*(caller.generate.route(0.3) for _ in range(4)))
