@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +12,21 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from mcp_requests import connected
-from serving import eventually, opened, rpc, serving
+from mcp_requests import STREAMS, connected, greet, tool_call
+from serving import eventually, opened, request, rpc, serving
 from toolbox import ToolBox, boxes
 
 from openenv_core import EpisodeOver
-from openenv_core.tools import ToolAction, ToolObservation, ToolSpec, tool
+from openenv_core.tools import (
+    NoSuchResource,
+    ToolAction,
+    ToolContext,
+    ToolObservation,
+    ToolSpec,
+    prompt,
+    resource,
+    tool,
+)
 from servers import create_app
 
 ERAS = [HANDSHAKE, STATELESS]
@@ -338,3 +348,56 @@ async def test_changes_are_told_on_the_stateless_wire() -> None:
                     if len(seen) == 2:
                         break
     assert seen == ["ResourceUpdated", "ToolsListChanged"]
+
+
+HALF = "half of a pair: \ud800"
+
+
+class Odd(ToolBox):
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        if name == "bump":
+            raise EpisodeOver(HALF)
+
+    @resource("odd:one")
+    def one(self) -> str:
+        return HALF
+
+    @resource("odd:none")
+    def none(self) -> str:
+        raise NoSuchResource(HALF)
+
+    @prompt
+    def say(self) -> str:
+        return HALF
+
+    @tool
+    def told(self, context: ToolContext) -> str:
+        context.progress(math.nan)
+        context.progress(1, message=HALF)
+        return "said"
+
+
+@handshake_first
+async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
+    app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
+    seen: list[Any] = []
+
+    async def progress(done: float, _: float | None, message: str | None) -> None:
+        seen.append((done, message))
+
+    async with serving(app) as address, await connected(address, era) as client, asyncio.timeout(30):
+        assert "a pair: ?" in text_of(await client.call_tool("bump"))
+        assert "a pair: ?" in str(await client.read_resource("odd:one"))
+        with pytest.raises(MCPError, match=r"a pair: \?"):
+            await client.read_resource("odd:none")
+        assert "a pair: ?" in str(await client.get_prompt("say"))
+        assert text_of(await client.call_tool("told", progress_callback=progress)) == "said"
+    assert seen == [(1, "half of a pair: ?")]
+
+
+async def test_progress_that_is_no_number_is_not_told() -> None:
+    app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
+    async with serving(app) as address:
+        head = STREAMS | {"mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
+        told = (await request(address, "POST", "/mcp", tool_call("told"), head)).text
+    assert told.count("notifications/progress") == 1

@@ -4,19 +4,17 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import httpx
 import pytest
-from mcp.server.streamable_http import GET_STREAM_KEY
 from mcp_requests import STREAMS, engine_of, greet, tool_call
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
 from serving import PATIENCE_S, eventually, serving
 from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolContext, ToolObservation, tool
 from servers import create_app
-from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, Events, Kept, weigh
+from servers.mcp.events import MAX_WEIGHT
 
 VERSION = {"mcp-protocol-version": "2025-11-25"}
 
@@ -102,71 +100,3 @@ async def _to_the_end(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
         yield event_id, data
         if data and json.loads(data).keys() & {"result", "error"}:
             return
-
-
-def answer(text: str) -> JSONRPCResponse:
-    return JSONRPCResponse(jsonrpc="2.0", id=1, result={"content": [{"type": "text", "text": text}]})
-
-
-def test_what_is_kept_has_bounds() -> None:
-    kept = Kept()
-    for number in range(MAX_EVENTS + 1):
-        kept.add("a", JSONRPCNotification(jsonrpc="2.0", method="m", params={"progress": number}))
-    assert kept.after("1") is None
-    assert (found := kept.after("2")) is not None
-    assert len(found[1]) == MAX_EVENTS - 1
-    vast = JSONRPCNotification(jsonrpc="2.0", method="m", params={"text": "x" * MAX_WEIGHT})
-    start, place, reply = kept.add("e", None), kept.add("e", vast), kept.add("e", answer("x" * MAX_WEIGHT))
-    found = kept.after(start)
-    assert found is not None
-    told = [(str(event.number), type(event.message)) for event in found[1]]
-    assert told == [(place, type(None)), (reply, JSONRPCError)]  # heavier than all that may be: their places
-    one, other = kept.add("b", answer("1")), kept.add("d", answer("2"))
-    assert kept.after(one) == ("b", [])
-    assert kept.after(other) == ("d", [])
-    heavy = [kept.add("c", answer("x" * (MAX_WEIGHT // 3))) for _ in range(3)]
-    assert kept.after(one) is None
-    assert kept.after(heavy[0]) is None
-    assert kept.after(heavy[1]) is not None
-
-
-def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_nothing() -> None:
-    kept = Kept()
-    note = JSONRPCNotification(jsonrpc="2.0", method="m", params={})
-    older, last = kept.add(GET_STREAM_KEY, note), kept.add(GET_STREAM_KEY, note)
-    for _ in range(MAX_EVENTS):
-        kept.add("a call", note)
-    assert kept.after(last) == (GET_STREAM_KEY, [])
-    assert kept.after(older) is None
-    assert (found := kept.add(GET_STREAM_KEY, note))
-    assert kept.after(last) is None
-    assert kept.after(found) == (GET_STREAM_KEY, [])
-
-
-async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servers.mcp.events.MAX_HELD", 102_000)
-    events, kept = Events(), [Kept() for _ in range(4)]
-
-    async def store(one: Kept, stream: str = "s", size: int = 30_000) -> None:
-        with events.of(one):
-            await events.store_event(stream, answer("x" * size))
-
-    for one in (kept[0], kept[1], kept[2], kept[0], kept[3]):
-        await store(one, size=20_000 if one is kept[0] else 30_000)
-    # The second was told nothing for longest.
-    assert [bool(one.weight) for one in kept] == [True, False, True, True]
-    events.forget(kept[3])
-    await store(kept[1])
-    assert [bool(one.weight) for one in kept] == [True, True, True, False]
-    await store(kept[1], "n" * 90_000, 1)  # what a client calls its streams weighs too
-    assert [bool(one.weight) for one in kept] == [False, False, False, False]
-    assert events._weight == 0
-
-
-def test_a_message_is_weighed_without_being_written() -> None:
-    assert 5 * 10_000 < weigh(answer("x" * 50_000)) < 51_000
-    assert weigh(None) < 100
-    deep: Any = "x"
-    for _ in range(5000):
-        deep = {"a": [deep]}
-    assert weigh(JSONRPCNotification(jsonrpc="2.0", method="m", params=deep)) > 5000

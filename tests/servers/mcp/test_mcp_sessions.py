@@ -9,9 +9,9 @@ import pytest
 from counter import Add, Count, Counter
 from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
-from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, greet
-from serving import eventually, opened, request, rpc, serving, socket_to
+from serving import ask, eventually, opened, request, rpc, serving, socket_to
 from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolObservation
@@ -91,17 +91,6 @@ async def test_the_stateless_wire_lists_without_a_session_and_does_nothing_else(
             with pytest.raises(MCPError, match="openenv/session/create"):
                 await call
         assert app.sessions.active == 0
-
-
-@pytest.mark.soak
-async def test_a_header_opens_a_session_of_the_callers_choice_once() -> None:
-    app = boxes()
-    async with serving(app) as address:
-        for _ in range(2):
-            async with host(address, mode=STATELESS, headers={"X-OpenEnv-Session": "mine"}) as client:
-                told = await client.call_tool("bump")
-        assert text_of(told) == "2"
-        assert [session.id for session in app.sessions.standing] == ["mine"]
 
 
 async def test_a_header_that_names_no_session_is_refused() -> None:
@@ -191,38 +180,27 @@ async def test_the_cap_holds_and_a_slot_comes_back() -> None:
 
 
 async def test_a_handshake_that_fails_leaves_no_session() -> None:
-    app = boxes()
-    async with serving(app) as address:
+    class Stubborn(ToolBox):
+        def reset(self, seed: int | None = None) -> Any:
+            raise RuntimeError("no game today")
+
+    class Sleepy(ToolBox):
+        async def reset(self, seed: int | None = None) -> Any:
+            await asyncio.sleep(3600)
+
+    async with serving(app := boxes()) as address:
         bad = HELLO | {"params": {"protocolVersion": "2025-11-25"}}
         reply = await request(address, "POST", "/mcp", bad, STREAMS)
         assert json.loads(reply.text.rpartition("data: ")[2])["error"]["code"] == -32602
-        assert (
-            await request(address, "POST", "/mcp", HELLO, {"accept": "application/json"})
-        ).status_code == 406
+        only_json = {"accept": "application/json"}
+        assert (await request(address, "POST", "/mcp", HELLO, only_json)).status_code == 406
         await eventually(lambda: app.sessions.active == 0)
-
-
-class Stubborn(ToolBox):
-    def reset(self, seed: int | None = None) -> Any:
-        raise RuntimeError("no game today")
-
-
-async def test_a_reset_that_fails_leaves_no_session() -> None:
     app = create_app(Stubborn, ToolAction, ToolObservation, max_concurrent_envs=2)
     async with serving(app) as address:
         reply = await greet(address)
         assert reply.status_code == 500
         assert "no game today" in reply.json()["error"]["message"]
         assert app.sessions.active == 0
-
-
-class Sleepy(ToolBox):
-    async def reset(self, seed: int | None = None) -> Any:
-        await asyncio.sleep(60)
-
-
-@pytest.mark.soak
-async def test_a_client_that_leaves_during_the_reset_leaves_no_session() -> None:
     app = create_app(Sleepy, ToolAction, ToolObservation, max_concurrent_envs=2)
     async with serving(app) as address:
         leaving = asyncio.create_task(greet(address))
@@ -297,18 +275,6 @@ async def test_a_server_that_stops_ends_streams_and_sessions() -> None:
     assert "the SDK's connections" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
-@pytest.mark.soak
-async def test_an_app_speaks_mcp_again_when_it_is_served_again_and_below_another() -> None:
-    app = boxes()
-    for _ in range(2):
-        async with serving(app) as address, host(address) as client:
-            assert text_of(await client.call_tool("bump")) == "1"
-    parent = FastAPI(lifespan=lambda _: app.router.lifespan_context(app))
-    parent.mount("/below", app)
-    async with serving(parent) as address, host(address, "/below/mcp") as client:  # type: ignore[arg-type]
-        assert text_of(await client.call_tool("bump")) == "1"
-
-
 async def test_an_environment_without_tools_says_so() -> None:
     app = create_app(Counter, Add, Count)
     async with serving(app) as address:
@@ -318,23 +284,26 @@ async def test_an_environment_without_tools_says_so() -> None:
 
 
 @pytest.mark.soak
-async def test_production_keeps_mcp() -> None:
-    app = boxes(mode="production")
-    async with serving(app) as address, host(address, mode=HANDSHAKE) as client:
-        assert text_of(await client.call_tool("bump")) == "1"
-        assert (await request(address, "POST", "/reset")).status_code == 404
-
-
-@pytest.mark.soak
 async def test_a_socket_and_an_official_client_share_a_session() -> None:
-    app = boxes()
-    async with serving(app) as address:
+    async with serving(boxes()) as address:
         handle = await opened(address)
         async with (
             socket_to(address, f"?session_id={handle}") as socket,
             host(address, f"/mcp/{handle}") as client,
         ):
             await client.call_tool("bump", {"by": 5})
-            frame = {"type": "step", "data": {"type": "call_tool", "tool_name": "bump", "arguments": {}}}
-            await socket.send(json.dumps(frame))
-            assert json.loads(await socket.recv())["data"]["observation"]["result"] == 6
+            data = {"type": "call_tool", "tool_name": "bump", "arguments": {}}
+            reply = await ask(socket, {"type": "step", "data": data})
+            assert reply["data"]["observation"]["result"] == 6
+
+
+@pytest.mark.soak
+async def test_an_app_speaks_mcp_in_production_when_it_is_served_again_and_below_another() -> None:
+    app = boxes(mode="production")
+    for _ in range(2):
+        async with serving(app) as address, host(address) as client:
+            assert text_of(await client.call_tool("bump")) == "1"
+    parent = FastAPI(lifespan=lambda _: app.router.lifespan_context(app))
+    parent.mount("/below", app)
+    async with serving(parent) as address, host(address, "/below/mcp") as client:  # type: ignore[arg-type]
+        assert text_of(await client.call_tool("bump")) == "1"

@@ -72,8 +72,9 @@ class Host:
         return self.process.returncode, out, err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
+@pytest.mark.parametrize(
+    "era", [pytest.param(HANDSHAKE, marks=pytest.mark.slow), pytest.param(STATELESS, marks=pytest.mark.soak)]
+)
 async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     seen: list[float] = []
