@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from free_ports import free_port
 
 from rl_bridge.config import Config, load_config
 from rl_bridge.doctor import machine as machine_module
@@ -159,6 +158,14 @@ def listener() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
+@pytest.fixture
+def deaf_port() -> Iterator[int]:
+    """A port that is held and refuses whoever connects."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
 def loaded(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.yaml"
     file.write_text(FILE)
@@ -207,8 +214,10 @@ def test_ports_of_the_controller(tmp_path: Path, listener: int) -> None:
     assert "192.0.2.1:0 is no address of this host" in told
 
 
-def test_servers_and_workers_that_somebody_else_started(tmp_path: Path, listener: int) -> None:
-    there, missing = f"http://127.0.0.1:{listener}", f"http://127.0.0.1:{free_port()}/path"
+def test_servers_and_workers_that_somebody_else_started(
+    tmp_path: Path, listener: int, deaf_port: int
+) -> None:
+    there, missing = f"http://127.0.0.1:{listener}", f"http://127.0.0.1:{deaf_port}/path"
     worker = f"tcp://127.0.0.1:{listener}"
     odd = ["http://[::1", "http://u:secret@h:x", "nothing"]
     overrides = [

@@ -123,7 +123,7 @@ async def connected(server: StatusServer, count: int) -> list[socket.socket]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.01)
 
