@@ -104,22 +104,6 @@ async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: ToolTa
     )
 
 
-async def test_a_recorder_can_begin_again(task: ToolTask) -> None:
-    recorder = Recorder(task, RiddleSession())
-    for answer, reward in ((7, 1.0), (8, 0.0)):
-        await recorder.begin(0)
-        await recorder.call("say", {"number": answer})
-        trace = recorder.trace()
-        assert (trace.reward, len(trace.messages)) == (reward, 2)
-
-
-async def test_a_solver_whose_call_fails_is_told(task: ToolTask) -> None:
-    recorder = Recorder(task, RiddleSession())
-    await recorder.begin(0)
-    with pytest.raises(ToolCallFailed, match="no such tool"):
-        await recorder.call("guess", {})
-
-
 async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
@@ -132,21 +116,15 @@ async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: ToolTask
     assert trace.messages[2] == {"role": "tool", "name": "guess", "content": "error: there is no such tool"}
 
 
-async def test_a_call_that_failed_may_end_the_episode(task: ToolTask) -> None:
+async def test_failed_calls_and_plain_observations_may_end_an_episode(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
     with pytest.raises(ToolCallFailed):
         await recorder.call("fall", {})
-    trace = recorder.trace()
-    assert (trace.reward, len(trace.messages)) == (-0.5, 2)
-
-
-async def test_what_ends_an_episode_need_be_no_observation_of_tools(task: ToolTask) -> None:
-    recorder = Recorder(task, RiddleSession())
-    await recorder.begin(0)
+    assert (recorder.trace().reward, len(recorder.trace().messages)) == (-0.5, 2)
+    await recorder.begin(0)  # a recorder can begin again
     assert await recorder.call("leave", {}) == Riddle(task="nobody is there")
-    trace = recorder.trace()
-    assert (trace.reward, len(trace.messages)) == (0.5, 2)
+    assert (recorder.trace().reward, len(recorder.trace().messages)) == (0.5, 2)
 
 
 async def test_what_the_infrastructure_failed_is_no_trace(task: ToolTask) -> None:
@@ -170,28 +148,26 @@ async def test_traces_come_back_from_their_file(task: ToolTask, tmp_path: Path) 
     assert load_traces(tmp_path / "traces.jsonl") == traces
 
 
-def test_tools_and_reward_may_be_missing(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n\n")
-    assert load_traces(tmp_path / "chats.jsonl") == [Trace(tools=(), messages=tuple(chat), reward=0.0)]
-
-
-def test_no_calls_are_none(tmp_path: Path) -> None:
-    chat = [USER, {**ASSISTANT, "tool_calls": [], "function_call": None}]
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
-    assert [trace.messages for trace in load_traces(tmp_path / "chats.jsonl")] == [(USER, ASSISTANT)]
+USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_text_may_have_ends_of_lines_of_its_own(tmp_path: Path, end: str) -> None:
-    chat = [{"role": "user", "content": "one\u2028two\x85"}, {"role": "assistant", "content": "2"}]
-    line = json.dumps({"messages": chat}, ensure_ascii=False)
-    (tmp_path / "chats.jsonl").write_text(2 * f"{line}{end}", encoding="utf-8", newline="")
-    assert [trace.messages for trace in load_traces(tmp_path / "chats.jsonl")] == [tuple(chat), tuple(chat)]
+def test_chats_of_other_files_are_read(tmp_path: Path, end: str) -> None:
+    """Without tools and reward; with ends of lines inside of a text; with calls that are none."""
+    asked = {"role": "user", "content": "one\u2028two\x85"}
+    line = json.dumps(
+        {"messages": [asked, {**ASSISTANT, "tool_calls": [], "function_call": None}]}, ensure_ascii=False
+    )
+    (tmp_path / "chats.jsonl").write_text(f"{line}{end}{end}{line}", encoding="utf-8", newline="")
+    assert (
+        load_traces(tmp_path / "chats.jsonl")
+        == [Trace(tools=(), messages=(asked, ASSISTANT), reward=0.0)] * 2
+    )
 
 
-USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+def chat(*messages: dict[str, Any], **more: Any) -> str:
+    return json.dumps({"messages": messages, **more})
 
 
 @pytest.mark.parametrize(
@@ -200,42 +176,25 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
         ("", "at least one trace"),
         ("{", "line 1"),
         ("[]", "messages of role and content"),
-        (json.dumps({"messages": [{"role": "user"}]}), "messages of role and content"),
-        (json.dumps({"messages": []}), "one of the assistant's"),
-        (json.dumps({"messages": [USER]}), "one of the assistant's"),
-        (json.dumps({"messages": [ASSISTANT, USER]}), "begin with another's"),
-        (json.dumps({"messages": [ASSISTANT, ASSISTANT]}), "begin with another's"),
+        (chat({"role": "user"}), "messages of role and content"),
+        (chat(USER), "one of the assistant's"),
+        (chat(ASSISTANT, USER), "begin with another's"),
         (
-            json.dumps({"messages": [USER, {**ASSISTANT, "content": "half \ud83d"}]}),
-            r"text that UTF-8 can encode, got '\\ud83d' behind .*half ' \(.*bad\.jsonl, line 1\)",
+            chat(USER, {**ASSISTANT, "content": "half \ud83d"}),
+            r"UTF-8 .*'\\ud83d' behind .*bad\.jsonl, line 1",
         ),
-        (json.dumps({"messages": [USER, ASSISTANT], "tools": [{"name": "\udc00"}]}), r"got '\\udc00' behind"),
-        *(
-            (json.dumps({"messages": [USER, {**ASSISTANT, "content": content, **apart}]}), complaint)
-            for content, apart, complaint in (
-                (
-                    "",
-                    {"tool_calls": [CALL]},
-                    r"got one with tool_calls \(.*bad\.jsonl, line 1\); write each call",
-                ),
-                (None, {"tool_calls": [CALL]}, "got one with tool_calls"),
-                (None, {"function_call": CALL["function"]}, "got one with function_call"),
-                (None, {}, r"whose content is text, got None \(.*bad\.jsonl, line 1\)"),
-                ([{"type": "text", "text": "b"}], {}, "whose content is text, got"),
-                ("b", {"role": None}, "whose role is text, got None"),
-            )
-        ),
+        (chat(USER, ASSISTANT, tools=[{"name": "\udc00"}]), r"got '\\udc00' behind"),
+        (chat(USER, {**ASSISTANT, "content": "", "tool_calls": [CALL]}), r"with tool_calls \(.*line 1\)"),
+        (chat(USER, {**ASSISTANT, "function_call": CALL["function"]}), "got one with function_call"),
+        (chat(USER, {**ASSISTANT, "content": None}), r"whose content is text, got None"),
+        (chat(USER, {**ASSISTANT, "content": [{"type": "text"}]}), "whose content is text, got"),
+        (chat(USER, {**ASSISTANT, "role": None}), "whose role is text, got None"),
     ],
 )
 def test_what_is_no_trace_is_refused(line: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(line)
     with pytest.raises(ConfigError, match=complaint):
         load_traces(tmp_path / "bad.jsonl")
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.jsonl"):
-        load_traces(tmp_path / "none.jsonl")
 
 
 @pytest.mark.heavy

@@ -1,5 +1,6 @@
-"""Reward functions that do what the tests ask of them. Imported by the processes of the pool."""
+"""Reward functions that do what the tests ask of them, imported by the processes of the pool; and waits for those."""
 
+import asyncio
 import math
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,6 @@ def one_argument(prompt: str) -> float:
 
 async def awaited(prompt: str, response: str, target: str) -> float:
     return 1.0
-
-
-NUMBER = 1.0
 
 
 def do_return(target: Any) -> Any:
@@ -115,3 +114,18 @@ def do_hold_once(target: str) -> float:
         return 1.0
     do_start_daemons(target)
     return 0.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30.0):
+        while not condition():  # noqa: ASYNC110 - it is about other processes
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

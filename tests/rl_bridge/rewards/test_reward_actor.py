@@ -3,12 +3,12 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from reward_functions import alive, until
 
 from rl_bridge.errors import RewardFailed
 from rl_bridge.rewards.ensemble import Ensemble, Rule
@@ -31,39 +31,18 @@ def settings(*functions: str, rule: Rule = Rule.MEAN, timeout_s: float = HANG_S)
     return RewardSettings(ensemble=Ensemble(functions=names, rule=rule), workers=2, timeout_s=timeout_s)
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.01)
-
-
-async def test_a_response_is_evaluated_as_the_pseudocode_says(tmp_path: Path) -> None:
-    from rl_bridge.rewards.actor import RewardActor
-    from rl_bridge.services.fleet import Fleet
-
-    async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
-        reward = await RewardActor.options(name="reward").as_service(settings("exact", "none", "half"))
-        answer = reward.evaluate_response.route(prompt="2 + 2?", response="4", target="4")
-        assert await answer == 0.75
-        assert await reward.evaluate_response.route(prompt="2 + 2?", response="5", target="4") == 0.25
-        counts = await reward.counts.route()
-        assert (counts.scored, counts.unscored) == (4, 2)
-
-
-async def test_what_a_function_does_wrong_is_told_by_the_service(tmp_path: Path) -> None:
+async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: Path) -> None:
     from rl_bridge.rewards.actor import RewardActor
     from rl_bridge.services.fleet import Fleet
 
     async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
         with pytest.raises(RewardFailed, match=r"reward_functions\.absent"):
             await RewardActor.options(name="absent").as_service(settings("absent"))
+        several = await RewardActor.options(name="several").as_service(settings("exact", "none", "half"))
+        assert await several.evaluate_response.route(prompt="2 + 2?", response="4", target="4") == 0.75
+        assert await several.evaluate_response.route(prompt="2 + 2?", response="5", target="4") == 0.25
+        counts = await several.counts.route()
+        assert (counts.scored, counts.unscored) == (4, 2)
         reward = await RewardActor.options(name="reward").as_service(
             settings("compute_reward", timeout_s=5.0)
         )

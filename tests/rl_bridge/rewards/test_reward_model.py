@@ -70,24 +70,16 @@ def test_a_reward_is_what_the_checkpoint_says_of_the_whole_chat(checkpoint: Path
     )
 
 
-def test_what_is_too_long_has_no_reward(checkpoint: Path) -> None:
-    rewards = load(checkpoint).score([("17 0 10", "hit " * 100), ("17 0 10", "hit")])
-    assert rewards[0] is None
-    assert rewards[1] is not None
-
-
-def test_a_number_that_is_none_is_an_error(checkpoint: Path) -> None:
+def test_too_long_has_no_reward_and_no_number_is_an_error(
+    checkpoint: Path, tiny_policy: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match="with one label"):
+        load(make_reward_model(tmp_path, tiny_policy, labels=2))
     model = load(checkpoint)
+    assert model.score([("17 0 10", "hit " * 100)]) == [None]  # too long
     model._model.score.weight.fill_(float("nan"))
     with pytest.raises(RewardFailed, match="expected a finite reward"):
         model.score([("17 0 10", "hit")])
-
-
-def test_a_checkpoint_that_is_no_reward_model_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="with one label"):
-        load(make_reward_model(tmp_path, tiny_policy, labels=2))
-    with pytest.raises(ModelError, match="in the Hugging Face layout"):
-        load(tmp_path / "absent")
 
 
 async def test_concurrent_callers_share_batches_and_errors_are_told_to_each() -> None:

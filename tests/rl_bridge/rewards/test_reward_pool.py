@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from reward_functions import alive, until
 
 from rl_bridge.config import Config
 from rl_bridge.errors import RewardFailed
@@ -42,19 +42,6 @@ async def ask(pool: RewardPool, response: str, target: Any = None) -> float | No
         return await pool.evaluate(prompt="what?", response=response, target=target)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 async def pids_in(file: Path) -> list[int]:
     await until(file.exists)
     return [int(word) for word in file.read_text().split()]  # noqa: ASYNC240
@@ -76,14 +63,6 @@ async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
                 await ask(pool, "return", wrong)
         # Workers are kept: none of this has cost one.
         assert (pool.counts.workers_started, pool.counts.workers_lost) == (2, 0)
-
-
-@pytest.mark.soak
-async def test_many_are_evaluated_by_few_processes() -> None:
-    async with open_pool(workers=2) as pool:
-        pids = set(await asyncio.gather(*(ask(pool, "pid") for _ in range(200))))
-        assert pids == set(map(float, pool.pids))
-        assert len(pids) == 2
 
 
 @pytest.mark.slow
@@ -171,14 +150,10 @@ async def test_a_function_that_raises_ends_the_run_once_it_is_clear_that_it_is_t
         with pytest.raises(RewardFailed, match="SystemExit"):
             await ask(pool, "exit", 3)
         assert (pool.counts.raised, pool.counts.workers_started) == (2, 2)
-
-
-async def test_where_failures_are_dropped_they_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     async with open_pool(drop_failures=True) as pool:
         assert await ask(pool, "raise", "7") is None
         assert await ask(pool, "return", "nan") is None
         assert pool.counts.raised == 2
-    assert "'7' is not one" in caplog.text
 
 
 @pytest.mark.soak
@@ -199,23 +174,20 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("absent", "expected 'reward_functions.absent' to be a plain function, got NoneType"),
-        ("NUMBER", "to be a plain function, got float"),
-        ("awaited", "got a coroutine function"),
-        ("one_argument", "to take prompt, response and target, got: too many positional arguments"),
+        (
+            "reward_functions.absent",
+            "expected 'reward_functions.absent' to be a plain function, got NoneType",
+        ),
+        ("reward_functions.awaited", "got a coroutine function"),
+        ("reward_functions.one_argument", "to take prompt, response and target"),
+        ("no.such.function", r"expected to import 'no\.such' .* got ModuleNotFoundError"),
     ],
 )
 async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str, words: str) -> None:
     with pytest.raises(RewardFailed, match=words):
-        async with open_pool(function, workers=1):
+        async with RewardPool([function], workers=1, timeout_s=HANG_S):
             pytest.fail("it was started")
     assert guards() == []
-
-
-async def test_a_module_that_cannot_be_imported_is_told_at_the_start() -> None:
-    with pytest.raises(RewardFailed, match=r"expected to import 'no\.such' .* got ModuleNotFoundError"):
-        async with RewardPool(["no.such.function"], workers=2, timeout_s=1):
-            pytest.fail("it was started")
 
 
 async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
@@ -305,16 +277,9 @@ async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
     async with open_pool(workers=3, timeout_s=0.3) as pool:
 
         async def one(number: int) -> str:
-            kind = draw.choice(
-                ["return", "return", "return", "raise", "die", "say_and_sleep", "cancel", "shot"]
-            )
-            task = asyncio.ensure_future(
-                ask(
-                    pool,
-                    {"cancel": "say_and_sleep", "shot": "return"}.get(kind, kind),
-                    str(tmp_path / str(number)),
-                )
-            )
+            kind = draw.choice([*["return"] * 3, "raise", "die", "say_and_sleep", "cancel", "shot"])
+            response = {"cancel": "say_and_sleep", "shot": "return"}.get(kind, kind)
+            task = asyncio.ensure_future(ask(pool, response, str(tmp_path / str(number))))
             await asyncio.sleep(draw.random() * 0.1)
             if kind == "cancel":
                 task.cancel()
