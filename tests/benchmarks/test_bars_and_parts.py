@@ -37,11 +37,9 @@ from benchmarks.recipes.measures import (
     TASKS,
     TAUGHT,
 )
-from benchmarks.recipes.plan import Plan as RecipesPlan
 from benchmarks.rollouts.measures import FAILED, IN_FLIGHT, LEFT_OUT, RATE
 from benchmarks.sandbox.__main__ import main as sandbox_main
 from benchmarks.wire.figures import Figures
-from benchmarks.wire.frames import PING, TEXT, masked, split
 from benchmarks.wire.plan import ONE_CORE
 from rl_bridge.config import PRESETS, load_config
 
@@ -138,23 +136,6 @@ def test_wire_bars_compare_medians(ours: float, expected: list[tuple[float, bool
         for noise in (0, -5, 400):
             figures.add("server µs a step", who, f"64 sessions, {ONE_CORE}", value + noise)
     assert [(bar.value, bar.met) for bar in wire.bars(figures)] == expected
-
-
-@pytest.mark.parametrize("size", [0, 125, 126, 65_535])
-def test_wire_frames_are_split_wherever_they_break(size: int) -> None:
-    def unmasked(frame: bytes) -> bytes:
-        begin = 4 if frame[1] & 0x7F == 126 else 2
-        key, body = frame[begin : begin + 4], frame[begin + 4 :]
-        head = frame[:1] + bytes([frame[1] & 0x7F]) + frame[2:begin]
-        return head + bytes(b ^ key[i % 4] for i, b in enumerate(body))
-
-    payload = bytes(i % 251 for i in range(size))
-    stream = unmasked(masked(payload)) + unmasked(masked(b"ping", PING))
-    for at in (0, 1, 3, 5, len(stream) - 7, len(stream) - 1):
-        first, rest = split(stream[:at])
-        second, rest = split(rest + stream[at:])
-        assert [*first, *second] == [(TEXT, payload), (PING, b"ping")]
-        assert rest == b""
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -377,8 +358,3 @@ def test_long_commands_note_the_files_that_they_measure(
     assert main.main(["--folder", str(folder), *words]) == 0
     assert set(json.loads((folder / PLAN).read_text())[FILES]) == files
     assert main.main(["--resume", str(folder)]) == 0
-
-
-@pytest.mark.parametrize("plan", [PresetsPlan().quick(), RecipesPlan().quick()])
-def test_plan_survives_its_file(plan: PresetsPlan | RecipesPlan) -> None:
-    assert type(plan).of(json.loads(json.dumps(plan.as_json()))) == plan

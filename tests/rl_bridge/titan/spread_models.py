@@ -49,8 +49,8 @@ def on_two_ranks(folder: Path, checkpoints: dict[str, Path], *, tensor: int) -> 
             process.join(WAIT_S)
 
 
-def computed(path: Path, folder: Path, *, tensor: int = 1) -> dict[str, dict[str, Any]]:
-    """What a policy and a critic say of some rows, their gradients, and their weights after an update.
+def computed(path: Path, *, tensor: int = 1) -> dict[str, dict[str, Any]]:
+    """What a policy and a critic say of some rows, and their weights after an update.
 
     The rows are all given to every rank, so that gradients summed over data-parallel ranks are so many times as large;
     they are divided here.
@@ -81,16 +81,13 @@ def computed(path: Path, folder: Path, *, tensor: int = 1) -> dict[str, dict[str
             outputs = model.outputs(tokens)
             chosen = outputs.squeeze(-1) if kind == "critic" else logprobs(outputs, tokens)
             (chosen.square().sum() / model.data_ranks).backward()
-        gradients = model.adapter.to_hf({name: one.grad for name, one in model.module.named_parameters()})
         optimizer.step()
         weights = model.adapter.to_hf(model.module.state_dict())
         held = sum(one.to_local().numel() for one in model.module.parameters())
         found[kind] = {
             "outputs": outputs.detach().numpy(),
-            "gradients": {name: one.full_tensor().numpy() for name, one in gradients.items()},
             "weights": {name: one.detach().full_tensor().numpy().copy() for name, one in weights.items()},
             "held": held,
-            "reloaded": _reloaded(model, folder / f"{path.name}-{kind}-{tensor}"),
         }
     return found
 
@@ -105,24 +102,6 @@ def _draw_head(model: Any) -> None:
         head.copy_(distribute_tensor(drawn, head.device_mesh, head.placements))
 
 
-def _reloaded(model: Any, folder: Path) -> bool:
-    """Whether a distributed checkpoint of the shards brings back the weights."""
-    import torch
-    from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_loader import load
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    before = {name: one.to_local().clone() for name, one in model.module.state_dict().items()}
-    save(model.module.state_dict(), storage_writer=FileSystemWriter(folder))
-    with torch.no_grad():
-        for one in model.module.parameters():
-            one.to_local().zero_()
-    state = model.module.state_dict()
-    load(state, storage_reader=FileSystemReader(folder))
-    model.module.load_state_dict(state)
-    return all(torch.equal(before[name], one.to_local()) for name, one in model.module.state_dict().items())
-
-
 def _serve(index: int, meeting: Path, checkpoints: dict[str, Path], tensor: int, end: Connection) -> None:
     import torch
 
@@ -132,7 +111,7 @@ def _serve(index: int, meeting: Path, checkpoints: dict[str, Path], tensor: int,
         torch.set_num_threads(1)
         rank = Rank(index=index, count=2, meeting=meeting, timeout_s=WAIT_S)
         join_process_group(torch.device("cpu"), rank)
-        end.send({name: computed(path, meeting.parent, tensor=tensor) for name, path in checkpoints.items()})
+        end.send({name: computed(path, tensor=tensor) for name, path in checkpoints.items()})
         end.poll(WAIT_S)  # the other may still need this one
     except Exception as error:
         end.send(error)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import NAMES, WIDTH, load_reference, make_checkpoint, rows
@@ -72,10 +71,11 @@ def test_a_model_of_several_classes_is_refused(tmp_path: Path) -> None:
         critic(tmp_path)
 
 
-def test_each_loss_token_has_the_value_of_what_came_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_loss_token_has_the_float32_value_of_what_came_before_it(tmp_path: Path, dtype: str) -> None:
     from rl_bridge.titan.critic import token_values
 
-    model = critic(make_checkpoint(tmp_path, "qwen2-tied"))
+    model = critic(make_checkpoint(tmp_path, "qwen2-tied"), dtype=dtype)
     give_head(model)
     texts = [rows(1, length, seed=length)[0].tolist() for length in (9, 4, 12, 3)]
     samples = [
@@ -95,48 +95,5 @@ def test_each_loss_token_has_the_value_of_what_came_before_it(tmp_path: Path) ->
         ours = token_values(model, batch)
     expected = torch.cat([values(model, torch.tensor([text]))[0, 1:-1] for text in texts])
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_it_learns_returns_by_its_own_optimizer(tmp_path: Path) -> None:
-    """All of it is trained: first the head, which alone has a gradient while it is zero, then the body too."""
-    model = critic(make_checkpoint(tmp_path, "qwen3-tied"))
-    tokens, parameters = rows(), dict(model.module.named_parameters())
-    returns = torch.from_numpy(np.random.default_rng(3).normal(size=(5, 17)).astype(np.float32))
-    optimizer = torch.optim.AdamW(model.module.parameters(), lr=3e-3)
-    losses = []
-    for step in range(60):
-        with model.spmd():
-            loss = (model.values(tokens) - returns).square().mean()
-            loss.backward()
-        moved = {name for name, one in parameters.items() if one.grad.full_tensor().abs().max() > 0}
-        assert moved == ({"lm_head.weight"} if step == 0 else set(parameters))
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[0] == pytest.approx(returns.square().mean().item())
-    assert losses[-1] < 0.2 * losses[0]
-
-
-def test_a_frozen_critic_keeps_no_gradients(tmp_path: Path) -> None:
-    model = critic(make_checkpoint(tmp_path, "llama"), trainable=False)
-    assert not any(one.requires_grad for one in model.module.parameters())
-
-
-def test_values_are_float32_whatever_it_computes_in(tmp_path: Path) -> None:
-    from rl_bridge.titan.critic import token_values
-
-    model = critic(make_checkpoint(tmp_path, "llama"), dtype="bfloat16")
-    give_head(model)
-    sample = TrainSample(
-        tokens=[3, 4, 5],
-        loss_mask=[False, True, True],
-        logprobs=[0.0] * 3,
-        versions=[NO_VERSION, 0, 0],
-        advantage=0.0,
-        trajectory=0,
-    )
-    with torch.no_grad(), model.spmd():
-        ours = token_values(model, TrainBatch.from_samples([sample]))
-    assert ours.dtype == torch.float32
-    assert ours.shape == (2,)
+    near = 1e-5 if dtype == "float32" else 0.1
+    torch.testing.assert_close(ours, expected.float(), atol=near, rtol=near)

@@ -79,15 +79,6 @@ def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
         engine.close()
 
 
-def _store_the_output_layer_too(path: Path) -> None:
-    """As some published checkpoints do though their output layer is the embedding."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(path / "model.safetensors")
-    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"].clone())
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-
-
 def by_trainer(model: Any, prompt: list[int], answer: Completion, temperature: float) -> list[float]:
     """The log-probabilities of an answer's tokens."""
     with torch.no_grad(), model.spmd():

@@ -19,9 +19,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("alone")
-    return {name: computed(path, folder) for name, path in checkpoints.items()}
+def alone(checkpoints: dict[str, Path]) -> dict[str, Any]:
+    return {name: computed(path) for name, path in checkpoints.items()}
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["fsdp", "tensor parallel"])
@@ -33,29 +32,15 @@ def pair(
 
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 @pytest.mark.parametrize("name", NAMES)
-def test_two_ranks_compute_what_one_computes(
+def test_two_ranks_hold_half_each_and_compute_what_one_computes(
     name: str, kind: str, alone: dict[str, Any], pair: list[dict[str, Any]]
 ) -> None:
     one = alone[name][kind]
     assert one["outputs"].std() > 0.3
     for rank in pair:
         two = rank[name][kind]
+        assert two["held"] < 0.6 * one["held"]
         np.testing.assert_allclose(two["outputs"], one["outputs"], atol=1e-5, rtol=1e-5)
-        for what in ("gradients", "weights"):
-            assert set(two[what]) == set(one[what])
-            near = 1e-5 * max(np.abs(array).max() for array in one[what].values())  # sums in another order
-            for which, array in one[what].items():
-                assert np.abs(array).max() > 0.0
-                np.testing.assert_allclose(two[what][which], array, atol=near, rtol=1e-4, err_msg=which)
-
-
-@pytest.mark.parametrize("kind", ["policy", "critic"])
-@pytest.mark.parametrize("name", NAMES)
-def test_each_rank_holds_about_half_and_its_checkpoint_brings_it_back(
-    name: str, kind: str, alone: dict[str, Any], pair: list[dict[str, Any]]
-) -> None:
-    whole = alone[name][kind]["held"]
-    for rank in pair:
-        assert rank[name][kind]["held"] < 0.6 * whole
-        assert rank[name][kind]["reloaded"]
-    assert alone[name][kind]["reloaded"]
+        assert set(two["weights"]) == set(one["weights"])
+        for which, array in one["weights"].items():  # after an update: so the gradients are the same too
+            np.testing.assert_allclose(two["weights"][which], array, atol=1e-6, rtol=1e-4, err_msg=which)

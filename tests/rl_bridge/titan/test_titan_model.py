@@ -1,21 +1,24 @@
-"""TorchTitan's models against transformers' own, from the same checkpoints."""
+"""TorchTitan's models against transformers' own, from the same checkpoints, one by one and packed."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import (
     NAMES,
     POSITIONS,
     VOCABULARY,
+    documents,
     load_reference,
     logprobs,
     make_checkpoint,
     rows,
 )
 
+from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.heavy
@@ -77,21 +80,17 @@ def test_gradients_are_those_of_transformers(checkpoint: Path, tokens: torch.Ten
         torch.testing.assert_close(ours[name].full_tensor(), gradient, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_padding_on_the_right_changes_nothing(checkpoint: Path, tokens: torch.Tensor) -> None:
+def test_padding_and_later_tokens_change_nothing(checkpoint: Path, tokens: torch.Tensor) -> None:
     model = titan(checkpoint)
     whole = logits(model, tokens)
     padded = torch.full((5, 25), 0)
     padded[:, :9] = tokens[:, :9]
     torch.testing.assert_close(logits(model, padded)[:, :9], whole[:, :9], atol=1e-5, rtol=1e-5)
-
-
-def test_what_comes_later_changes_nothing(checkpoint: Path, tokens: torch.Tensor) -> None:
-    model = titan(checkpoint)
     changed = tokens.clone()
     changed[:, 10:] = (changed[:, 10:] + 7) % VOCABULARY
-    before, after = logits(model, tokens), logits(model, changed)
-    torch.testing.assert_close(after[:, :10], before[:, :10], atol=1e-5, rtol=1e-5)
-    assert (after[:, 10:] - before[:, 10:]).abs().max() > 1e-3
+    after = logits(model, changed)
+    torch.testing.assert_close(after[:, :10], whole[:, :10], atol=1e-5, rtol=1e-5)
+    assert (after[:, 10:] - whole[:, 10:]).abs().max() > 1e-3
 
 
 def test_names_and_weights_go_back_as_they_came(checkpoint: Path) -> None:
@@ -172,15 +171,6 @@ def test_weights_of_half_precision_are_kept_in_full(tmp_path: Path, tokens: torc
     torch.testing.assert_close(logprobs(logits(model, tokens), tokens), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_frozen_model_keeps_no_gradients(checkpoint: Path, tokens: torch.Tensor) -> None:
-    assert not any(p.requires_grad for p in titan(checkpoint).module.parameters())
-    trainable = titan(checkpoint, trainable=True)
-    with trainable.spmd():
-        trainable.logits(tokens).square().mean().backward()
-    gradients = [p.grad for p in trainable.module.parameters()]
-    assert all(gradient is not None for gradient in gradients)
-
-
 def test_activations_computed_anew_change_no_gradient(checkpoint: Path, tokens: torch.Tensor) -> None:
     gradients, states = [], []
     for recompute in (False, True):
@@ -205,19 +195,6 @@ def test_rows_as_long_as_was_asked_for_and_no_longer(any_checkpoint: Path) -> No
         titan(any_checkpoint, max_length=POSITIONS + 1)
 
 
-def test_what_is_not_supported_is_refused(any_checkpoint: Path, tmp_path: Path) -> None:
-    config = json.loads((any_checkpoint / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
-    with pytest.raises(ModelError, match="expected an architecture among llama, qwen2, qwen3, got 'mamba'"):
-        titan(tmp_path)
-
-
-def test_a_checkpoint_without_weights_is_refused(any_checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((any_checkpoint / "config.json").read_text())
-    with pytest.raises(ModelError, match="cannot load the weights"):
-        titan(tmp_path)
-
-
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -227,3 +204,49 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     save_file(lacking, file)
     with pytest.raises(ModelError, match=r"(?s)cannot load the weights.*k_proj\.bias"):
         titan(tmp_path)
+
+
+TEMPERATURE = 0.7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packing_changes_neither_log_probabilities_nor_gradients(name: str, tmp_path: Path) -> None:
+    from rl_bridge.titan.model import TitanModel
+
+    batch = documents()
+
+    model = TitanModel(
+        make_checkpoint(tmp_path, name),
+        dtype="float32",
+        max_length=32,
+        trainable=True,
+        device=torch.device("cpu"),
+    )
+    alone = [batch.take(np.flatnonzero(batch.context == one)) for one in range(len(batch.lengths))]
+    assert not batch.packed().one_a_row, "nothing was packed"
+    assert batch.packed().tokens.shape[0] < 0.6 * len(alone)
+    packed, packed_gradients = passes(model, [batch])
+    single, single_gradients = passes(model, alone)
+    order = np.concatenate([np.flatnonzero(batch.context == one) for one in range(len(alone))])
+    assert single.std() > 0.3
+    torch.testing.assert_close(packed[order], single, atol=1e-5, rtol=0.0)
+    assert max(float(one.abs().max()) for one in single_gradients.values()) > 0.01
+    for which, gradient in single_gradients.items():
+        torch.testing.assert_close(packed_gradients[which], gradient, atol=1e-5, rtol=0.0, msg=which)
+
+
+def passes(model: Any, parts: list[TrainBatch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss tokens' log-probabilities, and the gradient of their mean weighted by the advantages."""
+    from rl_bridge.titan.logprobs import log_distributions
+
+    model.module.zero_grad()
+    tokens = sum(map(len, parts))
+    found = []
+    for part in parts:
+        with model.spmd():
+            distribution = log_distributions(model, part, temperature=TEMPERATURE)
+            chosen = distribution.gather(-1, torch.from_numpy(part.target).unsqueeze(-1)).squeeze(-1)
+            (chosen * torch.from_numpy(part.advantages)).sum().div(tokens).backward()
+        found.append(chosen.detach())
+    gradients = {name: one.grad.full_tensor().clone() for name, one in model.module.named_parameters()}
+    return torch.cat(found), gradients

@@ -203,10 +203,6 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
                 end.send(None)
             elif method == "draw":
                 end.send(torch.rand(4).tolist())
-            elif method == "local_numbers":
-                assert trainer is not None
-                with trainer.weights(trainer.version) as state:
-                    end.send(sum(tensor.to_local().numel() for tensor in state.values()))  # type: ignore[attr-defined]
             else:
                 end.send(getattr(trainer, method)(*arguments, **named))
         except Exception as error:

@@ -43,10 +43,6 @@ class Publisher(ServiceActor):
         self._store = store
 
     @concurrent_endpoint
-    async def pid(self) -> int:
-        return os.getpid()
-
-    @concurrent_endpoint
     async def put(self, key: int | str, value: float, size: int = 8) -> None:
         await self._store.put(key, state_of(value, size=size))
 
@@ -68,22 +64,12 @@ class Reader(ServiceActor):
         self._store = store
 
     @concurrent_endpoint
-    async def pid(self) -> int:
-        return os.getpid()
-
-    @concurrent_endpoint
     async def get(self, key: int | str) -> dict[str, torch.Tensor]:
         return await self._store.get(key)
 
     @concurrent_endpoint
     async def latest(self) -> int | None:
         return await self._store.latest()
-
-    @concurrent_endpoint
-    async def hold(self, key: int | str) -> None:
-        """Begin to hold a snapshot, and never let go."""
-        self._held = self._store.open(key)
-        await self._held.__aenter__()
 
     @concurrent_endpoint
     async def die_while_fetching(self, key: int) -> None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -121,43 +120,6 @@ async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Flee
         await store.get(2)
 
 
-@pytest.mark.soak
-@IN_A_VOLUME
-async def test_a_successor_leaves_nothing_in_the_volume_of_whom_it_follows(
-    fleet: "Fleet", transport: str
-) -> None:
-    from store_roles import Publisher, Reader
-
-    from rl_bridge.weights import WeightStore
-
-    store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
-    reader = await Reader.options(name="reader").as_actor(store)
-    assert store._volumes is not None
-    for life in range(3):
-        publisher = await Publisher.options(name=f"publisher{life}").as_actor(store)
-        await publisher.put.route(f"kept {life}", float(life))
-        for version in range(life, life + 4):
-            await publisher.put.route(version, float(version))
-            assert float((await reader.get.route(version))["weight"][0, 0]) == version
-        names = await store._volumes.names()
-        assert sum(name.startswith("None/") for name in names) == 2
-        assert len(names) == 2 + life + 1  # a name of one's own is nobody else's
-        # As of one that was killed when the volume had it and the controller did not know yet.
-        await store._volumes._volumes.put.call_one("None/of the dead/9/9/9", *await half_a_put())
-        assert len(await store._volumes.names()) == len(names) + 1
-    await store.close()
-
-
-async def half_a_put() -> tuple[object, object]:
-    """What TorchStore's client tells a volume, before it tells the controller."""
-    from torchstore.transport.buffers import MonarchTransportBuffer
-    from torchstore.transport.pipe import Request
-
-    buffer = MonarchTransportBuffer()
-    await buffer.write_from(torch.zeros(4))
-    return buffer, Request.from_any(torch.zeros(4)).meta_only()
-
-
 @IN_A_VOLUME
 async def test_what_failed_half_way_is_deleted_from_the_volume_by_the_next(transport: str) -> None:
     from rl_bridge.weights.snapshot import Publication
@@ -224,29 +186,6 @@ async def test_what_failed_half_way_is_deleted_from_the_volume_by_the_next(trans
     assert own() == [4, 6]
     await publish(7)
     assert own() == [6, 7]
-
-
-@pytest.mark.soak
-async def test_a_reader_killed_while_it_holds_does_not_hold_up_the_trainer(fleet: "Fleet") -> None:
-    from store_roles import Publisher, Reader
-
-    from rl_bridge.weights import WeightStore
-
-    store = WeightStore.create(timeout_s=SHORT_S)
-    publisher = await Publisher.options(name="publisher").as_actor(store)
-    readers = [await Reader.options(name=f"reader{number}").as_actor(store) for number in range(3)]
-    pids = [await reader.pid.route() for reader in readers]
-    for version, reader in enumerate(readers, start=1):
-        await publisher.put.route(version, float(version))
-        await reader.hold.route(version)
-    await publisher.put.route(4, 4.0)
-    with pytest.raises(WeightsError, match="the older ones are being read, by process") as caught:
-        await publisher.put.route(5, 5.0)
-    assert all(str(pid) in str(caught.value) for pid in pids)
-    os.kill(pids[0], signal.SIGKILL)
-    for version in range(5, 12):
-        await publisher.put.route(version, float(version))
-    assert float((await store.get(11))["weight"][0, 0]) == 11.0
 
 
 async def test_a_remote_reader_killed_while_it_fetches_does_not_hold_up_the_trainer(fleet: "Fleet") -> None:

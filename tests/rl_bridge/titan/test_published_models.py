@@ -1,4 +1,4 @@
-"""The presets for published models: they load, they fit, and a tiny model of the same architecture trains by them."""
+"""Published models: their config.json is understood, and the presets for them load, fit and train."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config, load_config
+from rl_bridge.errors import ModelError
 from rl_bridge.planning.memory import memory_of_roles
 from rl_bridge.planning.model_size import ModelSize
-from rl_bridge.titan.architecture import architecture_of
+from rl_bridge.titan.architecture import RotaryScaling, architecture_of, read_architecture
 
 FOLDER = Path(__file__).parents[3] / "examples" / "presets"
 GPU_BYTES = 80e9
 
 QWEN: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "use_sliding_window": False,
     "vocab_size": 151936,
-    "rms_norm_eps": 1e-6,
+    "rms_norm_eps": 1e-06,
     "rope_theta": 1e6,
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -57,6 +61,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "llama3-8b": {
         "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
         "vocab_size": 128256,
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -76,7 +83,105 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""What the models' config.json says of their size."""
+STRETCHED = RotaryScaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+)
+SHAPE = {  # By the name in config.json.
+    "model_type": "family",
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "vocab_size": "vocabulary",
+    "rms_norm_eps": "norm_eps",
+    "max_position_embeddings": "positions",
+    "rope_theta": "rope_theta",
+    "tie_word_embeddings": "tied",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "qkv_bias", "qk_norm", "scaling"),
+    [
+        ("qwen2.5-1.5b", True, False, None),
+        ("qwen3-8b", False, True, None),
+        ("llama3-8b", False, False, STRETCHED),
+    ],
+)
+def test_published_configurations_are_understood(
+    name: str, qkv_bias: bool, qk_norm: bool, scaling: RotaryScaling | None
+) -> None:
+    config = PUBLISHED[name]
+    read = architecture_of(config, where="there")
+    assert {key: getattr(read, field) for key, field in SHAPE.items()} == {key: config[key] for key in SHAPE}
+    assert (read.head_dim, read.qkv_bias, read.qk_norm, read.rope_scaling) == (
+        128,
+        qkv_bias,
+        qk_norm,
+        scaling,
+    )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_newer_files_say_the_same_in_other_words(name: str) -> None:
+    config = PUBLISHED[name]
+    newer = {key: value for key, value in config.items() if key not in {"rope_theta", "rope_scaling"}}
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    newer["rope_parameters"] = {**scaling, "rope_theta": config["rope_theta"]}
+    assert architecture_of(newer, where="there") == architecture_of(config, where="there")
+
+
+def test_what_older_files_leave_out() -> None:
+    older = {
+        key: value
+        for key, value in PUBLISHED["llama3-8b"].items()
+        if key not in {"num_key_value_heads", "rope_theta", "rope_scaling", "tie_word_embeddings"}
+    }
+    read = architecture_of(older, where="there")
+    assert (read.kv_heads, read.rope_theta, read.rope_scaling, read.tied) == (32, 10_000.0, None, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"model_type": "mamba"},
+            "expected an architecture among llama, qwen2, qwen3, got 'mamba' at 'there'",
+        ),
+        ({"model_type": None}, "got None at 'there'"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "plain or stretched as Llama 3's are, got 'yarn'",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "got 'linear'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "expected low_freq_factor .* got None"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "of whole heads"),
+        ({"use_sliding_window": True}, "expected use_sliding_window to be False, got True"),
+        ({"attention_bias": True}, "expected attention_bias to be False, got True"),
+        ({"mlp_bias": True}, "expected mlp_bias to be False, got True"),
+        ({"hidden_act": "gelu"}, "expected hidden_act to be 'silu', got 'gelu'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "expected quantization_config to be None"),
+        (
+            {"num_hidden_layers": "36"},
+            "expected num_hidden_layers in config.json to be of type int, got '36'",
+        ),
+        ({"vocab_size": True}, "expected vocab_size .* got True"),
+    ],
+)
+def test_what_is_not_supported_is_refused(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ModelError, match=expected):
+        architecture_of({**PUBLISHED["qwen3-8b"], **change}, where="there")
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"", b"[]", b'{"model_type": "\xff"}'])
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"expected a checkpoint with a config\.json"):
+        read_architecture(tmp_path)
+
+
 # By the model cards: 1.54 billion parameters; 1.7; 8.2; 8.03.
 BILLIONS = {"qwen2.5-1.5b": 1.54, "qwen3-1.7b": 1.72, "qwen3-8b": 8.19, "llama3-8b": 8.03}
 TINY = {
