@@ -11,6 +11,8 @@ from released import OVER_SOCKETS, drive, our_server, released_server
 from envs.code_interpreter_env import CodeInterpreterEnv
 from openenv_core import ValidationFailed, is_infrastructure_failure
 
+pytestmark = pytest.mark.soak
+
 FOLDER = Path(__file__).parent / "folders" / "coding_env"
 APP = "coding_env.server.app:app"
 FACES = ("async", "sync")
@@ -78,26 +80,24 @@ def check_episode(outcomes: list[Any]) -> None:
     assert (last["step_count"], last["last_exit_code"]) == (1, 1)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("version", OVER_SOCKETS)
-def test_the_folder_is_what_releases_serve(version: str, served: Callable[[str], str]) -> None:
-    """What the tests below expect of us is what the release itself does."""
-    for outcomes in played(served(version), version, "released", EPISODE).values():
+@pytest.mark.parametrize(
+    ("served_by", "version", "whose"),
+    # What is expected of us is what each release itself does.
+    [
+        *((version, version, "released") for version in OVER_SOCKETS),
+        *(("folder", *client) for client in EVERY_CLIENT),
+    ],
+)
+def test_the_folder_is_served_as_by_its_release_for_every_client(
+    served_by: str, version: str | None, whose: str, served: Callable[[str], str]
+) -> None:
+    for outcomes in played(served(served_by), version, whose, EPISODE).values():
         check_episode(outcomes)
         assert outcomes[6]["reward"] == pytest.approx(-0.9)
+        if served_by == "folder":
+            assert outcomes[1]["reward"] == pytest.approx(0.1)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("version", "whose"), EVERY_CLIENT)
-def test_the_folder_is_served_by_ours_for_every_client(
-    version: str | None, whose: str, served: Callable[[str], str]
-) -> None:
-    for outcomes in played(served("folder"), version, whose, EPISODE).values():
-        check_episode(outcomes)
-        assert [outcomes[place]["reward"] for place in (1, 6)] == pytest.approx([0.1, -0.9])
-
-
-@pytest.mark.soak
 def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> None:
     plan = [
         {"reset": {}},
@@ -137,29 +137,6 @@ def test_released_coding_clients_play_our_code_interpreter(
             assert (failed["status"], failed["error"]["ename"]) == ("error", "ZeroDivisionError")
 
 
-@pytest.mark.soak
-def test_released_clients_of_any_environment_play_our_code_interpreter(
-    served: Callable[[str], str],
-) -> None:
-    """With dicts for models, and so with every action and every field of ours."""
-    plan = [
-        {"reset": {"files": {"a.txt": "3 4"}, "limits": {"timeout_s": 5}}},
-        {"step": {"type": "execute", "code": "sum(map(int, open('a.txt').read().split()))"}},
-        {"step": {"type": "put_file", "path": "b.txt", "content": "hi"}},
-        {"step": {"type": "get_file", "path": "b.txt"}},
-        {"step": {"type": "nothing that there is"}},
-        {"state": {}},
-    ]
-    (outcomes,) = drive("0.10.0", "episodes", served("code_interpreter"), "async", plan=[plan])
-    _, run, put, got, wrong, state = outcomes
-    assert (run["observation"]["result"], run["observation"]["status"]) == ("7", "ok")
-    assert [file["path"] for file in put["observation"]["files"]] == ["b.txt"]
-    assert got["observation"]["file"]["content_base64"] == "aGk="
-    assert "VALIDATION_ERROR" in wrong["text"]
-    assert (state["step_count"], state["last_exit_code"]) == (3, 0)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 async def test_our_typed_client_plays_released_coding_servers(
     version: str, served: Callable[[str], str]
@@ -183,13 +160,3 @@ async def test_our_typed_client_plays_released_coding_servers(
             await env.put_file("a.txt", "a")
         state = await env.state()
         assert (state.last_exit_code, state.step_count, state.execution_count) == (0, 4, 0)
-
-
-@pytest.mark.soak
-def test_our_typed_client_plays_released_coding_servers_without_asyncio(
-    served: Callable[[str], str],
-) -> None:
-    with CodeInterpreterEnv(served("folder")).sync() as env:
-        env.reset()
-        assert env.execute("print(6 * 7)").observation.stdout == "42\n"
-        assert env.execute("1 / 0").observation.status == "error"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from released import OVER_SOCKETS, ROOT, drive, environment, our_server, released_server
+from released import OVER_SOCKETS, ROOT, drive, environment, our_server
 
 
 @pytest.mark.soak
@@ -43,56 +43,33 @@ def test_the_clients_of_the_scaffold_see_no_difference(
     assert ours[1]["observation"]["echoed_message"] == "hello"
 
 
-@pytest.mark.soak
-def test_the_folder_that_one_stands_in_is_served(scaffolds: Callable[[str], Path]) -> None:
-    with our_server(".", cwd=scaffolds("0.10.0")) as url:
-        (outcomes,) = drive("0.10.0", "episodes", url, "sync", plan=[[{"step": {"message": "hi"}}]])
-        assert outcomes[0]["observation"]["echoed_message"] == "hi"
-
-
-def test_a_folder_of_the_first_release_is_refused_by_name(scaffolds: Callable[[str], Path]) -> None:
+def refused(folder: Path, *packages: Path) -> str:
+    """Serve a folder, which must not work; return what is said."""
     done = subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", "serve", str(scaffolds("0.1.1")), "--port", "0"],
-        env=environment(PYTHONPATH=str(ROOT)),
+        [sys.executable, "-m", "openenv_core.cli", "serve", str(folder), "--port", "0"],
+        env=environment(PYTHONPATH=os.pathsep.join(map(str, (ROOT, *packages)))),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 2
-    assert "got HTTPEnvClient, which it does not: it belongs to release 0.1" in done.stderr
     assert "Traceback" not in done.stderr
+    return done.stderr
 
 
+@pytest.mark.soak
+def test_a_folder_of_the_first_release_is_refused_by_name(scaffolds: Callable[[str], Path]) -> None:
+    said = refused(scaffolds("0.1.1"))
+    assert "got HTTPEnvClient, which it does not: it belongs to release 0.1" in said
+
+
+@pytest.mark.soak
 def test_where_both_packages_are_found_serving_stops(
     tmp_path: Path, scaffolds: Callable[[str], Path]
 ) -> None:
     site = tmp_path / "site"
     (site / "openenv-0.10.0.dist-info").mkdir(parents=True)
-    (site / "openenv-0.10.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: openenv\nVersion: 0.10.0\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", "serve", str(scaffolds("0.10.0")), "--port", "0"],
-        env=environment(PYTHONPATH=os.pathsep.join((str(ROOT), str(site)))),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "got openenv 0.10.0 in the same environment" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.soak
-def test_the_moody_folder_runs_under_the_released_package_and_under_ours() -> None:
-    folder = Path(__file__).parent / "folders" / "moody_env"
-    plan = [{"reset": {"seed": 1}}, {"step": {"mood": "rubric"}}, {"step": {"mood": "done"}}, {"state": {}}]
-    with (
-        released_server("0.10.0", "moody_env.server.app:app", folder.parent) as theirs,
-        our_server(str(folder)) as ours,
-    ):
-        answers = [drive("0.10.0", "episodes", url, "async", plan=[plan]) for url in (theirs, ours)]
-    assert answers[0] == answers[1]
-    assert answers[1][0][1]["reward"] == 0.5
+    metadata = "Metadata-Version: 2.1\nName: openenv\nVersion: 0.10.0\n"
+    (site / "openenv-0.10.0.dist-info" / "METADATA").write_text(metadata)
+    assert "got openenv 0.10.0 in the same environment" in refused(scaffolds("0.10.0"), site)

@@ -3,16 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from released import OVER_SOCKETS, drive, released_server
+from released import OVER_SOCKETS
 
 from openenv_core import (
     CapacityReached,
     EnvClient,
-    ExecutionFailed,
     GenericEnvClient,
     Observation,
     OpenEnvError,
@@ -21,8 +19,6 @@ from openenv_core import (
     StepResult,
     ValidationFailed,
 )
-
-MOODY = Path(__file__).parent / "folders"
 
 
 class Echo(Observation):
@@ -83,22 +79,16 @@ async def test_the_async_client(version: str, released_url: Callable[[str], str]
         assert (await client.step({"message": "still there"})).observation["message_length"] == 11
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 def test_the_sync_client_of_a_subclass(version: str, released_url: Callable[[str], str]) -> None:
-    url = released_url(version)
-
-    async def begin() -> None:
-        async with GenericEnvClient(base_url=url) as client:
-            await client.reset()
-
-    asyncio.run(settled(begin))
-    with EchoClient(base_url=url).sync() as client:
+    with EchoClient(base_url=released_url(version)).sync() as client:
         end = time.monotonic() + 60
         while True:
             try:
                 begun = client.reset()
                 break
-            except CapacityReached:
+            except CapacityReached:  # the server gives a slot back a moment after its client has left
                 assert time.monotonic() < end
                 time.sleep(0.05)
         assert isinstance(begun.observation, Echo)
@@ -121,13 +111,6 @@ async def test_the_first_release_over_plain_http(released_url: Callable[[str], s
 
 
 @pytest.mark.soak
-def test_the_first_release_over_plain_http_without_asyncio(released_url: Callable[[str], str]) -> None:
-    with EchoClient(base_url=released_url("0.1.1"), transport="http").sync() as client:
-        client.reset()
-        assert client.step({"message": "hello"}).observation.message_length == 5
-        assert client.state().step_count == 1
-
-
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 async def test_later_releases_keep_nothing_over_plain_http_and_that_is_said(
     version: str, released_url: Callable[[str], str]
@@ -135,29 +118,3 @@ async def test_later_releases_keep_nothing_over_plain_http_and_that_is_said(
     async with GenericEnvClient(base_url=released_url(version), transport="http") as client:
         with pytest.raises(ProtocolError, match='use transport="websocket"'):
             await client.reset()
-
-
-@pytest.mark.soak
-async def test_what_the_released_server_makes_of_moods() -> None:
-    with released_server("0.10.0", "moody_env.server.app:app", MOODY) as url:
-        async with GenericEnvClient(base_url=url) as client:
-            await client.reset()
-            assert (await client.step({"mood": "int"})).reward == 1
-            assert (await client.step({"mood": "true"})).reward is True
-            assert (await client.step({"mood": "nan"})).reward is None
-            assert (await client.step({"mood": "rubric"})).metadata == {"loud": True}
-            with pytest.raises(ExecutionFailed, match="in a bad mood"):
-                await client.step({"mood": "raise"})
-            over = await client.step({"mood": "done"})
-            assert (over.reward, over.done, over.metadata) == (-1.5, True, {"why": "over"})
-
-
-@pytest.mark.soak
-def test_the_first_releases_own_client_and_server_agree_with_what_we_expect_of_them(
-    released_url: Callable[[str], str],
-) -> None:
-    outcomes = drive(
-        "0.1.1", "plain_http", released_url("0.1.1"), "", plan=["reset", {"message": "hello"}, "state"]
-    )
-    assert outcomes[1]["observation"]["echoed_message"] == "hello"
-    assert outcomes[2]["step_count"] == 1

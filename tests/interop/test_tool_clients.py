@@ -2,35 +2,25 @@
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import mcp
 import pytest
 from released import (
-    DRIVERS,
-    PATIENCE_S,
     borrowed,
     drive,
-    environment,
-    exchange,
     our_server,
-    python,
     released_server,
 )
 
 from openenv_core import MCPToolClient, ToolCallFailed
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
-from servers.fleet.ids import worker_of
 
 WITH_TOOLS = ("0.10.0", "0.3.1")
 """The releases that know tools."""
-
-SESSIONS = 200
-CALLS = 5
 
 FOLDER = Path(__file__).parent / "folders" / "tally_env"
 OURS = ["add", "greet", "profile", "fail", "wait"]
@@ -79,7 +69,7 @@ def released_tally() -> Iterator[Callable[[str], str]]:
         yield of
 
 
-@pytest.mark.parametrize("version", WITH_TOOLS)
+@pytest.mark.parametrize("version", ["0.10.0", pytest.param("0.3.1", marks=pytest.mark.soak)])
 def test_released_clients_see_no_difference(
     version: str, tally_url: str, folder_url: str, released_tally: Callable[[str], str]
 ) -> None:
@@ -103,6 +93,7 @@ def test_released_clients_see_no_difference(
             assert state == {"episode_id": "mine", "step_count": counted}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", [*WITH_TOOLS, "ours"])
 @pytest.mark.parametrize("mode", ["simulation", "production"])
 async def test_our_client_calls_tools_of_a_folder(
@@ -143,18 +134,6 @@ async def test_our_client_calls_tools_of_a_folder(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("version", WITH_TOOLS)
-def test_our_client_without_asyncio(version: str, released_tally: Callable[[str], str]) -> None:
-    with MCPToolClient(released_tally(version)).sync() as env:
-        env.reset(seed=1)
-        assert env.call_tool("add", amount=2) == 3
-        assert env.has_tool("add")
-        assert [tool["function"]["name"] for tool in env.openai_tools()] == NAMES
-        with pytest.raises(RuntimeError, match="because"):
-            env.call_tool("fail", why="because")
-
-
-@pytest.mark.soak
 async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url: str) -> None:
     heard: list[float] = []
 
@@ -174,64 +153,3 @@ async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url:
         assert [one.name for one in (await client.list_resources()).resources] == ["rules"]
         begun = await client.get_prompt("begin", {"goal": "3"})
         assert begun.messages[0].content.text == "Count to 3."
-
-
-@contextmanager
-def released_counters(url: str, sessions: int) -> Iterator["subprocess.Popen[str]"]:
-    """Many released clients in a process of their own; it waits for a line once all are open."""
-    command = [str(python("0.10.0")), str(DRIVERS / "many_tool_clients.py"), url, str(sessions), str(CALLS)]
-    process = subprocess.Popen(
-        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-async def said(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE_S):
-        return (await asyncio.to_thread(process.stdout.readline)).strip()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_released_and_standard_clients_at_once_on_one_server(workers: int) -> None:
-    """Half of the sessions are released clients', a quarter begins with initialize, a quarter is stateless."""
-    half = SESSIONS // 2
-    used: set[int] = set()
-
-    def standard(url: str, number: int) -> Any:
-        if number % 2:
-            return mcp.Client(f"{url}/mcp", mode="legacy")
-        call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
-        session_id = exchange(url, "POST", "/mcp", call)[1]["result"]["session_id"]
-        used.add(worker_of(session_id, workers))
-        return mcp.Client(f"{url}/mcp/{session_id}", mode="2026-07-28")
-
-    async def count(client: Any, number: int) -> list[int]:
-        return [
-            (await client.call_tool("add", {"amount": number})).structured_content["result"]
-            for _ in range(CALLS)
-        ]
-
-    with our_server("tally:app", "--workers", str(workers)) as url, released_counters(url, half) as released:
-        async with AsyncExitStack() as stack:
-            clients = {
-                number: await stack.enter_async_context(standard(url, number))
-                for number in range(half + 1, SESSIONS + 1)
-            }
-            assert used == set(range(workers))  # where no request is at its session's worker by mere chance
-            assert await said(released) == "open"
-            assert released.stdin is not None
-            released.stdin.write("go\n")
-            released.stdin.flush()
-            seen = await asyncio.gather(*(count(client, number) for number, client in clients.items()))
-            theirs = json.loads(await said(released))
-        totals = {
-            number: [number * calls for calls in range(1, CALLS + 1)] for number in range(1, SESSIONS + 1)
-        }
-        assert dict(zip(clients, seen, strict=True)) == {number: totals[number] for number in clients}
-        assert theirs == [{"totals": totals[number], "steps": CALLS} for number in range(1, half + 1)]
