@@ -10,21 +10,16 @@ import pytest
 from quick_benchmark import ROOT
 
 import benchmarks.asynchrony.report as asynchrony
-import benchmarks.mcp.report as mcp
 import benchmarks.presets.report as presets
 import benchmarks.recipes.report as recipes
-import benchmarks.rollouts.report as rollouts
 import benchmarks.routing.report as routing
 import benchmarks.sandbox.report as sandbox
 import benchmarks.wire.bars as wire
 from benchmarks.commandline import parser
 from benchmarks.mcp.__main__ import main as mcp_main
-from benchmarks.mcp.measures import IN_PROCESS
 from benchmarks.parts import FILES, PLAN, Parts, add_options, begun
 from benchmarks.presets import __main__ as presets_command
-from benchmarks.presets.measures import EXACT, HANDS, configured, read
-from benchmarks.presets.plan import CONFIG
-from benchmarks.presets.plan import Plan as PresetsPlan
+from benchmarks.presets.measures import EXACT, HANDS, read
 from benchmarks.recipes import __main__ as recipes_command
 from benchmarks.recipes.measures import (
     IMITATED,
@@ -37,11 +32,9 @@ from benchmarks.recipes.measures import (
     TASKS,
     TAUGHT,
 )
-from benchmarks.rollouts.measures import FAILED, IN_FLIGHT, LEFT_OUT, RATE
 from benchmarks.sandbox.__main__ import main as sandbox_main
 from benchmarks.wire.figures import Figures
 from benchmarks.wire.plan import ONE_CORE
-from rl_bridge.config import PRESETS, load_config
 
 PLANNED = {"first": 1800.0, "second": 900.0, "third": 900.0}
 
@@ -63,23 +56,6 @@ def test_asynchrony_bars_compare_with_the_synchronous_loop() -> None:
     assert not held["max_staleness 4: groups/s over synchronous", "at least"].met
     assert not held["max_staleness 4: staleness", "at most"].met
     assert "| max_staleness 1 | 7.00     | 1.75" in asynchrony.report(figures)
-
-
-def test_mcp_ratios_are_over_the_call_in_process() -> None:
-    figures = Figures()
-    figures.add("p50 µs", IN_PROCESS, "1 client", 200.0)
-    figures.add("p50 µs", "ours, step()", "1 client", 100.0)
-    rows = [[cell.strip() for cell in line.split("|")] for line in mcp.report(figures).splitlines()]
-    assert {row[1]: row[-2] for row in rows[4:]} == {IN_PROCESS: "1.00", "ours, step()": "0.50"}
-
-
-def test_rollouts_bars_are_about_the_worst_round_of_256_sessions() -> None:
-    figures = Figures()
-    for load, rate in (("1 session", 10.0), ("256 sessions", 400.0)):
-        for failed, in_flight in ((0, 256), (1, 255), (0, 256)):
-            for figure, value in ((RATE, rate), (IN_FLIGHT, in_flight), (FAILED, failed), (LEFT_OUT, 0)):
-                figures.add(figure, "BlackJack", load, value)
-    assert [(bar.value, bar.met) for bar in rollouts.bars(figures)] == [(1, False), (0, True), (255, False)]
 
 
 def test_routing_bars_compare_medians_of_the_same_load() -> None:
@@ -136,18 +112,6 @@ def test_wire_bars_compare_medians(ours: float, expected: list[tuple[float, bool
         for noise in (0, -5, 400):
             figures.add("server µs a step", who, f"64 sessions, {ONE_CORE}", value + noise)
     assert [(bar.value, bar.met) for bar in wire.bars(figures)] == expected
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_take_learning_rate_entropy_bonus_and_batch_from_the_example(name: str) -> None:
-    example, config = load_config(CONFIG), configured(PresetsPlan(), name, 7)
-    assert config.algorithm.name == name
-    shared = {"entropy_coef", "entropy_hold", "entropy_final_factor"}
-    assert config.algorithm.model_dump(include=shared) == example.algorithm.model_dump(include=shared)
-    assert (config.rollout, config.seed) == (example.rollout, 7)
-    own = {"iterations", "updates_per_iteration", "checkpoint_interval"}
-    assert config.trainer.model_dump(exclude=own) == example.trainer.model_dump(exclude=own)
-    assert config.trainer.updates_per_iteration >= 2
 
 
 @pytest.mark.parametrize(

@@ -294,22 +294,6 @@ def test_what_a_model_or_a_tool_writes_does_not_hang_the_page(tab: Tab, tmp_path
     assert len(texts(tab, ".answer .text")[1]) == len(text)
 
 
-@pytest.mark.soak
-def test_llama_s_markers(tab: Tab, tmp_path: Path) -> None:
-    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
-    context = "<|begin_of_text|>" + header.format("system") + "Be brief.<|eot_id|>" + header.format("user")
-    context += "Hi.<|eot_id|>" + header.format("assistant")
-    bare = said(context, '{"name": "look", "parameters": {}}<|eot_id|>', fresh=True)
-    marked = said(header.format("ipython") + "found<|eot_id|>", '<|python_tag|>{"name": "take"}<|eom_id|>')
-    show(tab, written(keep(tmp_path / "run", [told(bare, marked)])))
-    assert texts(tab, ".said .text") == ["systemBe brief.", "userHi.", "ipythonfound"]
-    assert tab.evaluate("[...document.querySelectorAll('.call')].map(e => e.dataset.tool)") == [
-        "look",
-        "take",
-    ]
-    assert texts(tab, ".call") == ['{"name": "look", "parameters": {}}', '<|python_tag|>{"name": "take"}']
-
-
 @pytest.mark.slow
 def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
     run = keep(tmp_path / "run", plain())

@@ -42,5 +42,6 @@ def test_two_ranks_hold_half_each_and_compute_what_one_computes(
         assert two["held"] < 0.6 * one["held"]
         np.testing.assert_allclose(two["outputs"], one["outputs"], atol=1e-5, rtol=1e-5)
         assert set(two["weights"]) == set(one["weights"])
+        near = 1e-5 * max(np.abs(array).max() for array in one["weights"].values())  # sums in another order
         for which, array in one["weights"].items():  # after an update: so the gradients are the same too
-            np.testing.assert_allclose(two["weights"][which], array, atol=1e-6, rtol=1e-4, err_msg=which)
+            np.testing.assert_allclose(two["weights"][which], array, atol=near, rtol=1e-4, err_msg=which)

@@ -39,21 +39,14 @@ def test_a_step_changes_the_weights_and_tells_what_it_did(make_trainer: MakeTrai
     after = copied(trainer)
     assert trainer.version == 1
     assert all(not torch.equal(before[name], after[name]) for name in before if "norm" not in name)
-    assert set(figures) == {
+    others = {
         "loss/total",
-        "loss/ratio_mean",
-        "loss/clip_fraction_low",
-        "loss/clip_fraction_high",
-        "policy/entropy",
-        "mismatch/logprob_max",
-        "mismatch/logprob_mean",
-        "mismatch/kl",
         "train/grad_norm",
         "train/learning_rate",
         "train/entropy_coef",
-        "train/valid_token_share",
         "time/push_blocked_s",
     }
+    assert others < set(figures)
     assert all(np.isfinite(value) for value in figures.values())
     assert figures["train/entropy_coef"] == 0.1
     assert figures["train/learning_rate"] == pytest.approx(1e-3)
@@ -61,7 +54,7 @@ def test_a_step_changes_the_weights_and_tells_what_it_did(make_trainer: MakeTrai
     assert 3.0 < figures["policy/entropy"] < 4.5
 
 
-def test_the_ratio_and_the_mismatch_are_of_the_policy_that_sampled(
+def test_ratio_and_mismatch_are_of_the_policy_that_sampled_each_token(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
     from rl_bridge.reference.reference import Reference
@@ -81,15 +74,7 @@ def test_the_ratio_and_the_mismatch_are_of_the_policy_that_sampled(
     assert figures["loss/ratio_mean"] == pytest.approx(1.1051709, abs=1e-4)
     assert figures["mismatch/logprob_max"] == pytest.approx(0.1, abs=1e-4)
     assert figures["mismatch/kl"] == pytest.approx(-0.1, abs=1e-4)
-
-
-def test_engine_and_trainer_are_compared_on_tokens_of_the_same_weights(
-    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
-) -> None:
-    from rl_bridge.reference.reference import Reference
-
-    first = batch(1)
-    told = Reference(settings(tiny_policy, folder=tmp_path)).logprobs(first)
+    # Engine and trainer are compared on tokens of the same weights.
     stale = np.arange(len(first)) % 3 == 0
     versions = np.where(stale, -1, 0)
     mixed: dict[str, Any] = {
