@@ -4,18 +4,15 @@ import json
 import subprocess
 import sys
 import threading
-import tomllib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
-from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
 import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 from fastapi import FastAPI
-from packaging.requirements import Requirement
 from server_apps import HEADER, STATE, app_of, mcp, step
 from serving import ask, opened, request, serving, socket_to
 
@@ -289,30 +286,3 @@ def test_a_server_loads_no_page_and_no_client() -> None:
     assert "uvicorn" in loaded
     pages = {"gradio", "pandas", "PIL", "matplotlib", "openai", "huggingface_hub", "torch", "numpy"}
     assert not loaded & (pages | {"httpx", "yaml", "jinja2"})
-
-
-def brought_by(requirements: Sequence[str]) -> set[str]:
-    """Return the names of all distributions that an installation of some brings."""
-    found: set[str] = set()
-    waiting = [(text, {""}) for text in requirements]
-    while waiting:
-        text, extras = waiting.pop()
-        requirement = Requirement(text)
-        marker = requirement.marker
-        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
-            continue
-        name = requirement.name.lower().replace("_", "-")
-        if name not in found:
-            found.add(name)
-            waiting += [(needed, {"", *requirement.extras}) for needed in distribution(name).requires or ()]
-    return found
-
-
-def test_an_installation_is_few_packages() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    client = brought_by(project["dependencies"])
-    server = client | brought_by(project["optional-dependencies"]["server"])
-    assert {"pydantic", "pydantic-core", "httpx", "picows"} <= client
-    assert "starlette" in server
-    assert len(client) <= 20  # where the released package brings 113
-    assert len(server) <= 30

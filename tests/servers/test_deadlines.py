@@ -334,14 +334,3 @@ async def test_a_client_that_reads_late_but_reads_is_kept() -> None:
         ws.transport.resume_reading()
         for _ in range(16):
             assert json.loads(await ws.recv())["type"] == "observation"
-
-
-async def test_no_deadline_where_there_is_none() -> None:
-    env = SlowBlocking.fresh()
-    app = app_of(env, step_timeout_s=None)
-    async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
-        await asyncio.sleep(0.3)
-        env.release.set()
-        assert json.loads(await ws.recv())["type"] == "observation"

@@ -234,19 +234,16 @@ def test_an_authors_own_exception_passes(target: str, tmp_path: Path) -> None:
         load_app(target)
 
 
-class Callable:
-    async def __call__(self, scope: object, receive: object, send: object) -> None: ...
-
-
-class Plain:
-    def __call__(self, scope: object, receive: object, send: object) -> None: ...
-
-
-async def short(scope: object) -> None: ...
-
-
 def test_what_is_an_asgi_app() -> None:
-    assert is_asgi(Callable())
-    assert is_asgi(Callable().__call__)
-    for value in (Callable, Plain(), short, 3):
+    class Async:
+        async def __call__(self, scope: object, receive: object, send: object) -> None: ...
+
+    class Plain:
+        def __call__(self, scope: object, receive: object, send: object) -> None: ...
+
+    async def short(scope: object) -> None: ...
+
+    assert is_asgi(Async())
+    assert is_asgi(Async().__call__)
+    for value in (Async, Plain(), short, 3):
         assert not is_asgi(value), value

@@ -8,10 +8,8 @@ from uuid import UUID
 import pytest
 from counter import (
     Add,
-    AsyncCounter,
     Awkward,
     BlockingCounter,
-    Count,
     Counter,
     ReleasedCounter,
     Slow,
@@ -274,16 +272,6 @@ async def test_what_a_client_sends_ahead_is_bounded_in_number_and_size() -> None
             await eventually(lambda app=app: app.sessions.active == 0)
 
 
-async def test_a_cancellation_of_the_environments_own_is_its_error() -> None:
-    class Cancelled(AsyncCounter):
-        async def step(self, action: Add) -> Count:
-            raise asyncio.CancelledError
-
-    async with serving(app_of(Cancelled)) as address, socket_to(address) as ws:
-        assert (await ask(ws, step()))["data"]["code"] == "EXECUTION_ERROR"
-        assert (await ask(ws, RESET))["type"] == "observation"
-
-
 async def test_every_call_of_a_single_thread_environment_comes_from_one_thread() -> None:
     class Single(BlockingCounter):
         REQUIRES_SINGLE_THREAD_EXECUTOR = True
@@ -294,15 +282,6 @@ async def test_every_call_of_a_single_thread_environment_comes_from_one_thread()
             await ask(ws, step(1))
             names.add((await ask(ws, STATE))["data"]["thread"])
         assert len(names) == 1
-
-
-async def test_stopping_the_server_does_not_wait_for_a_hung_step() -> None:
-    env: type[Slow] = SlowBlocking.fresh()
-    async with serving(app_of(env)) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
-    assert env.stepping == 1
-    env.release.set()
 
 
 # Sessions that stand by themselves
