@@ -52,12 +52,6 @@ def released_url(scaffolds: Callable[[str], Path]) -> Iterator[Callable[[str], s
 
 
 @pytest.fixture(scope="module")
-def blackjack_url() -> Iterator[str]:
-    with our_server("blackjack") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def counter_url() -> Iterator[str]:
     with our_server("counter:app") as url:
         yield url

@@ -11,21 +11,6 @@ from released import OVER_SOCKETS, ROOT, drive, environment, our_server
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("version", OVER_SOCKETS)
-def test_the_scaffold_of_every_release_is_served(version: str, scaffolds: Callable[[str], Path]) -> None:
-    with our_server(str(scaffolds(version))) as url:
-        for face in ("async", "sync"):
-            plan = [{"reset": {}}, {"step": {"message": "hello"}}, {"step": {"wrong": 1}}, {"state": {}}]
-            (outcomes,) = drive("0.10.0", "episodes", url, face, plan=[plan])
-            begun, step, wrong, state = outcomes
-            assert begun["done"] is False
-            assert step["observation"]["echoed_message"] == "hello"
-            assert step["reward"] == pytest.approx(0.5)
-            assert "VALIDATION_ERROR" in wrong["text"]
-            assert state["step_count"] == 1
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("whose", ["released", "ours"])
 @pytest.mark.parametrize("version", OVER_SOCKETS)
 def test_the_clients_of_the_scaffold_see_no_difference(

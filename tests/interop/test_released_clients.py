@@ -2,42 +2,15 @@
 
 import json
 import subprocess
-from typing import Any
 
 import pytest
 from released import OVER_SOCKETS, PATIENCE_S, drive, environment, our_server, python
-
-from envs.blackjack_env import BlackjackObservation
-from envs.blackjack_env.models import BlackjackState
 
 soak = pytest.mark.soak
 EVERY_CLIENT = [
     *((version, "async") for version in OVER_SOCKETS),
     *(pytest.param(version, "sync", marks=soak) for version in OVER_SOCKETS),
 ]
-
-
-@soak
-@pytest.mark.parametrize(("version", "face"), EVERY_CLIENT)
-def test_whole_episodes_of_blackjack(version: str, face: str, blackjack_url: str) -> None:
-    hand: list[dict[str, Any]] = [{"reset": {"seed": 7}}, {"play": {"action": "hit"}}, {"state": {}}]
-    stand: list[dict[str, Any]] = [
-        {"reset": {"seed": 11, "episode_id": "mine"}},
-        {"play": {"action": "stand"}},
-    ]
-    (first, second) = drive(
-        version, "episodes", blackjack_url, face, plan=[hand + hand, [*stand, {"state": {}}]]
-    )
-    half = len(first) // 2
-    assert first[: half - 1] == first[half:-1]  # one seed, one hand
-    assert len(first) >= 6
-    for outcome in first[: half - 1]:
-        BlackjackObservation.model_validate(outcome["observation"])
-    assert first[half - 2]["done"] is True
-    assert first[half - 2]["reward"] in {-1.0, 0.0, 1.0}
-    state = BlackjackState.model_validate(second[-1])
-    assert (state.episode_id, state.seed, state.step_count) == ("mine", 11, 1)
-    assert second[-2]["done"] is True
 
 
 @pytest.mark.parametrize(("version", "face"), EVERY_CLIENT)

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from server_apps import HEADER, STATE, action, step
 from server_apps import app_of as app_with
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 from toolbox import boxes
-from websockets.exceptions import ConnectionClosed
 
 from openenv_core import EnvironmentMetadata
 from servers.app import EnvironmentApp
@@ -241,37 +239,6 @@ async def test_quick_steps_do_not_add_up() -> None:
     async with serving(app) as address, socket_to(address) as ws:
         for _ in range(8):
             assert (await ask(ws, step()))["type"] == "observation"
-
-
-@pytest.mark.soak
-async def test_hung_threads_are_replaced_up_to_a_bound() -> None:
-    env = SlowBlocking.fresh()
-    app = app_of(env, cap=4)
-    executor = app.sessions.executor
-    executor.limit = 2 * executor.pool.size  # fewer than 64 make the same point in less time
-    refused = None
-    async with serving(app) as address:
-        for _ in range(executor.limit + 8):
-            async with socket_to(address) as ws:
-                with suppress(ConnectionClosed):  # refused at connect; the frame that says so lies there
-                    await ws.send(json.dumps(step()))
-                data = json.loads(await ws.recv())["data"]
-                if data["code"] == "CAPACITY_REACHED":
-                    refused = data
-                    break
-                assert data["code"] == "SESSION_ERROR"
-        assert refused is not None
-        assert executor.abandoned == env.stepping == executor.limit > executor.pool.size
-        health = await request(address, "GET", "/health")
-        assert (health.status_code, health.json()) == (503, {"status": "unhealthy"})
-        assert (await request(address, "POST", "/reset")).status_code == 503
-        env.release.set()
-        await eventually(lambda: executor.abandoned == 0)
-        assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
-        assert (await request(address, "POST", "/reset")).status_code == 200
-        await eventually(lambda: env.closed == env.stepping + executor.limit + 1)
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("environment")]
-    assert len(names) <= executor.pool.size + 1
 
 
 async def test_a_class_that_must_be_alone_frees_its_slot_when_its_client_left_for_good() -> None:

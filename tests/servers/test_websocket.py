@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -205,13 +206,13 @@ async def test_a_client_that_leaves_in_a_step_frees_its_slot(kind: type[Slow]) -
         assert (env.stepping, executor.abandoned) == (0, 0)
 
 
-async def test_abandoned_steps_are_bounded() -> None:
+async def test_abandoned_steps_take_threads_of_their_own_up_to_a_bound() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env, cap=1)
-    table = app.sessions
-    table.executor.limit = 3
+    table, executor = app.sessions, app.sessions.executor
+    executor.limit = executor.pool.size + 1
     async with serving(app) as address:
-        for number in range(1, table.executor.limit + 1):
+        for number in range(1, executor.limit + 1):
             async with socket_to(address) as ws:
                 await ws.send(json.dumps(step()))
                 await eventually(lambda number=number: env.stepping == number)
@@ -221,10 +222,17 @@ async def test_abandoned_steps_are_bounded() -> None:
             data = await first_of(ws)
             assert data["code"] == "CAPACITY_REACHED"
             assert "held by calls whose clients have left" in data["message"]
+        health = await request(address, "GET", "/health")
+        assert (health.status_code, health.json()) == (503, {"status": "unhealthy"})
+        assert (await request(address, "POST", "/reset")).status_code == 503
         env.release.set()
-        await eventually(lambda: table.executor.abandoned == 0)
+        await eventually(lambda: executor.abandoned == 0)
+        assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
         async with socket_to(address) as ws:
             assert (await ask(ws, RESET))["type"] == "observation"
+        await eventually(lambda: env.closed == executor.limit + 1)
+    threads = [one for one in threading.enumerate() if one.name.startswith("environment")]
+    assert len(threads) <= executor.pool.size + 1
 
 
 async def test_a_class_that_must_be_alone_keeps_its_slot_until_the_step_ends() -> None:
