@@ -104,13 +104,13 @@ def test_options_that_cannot_be_used_are_refused(
     assert "short" not in said
 
 
-@slow
 @pytest.mark.parametrize(
     ("app", "words", "text"),
     [
-        ("tell_environ:app", ("--max-sessions", "3"), "--max-sessions"),  # it cannot heed them
-        ("counter:app", ("--allowed-host", "https://example.org"), "allowed host"),
-        ("counter:app", ("--allowed-origin", "example.org"), "allowed origin"),
+        # It cannot heed them.
+        pytest.param("tell_environ:app", ("--max-sessions", "3"), "--max-sessions", marks=slow),
+        pytest.param("counter:app", ("--allowed-host", "https://example.org"), "allowed host", marks=soak),
+        pytest.param("counter:app", ("--allowed-origin", "example.org"), "allowed origin", marks=soak),
     ],
 )
 def test_options_that_an_app_cannot_be_served_with_are_refused(
