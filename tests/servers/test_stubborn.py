@@ -62,7 +62,7 @@ def raising(kind: type[Counter]) -> Any:
     def state(self: Any) -> Any:
         if made.where == "state":
             raise made.error("on purpose")
-        return kind.state.fget(self)  # type: ignore[attr-defined]
+        return super(made, self).state
 
     names = {name: at(name) for name in ("__init__", "reset", "step", "close")}
     made: Any = type("Raising", (kind,), {**names, "state": property(state), "where": "", "error": Stop})
