@@ -173,21 +173,23 @@ def test_the_divergence_is_paid_where_it_is_caused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "clip", "loss", "gradient"),
+    ("value", "reward", "clip", "loss", "gradient"),
     [
         # Return 3, old value 1. (2 - 3)^2 / 2.
-        (2.0, None, 0.5, -1.0),
+        (2.0, 3.0, None, 0.5, -1.0),
         # Within the clip: the same.
-        (1.1, 0.2, 1.805, -1.9),
+        (1.1, 3.0, 0.2, 1.805, -1.9),
         # Beyond it on the way to the return: (1.2 - 3)^2 / 2 = 1.62 is more than 0.5, and has no gradient.
-        (2.0, 0.2, 1.62, 0.0),
+        (2.0, 3.0, 0.2, 1.62, 0.0),
+        # The same downwards, to a return of 0: 0.8^2 / 2 is more than 0.
+        (0.0, 0.0, 0.2, 0.32, 0.0),
         # Beyond it on the way from the return: (0 - 3)^2 / 2 is more than (0.8 - 3)^2 / 2.
-        (0.0, 0.2, 4.5, -3.0),
+        (0.0, 3.0, 0.2, 4.5, -3.0),
     ],
 )
-def test_value_loss(value: float, clip: float | None, loss: float, gradient: float) -> None:
+def test_value_loss(value: float, reward: float, clip: float | None, loss: float, gradient: float) -> None:
     values = torch.tensor([value], requires_grad=True)
-    found = value_loss(values, torch.tensor([3.0]), torch.tensor([1.0]), clip=clip)
+    found = value_loss(values, torch.tensor([reward]), torch.tensor([1.0]), clip=clip)
     found.sum().backward()
     assert found.item() == pytest.approx(loss, abs=1e-6)
     assert values.grad is not None
