@@ -92,6 +92,18 @@ def test_compressed_bodies_are_refused(server: ServeProcess) -> None:
         assert response.status_code == status, encoding
 
 
+async def test_a_body_without_a_length_is_counted() -> None:
+    async with serving(app_of(counter.Counter, max_body_bytes=1000)) as address:
+        for pieces, status in ((9, 200), (11, 413)):
+            reader, writer = await asyncio.open_connection(*address.split(":"))
+            writer.write(b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+            writer.write(b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+            writer.write((b"64\r\n" + b" " * 100 + b"\r\n") * pieces + b"0\r\n\r\n")
+            line = await asyncio.wait_for(reader.readline(), 20)
+            assert line.split()[1] == str(status).encode(), pieces
+            writer.close()
+
+
 async def test_a_body_has_to_come_in_time() -> None:
     async with serving(app_of(counter.Counter, body_timeout_s=0.2)) as address:
         host, port = address.split(":")
