@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Container, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -24,11 +25,17 @@ ALLOWED = {
 }
 
 
+@cache
+def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    tree = ast.parse(path.read_text(), str(path))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in import_nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             yield node.module
 
 
@@ -50,9 +57,11 @@ def test_arrows_never_point_upwards(package: str) -> None:
     assert offenders(package, OURS - ALLOWED[package]) == []
 
 
-def test_only_servers_know_a_web_framework() -> None:
+def test_who_knows_a_web_framework_or_the_heavy_stack() -> None:
     for package in ("openenv_core", "rl_bridge"):
         assert offenders(package, WEB) == []
+    for package in ("openenv_core", "servers", "envs"):
+        assert offenders(package, HEAVY) == []
 
 
 def test_only_the_server_side_of_an_environment_knows_servers() -> None:
@@ -61,19 +70,9 @@ def test_only_the_server_side_of_an_environment_knows_servers() -> None:
         assert wrong == []
 
 
-def test_only_rl_bridge_knows_the_heavy_stack() -> None:
-    for package in ("openenv_core", "servers", "envs"):
-        assert offenders(package, HEAVY) == []
-
-
 def test_the_wire_is_known_in_one_place() -> None:
-    keys = {
-        '"UNKNOWN_TYPE"',
-        '"VALIDATION_ERROR"',
-        '"EXECUTION_ERROR"',
-        '"CAPACITY_REACHED"',
-        '"FACTORY_ERROR"',
-    }
+    codes = ("UNKNOWN_TYPE", "VALIDATION_ERROR", "EXECUTION_ERROR", "CAPACITY_REACHED", "FACTORY_ERROR")
+    keys = [f'"{code}"' for code in codes]
     known = [
         str(path.relative_to(ROOT))
         for package in ("openenv_core", "servers")
@@ -91,10 +90,10 @@ def module_of(path: Path) -> str:
 def imported_modules(path: Path, known: Container[str]) -> Iterator[str]:
     """Yield the modules of ours that a file names, those for type checkers and in functions included."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in import_nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:

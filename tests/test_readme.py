@@ -1,11 +1,16 @@
-"""What the README says is run as it stands there."""
+"""What the README says is run as it stands there; sources that the docs show are the files themselves."""
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+from rl_bridge.config import load_config
+
 ROOT = Path(__file__).parents[1]
+INCLUDED = re.compile(r"<!-- ([\w/.]+\.py) -->\n```python\n(.*?)```\n", re.DOTALL)
+"""A source in the docs is the file itself, whole: `<!-- path -->` and then the block."""
 
 
 def blocks(language: str) -> list[str]:
@@ -13,44 +18,30 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def said(code: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_six_lines_of_python_play_a_hand() -> None:
     code, _, _ = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"You hold .* The dealer holds .* (-1|0|1)\.0\n", done.stdout), done.stdout
-    loaded = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}\nassert 'torch' not in sys.modules"],
-        cwd=ROOT,
-        check=False,
-    )
-    assert loaded.returncode == 0
+    text = said(f"{code}\nimport sys\nassert 'torch' not in sys.modules")
+    assert re.fullmatch(r"You hold .* The dealer holds .* (-1|0|1)\.0\n", text), text
 
 
 def test_code_that_nobody_has_read_runs_as_shown() -> None:
     _, code, _ = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(
-        r"21 (namespaces|lsm)\n(PermissionError|FileNotFoundError)\ntimeout\n", done.stdout
-    ), done.stdout
+    text = said(code)
+    assert re.fullmatch(r"21 (namespaces|lsm)\n(PermissionError|FileNotFoundError)\ntimeout\n", text), text
 
 
 def test_tools_are_listed_and_called_as_shown() -> None:
     _, _, code = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert "Question:" in done.stdout, done.stderr
-    assert "['list_tables', 'describe_table', 'query', 'submit_answer']\n[{'name':" in done.stdout
+    text = said(code)
+    assert "Question:" in text
+    assert "['list_tables', 'describe_table', 'query', 'submit_answer']\n[{'name':" in text
 
 
 def test_every_file_that_is_named_exists() -> None:
@@ -63,8 +54,6 @@ def test_every_file_that_is_named_exists() -> None:
 
 
 def test_every_override_that_is_shown_is_a_key() -> None:
-    from rl_bridge.config import load_config
-
     shown = re.findall(r"(?:^|\s)([a-z_]+\.[a-z_]+=\S+)", "\n".join(blocks("bash")))
     assert len(shown) > 5
     for override in shown:
@@ -72,10 +61,19 @@ def test_every_override_that_is_shown_is_a_key() -> None:
 
 
 def test_every_extra_that_is_listed_is_one() -> None:
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     listed = re.findall(
         r"^\| `([\w-]+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE
     )
     assert set(listed) == set(project["optional-dependencies"]) - {"rl-common"}
+
+
+def test_docs_show_files_as_they_are() -> None:
+    shown = [
+        (page.name, *block)
+        for page in (ROOT / "docs").glob("*.md")
+        for block in INCLUDED.findall(page.read_text())
+    ]
+    assert "rl_bridge/loops/grpo.py" in {path for _, path, _ in shown}
+    for page, path, block in shown:
+        assert block == (ROOT / path).read_text(), f"{page} shows another {path}"

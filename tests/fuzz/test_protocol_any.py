@@ -19,8 +19,6 @@ from openenv_core.protocol.http import error_frame, http_request, reply_frame
 from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.protocol.jsonrpc import Fault
 from openenv_core.protocol.requests import (
-    CLOSE,
-    READ_STATE,
     Mcp,
     RequestDecoder,
     Reset,
@@ -28,7 +26,7 @@ from openenv_core.protocol.requests import (
     http_reset,
 )
 
-MANY = settings(max_examples=20 * EXAMPLES)
+MANY = settings(max_examples=6 * EXAMPLES)
 
 
 class Deed(Action):
@@ -59,7 +57,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | FINITE | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
-    max_leaves=12,
+    max_leaves=8,
 )
 OBJECT = st.dictionaries(TEXT, VALUE, max_size=5)
 KINDS = st.sampled_from(["reset", "step", "state", "mcp", "close", "observation", "error", ""]) | TEXT
@@ -71,10 +69,9 @@ BODIES = st.binary() | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogate
 # Requests
 
 
-@pytest.mark.slow
 @MANY
 @given(st.integers(), TEXT, VALUE, st.binary(max_size=40), st.dictionaries(TEXT, VALUE, max_size=3))
-def test_a_step_is_read_as_it_was_written(
+def test_step_is_read_as_it_was_written(
     number: int, text: str, anything: Any, data: bytes, metadata: dict[str, Any]
 ) -> None:
     deed = Deed(number=number, text=text, anything=anything, data=data, metadata=metadata)
@@ -91,22 +88,16 @@ def test_a_step_is_read_as_it_was_written(
         optional={"seed": st.integers(0, 1 << 62) | st.none(), "episode_id": TEXT | st.none(), "own": VALUE},
     )
 )
-def test_a_reset_is_read_as_it_was_written(options: dict[str, Any]) -> None:
+def test_reset_is_read_as_it_was_written(options: dict[str, Any]) -> None:
     assert DECODERS[0].frame(encode_request("reset", options).decode()) == Reset(options)
     assert http_reset(dumps(options)) == options
 
 
 @MANY
 @given(OBJECT)
-def test_an_mcp_frame_is_read_as_it_was_written(request: dict[str, Any]) -> None:
+def test_mcp_frame_is_read_as_it_was_written(request: dict[str, Any]) -> None:
     for decoder in DECODERS:
         assert decoder.frame(encode_request("mcp", request).decode()) == Mcp(request)
-
-
-def test_frames_without_data_are_read_as_they_were_written() -> None:
-    assert DECODERS[0].frame(encode_request("state").decode()) is READ_STATE
-    assert DECODERS[0].frame(encode_request("close").decode()) is CLOSE
-    assert DECODERS[0].frame(encode_request("reset").decode()) == Reset({})
 
 
 def refused(read: Callable[..., Any], *arguments: Any) -> Any:
@@ -170,7 +161,7 @@ def test_any_bytes_are_a_call_or_a_fault(body: bytes) -> None:
     st.booleans(),
     st.dictionaries(TEXT, VALUE, max_size=3),
 )
-def test_an_observation_is_read_as_it_was_written(
+def test_observation_is_read_as_it_was_written(
     text: str, anything: Any, reward: Any, done: bool, metadata: dict[str, Any]
 ) -> None:
     sight = Sight(text=text, anything=anything, reward=reward, done=done, metadata=metadata)

@@ -1,19 +1,24 @@
+"""The command `ropewalk`: finding commands, errors and exit statuses, `serve`, proxies."""
+
 import argparse
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from forward_proxy import answering, proxy_everything
 
+from openenv_core.checker.subject.subject import Subject
 from openenv_core.cli import Command
 from openenv_core.cli import main as cli
+from openenv_core.cli.play import _schema
 from openenv_core.errors import OpenEnvError
-
-SUPPORT = str(Path(__file__).parents[1] / "support")
+from openenv_core.targets import target_of
+from servers.cli.list import _ask
+from servers.cli.serve import COMMAND as SERVE
 
 
 def _fail(_: argparse.Namespace) -> int:
@@ -50,19 +55,17 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
-def test_help_lists_all_and_survives_the_broken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_and_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     text = capsys.readouterr().out
     assert "try fine" in text
     assert "broken      (not available: No module named" in text
-
-
-def test_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fine"]) == 0
-    with pytest.raises(SystemExit) as shown:
-        cli.main(["fine", "--help"])
-    assert shown.value.code == 0
-    assert "examples:\n  ropewalk fine" in capsys.readouterr().out
+    for words, said in ((["fine", "--help"], "examples:\n  ropewalk fine"), (["--version"], "ropewalk ")):
+        with pytest.raises(SystemExit) as shown:
+            cli.main(words)
+        assert shown.value.code == 0
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -96,22 +99,17 @@ sys.exit(run(Command(name="x", help="", configure=lambda parser: None, run=say),
 """
 
 
-def _without_a_reader(source: str) -> subprocess.CompletedProcess[str]:
-    """Run it with an output that somebody has stopped to read."""
+def test_output_that_nobody_reads_ends_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write) as output:
-        return subprocess.run(
-            [sys.executable, "-c", source],
+        ended = subprocess.run(
+            [sys.executable, "-c", READ_BY_NOBODY],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
         )
-
-
-def test_output_that_nobody_reads_ends_quietly() -> None:
-    ended = _without_a_reader(READ_BY_NOBODY)
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
@@ -124,34 +122,13 @@ def test_a_pipe_that_is_not_ours_is_no_reader_that_went() -> None:
         cli.run(command, [])
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out.startswith("ropewalk ")
-
-
-@pytest.mark.slow
-def test_serve_serves_until_it_is_interrupted() -> None:
-    command = [sys.executable, "-m", "openenv_core.cli", "serve", "counter:app", "--port", "0"]
-    with subprocess.Popen(command, cwd=SUPPORT, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
-                assert reply.read() == b'{"status":"healthy"}'
-            server.terminate()
-            server.wait(30)
-        finally:
-            server.kill()
-
-
-@pytest.mark.slow
+# A socket that could not be bound is closed by the end of the process.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (["counter:app", "--host", "192.0.2.1"], "choose a --host that this machine has"),
         (["counter:app", "--port", "99999"], "choose another --port"),
-        (["counter:app", "--fd", "999"], "expected --fd to be an open socket"),
         (["nowhere:app"], 'Could not import module "nowhere"'),
         (["counter:ap"], 'Attribute "ap" not found in module "counter"'),
         (["counter"], "Give module:attribute"),
@@ -159,20 +136,26 @@ def test_serve_serves_until_it_is_interrupted() -> None:
         (["needy:app"], "No module named 'no_such_package'; install what it needs"),
     ],
 )
-def test_serve_says_what_is_wrong(words: list[str], text: str, tmp_path: Path) -> None:
+def test_serve_says_what_is_wrong(
+    words: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "needy.py").write_text("import no_such_package\n")
-    command = [sys.executable, "-m", "openenv_core.cli", "serve", "--port", "0", *words]
-    path = {**os.environ, "PYTHONPATH": SUPPORT}
-    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert cli.run(SERVE, ["--port", "0", *words]) == 2
+    said = capsys.readouterr()
+    assert text in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
 
 
 def test_serve_shows_an_authors_mistake_and_nothing_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("app = 1 / 0\n")
-    command = [sys.executable, "-m", "openenv_core.cli", "serve", "broken:app", "--port", "0"]
+    command = [sys.executable, "-m", "openenv_core.cli", "serve", "--port", "0", "broken:app"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     files = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
@@ -180,6 +163,34 @@ def test_serve_shows_an_authors_mistake_and_nothing_of_its_own(tmp_path: Path) -
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_naming_the_commands_loads_no_web_framework() -> None:
-    program = "import sys; from servers.cli.serve import COMMAND; assert 'fastapi' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)
+ANSWER = {"action": {}, "name": "far"}
+
+
+def check(url: str) -> None:
+    with Subject(target_of(url)).http(url) as http:
+        assert http.get("/schema").json() == ANSWER
+
+
+def play(url: str) -> None:
+    assert _schema(url, None) == ANSWER
+
+
+def listed(url: str) -> None:
+    assert [one.name for one in _ask(url, None)] == ["far"]
+
+
+@pytest.mark.parametrize("ask", [check, play, listed])
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+def test_proxy_is_asked_for_another_host_alone(
+    ask: Callable[[str], None], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(ANSWER) as (port, asked):
+        proxy_everything(monkeypatch, port, variable)
+        ask("http://far.example")
+        assert asked
+        assert all(one.startswith("http://far.example/") for one in asked)
+        asked.clear()
+        for host in ("127.0.0.1", "localhost"):
+            ask(f"http://{host}:{port}")
+        assert asked
+        assert all(one.startswith("/") for one in asked)

@@ -1,15 +1,21 @@
+"""The asynchronous client: episodes, the order of replies, timeouts, refusals, providers."""
+
 import asyncio
 import gc
 import json
-import threading
-from pathlib import Path
+import os
+import signal
+from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 from counter import Add, AsyncCounter, Awkward, Count, Counter, CountState, SlowAsync, Unbuildable
 from counter_client import CounterEnv
 from scripted import scripted
-from serving import eventually, serving
+from serve_process import SUPPORT
+from serving import eventually, opened, serving
+from socket_servers import frame, silent
 from websockets.asyncio.server import ServerConnection
 
 from openenv_core import (
@@ -22,10 +28,10 @@ from openenv_core import (
     EnvClient,
     ExecutionFailed,
     FactoryFailed,
+    GenericAction,
     GenericEnvClient,
     LocalProcessProvider,
     Observation,
-    OpenEnvError,
     ProtocolError,
     RequestTimeout,
     SessionFailed,
@@ -34,44 +40,31 @@ from openenv_core import (
 )
 from openenv_core.client.session import websocket_url
 from openenv_core.protocol.urls import shown
+from openenv_core.watchdog import Watchdog
 from servers import create_app
 
-SUPPORT = str(Path(__file__).parents[1] / "support")
+# Episodes
 
 
-class Dawdling(Counter):
-    """Its first step waits until it is told to go on."""
-
-    BLOCKING = True
-    proceed = threading.Event()
-
-    def step(self, action: Add) -> Count:
-        self.proceed.wait(60)
-        return super().step(action)
-
-
-def frame(total: int) -> str:
-    data = {"observation": {"total": total}, "reward": None, "done": False}
-    return json.dumps({"type": "observation", "data": data})
-
-
-@pytest.mark.parametrize("scheme", ["http", "ws"])
-async def test_an_episode(scheme: str) -> None:
-    async with serving(create_app(Counter, Add, Count)) as address:
-        url = f"{scheme}://{address}"
-        async with CounterEnv(base_url=url) as env:
-            assert (env.base_url, env._base_url) == (url, url)
-            first = await env.reset(seed=3, episode_id="e")
-            assert first == StepResult(Count(total=3), None, False, None)
-            then = await env.step(Add(amount=7))
-            assert then == StepResult(Count(total=10, reward=1, done=True), 1, True, None)
-            state = await env.state()
-            assert isinstance(state, CountState)
-            assert (state.episode_id, state.total) == ("e", 10)
-            with pytest.raises(ExecutionFailed, match=r"call reset\(\)") as failed:
-                await env.step(Add(amount=1))
-            assert failed.value.code == "EXECUTION_ERROR"
-            assert (await env.reset()).observation.total == 0
+async def test_an_episode() -> None:
+    async with (
+        serving(create_app(Counter, Add, Count)) as address,
+        CounterEnv(base_url=f"http://{address}/") as env,
+    ):
+        assert env.base_url == env._base_url == f"http://{address}"
+        first = await env.reset(seed=3, episode_id="e")
+        assert first == StepResult(Count(total=3), None, False, None)
+        with pytest.raises(TypeError, match="expected Add"):
+            await env.step(Action())  # type: ignore[arg-type]
+        then = await env.step(Add(amount=7))
+        assert then == StepResult(Count(total=10, reward=1, done=True), 1, True, None)
+        state = await env.state()
+        assert isinstance(state, CountState)
+        assert (state.episode_id, state.total) == ("e", 10)
+        with pytest.raises(ExecutionFailed, match=r"call reset\(\)") as failed:
+            await env.step(Add(amount=1))
+        assert failed.value.code == "EXECUTION_ERROR"
+        assert (await env.reset()).observation.total == 0
 
 
 async def test_dicts_for_models() -> None:
@@ -80,7 +73,7 @@ async def test_dicts_for_models() -> None:
         GenericEnvClient(f"http://{address}") as env,
     ):
         assert (await env.reset()).observation == {"metadata": {}, "total": 0, "extra": None}
-        result = await env.step({"amount": 8})
+        result = await env.step(GenericAction(amount=8))
         assert (result.reward, result.done, result.metadata) == (True, False, {"why": "because"})
         assert (await env.state())["step_count"] == 0
         with pytest.raises(ValidationFailed, match="amount: Input should be") as failed:
@@ -109,15 +102,12 @@ async def test_bytes_arrive_as_they_left() -> None:
         assert (await env.step(Blob(payload=b"\xff\x00ab"))).observation.payload == b"ba\x00\xff"
 
 
-async def test_an_action_of_another_type_is_refused_before_it_is_sent() -> None:
-    async with serving(create_app(Counter, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
-        with pytest.raises(TypeError, match="expected Add"):
-            await env.step(Action())  # type: ignore[arg-type]
-        assert (await env.reset()).observation.total == 0
-
-
-async def test_a_released_subclass_brings_its_own_hooks() -> None:
+async def test_released_subclass_brings_its_own_hooks_and_constructor() -> None:
     class Released(EnvClient[Add, int, str]):
+        def __init__(self, base_url: str, message_timeout_s: float = 7.0) -> None:
+            super().__init__(base_url, message_timeout_s=message_timeout_s)
+            self.log: list[str] = []
+
         def _step_payload(self, action: Add) -> dict[str, Any]:
             return {"amount": action.amount}
 
@@ -129,13 +119,23 @@ async def test_a_released_subclass_brings_its_own_hooks() -> None:
         def _parse_state(self, payload: dict[str, Any]) -> str:
             return str(payload["episode_id"])
 
-    async with serving(create_app(Counter, Add, Count)) as address, Released(f"http://{address}") as env:
+    async with (
+        serving(create_app(Counter, Add, Count, max_concurrent_envs=2)) as address,
+        Released(f"http://{address}") as env,
+        await env.new_session() as child,
+    ):
         await env.reset(episode_id="e")
         assert await env.step(Add(amount=2)) == StepResult(2, 1, False)
         assert await env.state() == "e"
+        assert isinstance(child, Released)
+        assert child.log is not env.log
+        assert child._message_timeout_s == 7.0
 
 
-async def test_a_timeout_keeps_the_session_and_shifts_nothing() -> None:
+# The order of replies
+
+
+async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
     proceed = asyncio.Event()
 
     async def handler(ws: ServerConnection) -> None:
@@ -153,26 +153,13 @@ async def test_a_timeout_keeps_the_session_and_shifts_nothing() -> None:
         with pytest.raises(RequestTimeout):  # it waits for the one before
             await env.step(Add(amount=1))
         assert env.connected
+        env._conversation._watchdog._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 4
         assert (await env.reset()).observation.total == 5
 
 
-async def test_an_episode_outlives_a_timeout() -> None:
-    async with (
-        serving(create_app(Dawdling, Add, Count)) as address,
-        CounterEnv(f"http://{address}", message_timeout_s=0.2) as env,
-    ):
-        await env.reset(seed=1)
-        with pytest.raises(RequestTimeout):
-            await env.step(Add(amount=2))
-        Dawdling.proceed.set()
-        state = await env.state()
-        assert (state.total, state.step_count) == (3, 1)  # the step was made, and its reply dropped
-        assert (await env.step(Add(amount=1))).observation.total == 4
-
-
-async def test_what_a_session_said_last_is_told_after_a_timeout() -> None:
+async def test_why_a_session_ended_is_told_after_a_timeout() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         await proceed.wait()
@@ -189,35 +176,57 @@ async def test_what_a_session_said_last_is_told_after_a_timeout() -> None:
         assert not env.connected
 
 
-async def test_a_late_timer_spares_the_next_request() -> None:
-    app = create_app(AsyncCounter, Add, Count)
-    async with serving(app) as address, CounterEnv(f"http://{address}", message_timeout_s=0.5) as env:
-        await env.reset()
-        await asyncio.sleep(0.3)
-        await env.reset()
-        await asyncio.sleep(0.3)  # the timer of the first request has gone off
-        assert (await env.reset(seed=2)).observation.total == 2
+def test_timer_of_one_request_does_not_end_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        def __init__(self) -> None:
+            self.timers: list[tuple[float, Callable[[], None]]] = []
+
+        def time(self) -> float:
+            return self.now
+
+        def call_at(self, when: float, callback: Callable[[], None]) -> None:
+            self.timers.append((when, callback))
+
+        def advance(self, to: float) -> None:
+            while due := [timer for timer in self.timers if timer[0] <= to]:
+                self.timers.remove(min(due, key=lambda timer: timer[0]))
+                self.now = min(due, key=lambda timer: timer[0])[0]
+                min(due, key=lambda timer: timer[0])[1]()
+            self.now = to
+
+    clock, expired = Clock(), list[float]()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    watchdog = Watchdog(1.0, lambda: expired.append(clock.now))
+    watchdog.start()
+    watchdog.stop()
+    clock.advance(0.6)
+    watchdog.start()
+    clock.advance(1.5)  # the timer of the first request has gone off
+    assert expired == []
+    clock.advance(1.7)
+    assert expired == [1.6]
 
 
-async def test_a_cancelled_request_shifts_no_later_reply() -> None:
-    proceed = asyncio.Event()
+async def test_cancelled_requests_shift_no_later_reply() -> None:
+    asked = 0
 
     async def handler(ws: ServerConnection) -> None:
-        number = 0
+        nonlocal asked
         async for _ in ws:
-            number += 1
-            if number == 1:
-                await proceed.wait()
-            await ws.send(frame(number))
+            asked += 1
+            if asked >= 3:
+                for number in range(1, 4) if asked == 3 else (asked,):
+                    await ws.send(frame(number))
 
     async with scripted(handler) as url, CounterEnv(url) as env:
-        for _ in range(2):
+        for number in (1, 2):
             request = asyncio.create_task(env.reset())
-            await asyncio.sleep(0.05)
+            await eventually(lambda number=number: asked == number)
             request.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await request
-        proceed.set()
         assert (await env.reset()).observation.total == 3
         assert (await env.reset()).observation.total == 4
 
@@ -232,6 +241,9 @@ async def test_callers_take_turns() -> None:
         assert [r.observation.total for r in results] == [1, 2, 3, 4, 5]
 
 
+# Refusals and ends
+
+
 async def test_why_a_session_was_refused() -> None:
     async with (
         serving(create_app(Counter, Add, Count)) as address,
@@ -244,13 +256,7 @@ async def test_why_a_session_was_refused() -> None:
         assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
         assert not second.connected
         await first.disconnect()
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    assert (await second.reset(seed=1)).observation.total == 1
-                    break
-                except CapacityReached:
-                    await asyncio.sleep(0.01)
+        assert await reset_when_there_is_room(second, seed=1) == 1
     async with (
         serving(create_app(Unbuildable, Add, Count)) as address,
         CounterEnv(f"http://{address}") as env,
@@ -260,7 +266,16 @@ async def test_why_a_session_was_refused() -> None:
         assert failed.value.factory_name == "Unbuildable"
 
 
-async def test_a_lost_connection() -> None:
+async def reset_when_there_is_room(env: CounterEnv, seed: int) -> int:
+    async with asyncio.timeout(30):  # the server has to notice that a session has ended
+        while True:
+            try:
+                return (await env.reset(seed=seed)).observation.total
+            except CapacityReached:
+                await asyncio.sleep(0.01)
+
+
+async def test_lost_connection_is_told_until_a_reset() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         await ws.send(frame(1))
@@ -276,53 +291,41 @@ async def test_a_lost_connection() -> None:
         assert (await env.reset()).observation.total == 1  # in a session of its own
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "{",
-        "[]",
-        "{}",
-        '{"type":"state","data":{}}',
-        '{"type":"observation","data":{"observation":{"no":1}}}',
-        b"\xff",
-    ],
-)
-async def test_replies_that_are_not_the_wire(reply: str | bytes) -> None:
+async def test_replies_that_are_not_the_wire() -> None:
+    unread = '{"type":"observation","data":{"observation":{"no":1}}}'
+    replies: list[str | bytes] = ["{", "[]", "{}", '{"type":"state","data":{}}', unread, b"\xff"]
+    reply: str | bytes = b""
+
     async def handler(ws: ServerConnection) -> None:
         async for _ in ws:
             await ws.send(reply)
 
-    async with scripted(handler) as url, CounterEnv(url) as env:
-        with pytest.raises(ProtocolError, match="expected"):
-            await env.reset()
+    async with scripted(handler) as url:
+        for reply in replies:  # noqa: B007 - read by the server
+            async with CounterEnv(url) as env:
+                with pytest.raises(ProtocolError, match="expected"):
+                    await env.reset()
 
 
 async def test_nobody_there() -> None:
-    with pytest.raises(ConnectionFailed, match="check that it runs") as failed:
+    with pytest.raises(ConnectionFailed, match="check that it runs"):
         await CounterEnv("http://127.0.0.1:9").reset()
-    assert isinstance(failed.value, OpenEnvError)
-    app = create_app(Counter, Add, Count)
-    async with serving(app) as address:
+    async with serving(create_app(Counter, Add, Count)) as address:
         with pytest.raises(ConnectionFailed):
             await CounterEnv(f"http://{address}/nowhere").connect()
 
 
-async def test_closing_ends_a_request_that_waits() -> None:
+@pytest.mark.parametrize("how", ["close", "disconnect"])
+async def test_closing_ends_a_request_that_waits(how: str) -> None:
     env_class = SlowAsync.fresh()
-    async with serving(create_app(env_class, Add, Count)) as address:
+    app = create_app(env_class, Add, Count)
+    async with serving(app) as address:
         env = CounterEnv(f"http://{address}", message_timeout_s=None)
         request = asyncio.create_task(env.step(Add(amount=1)))
         await eventually(env_class.entered.is_set)
-        await env.close()
+        await getattr(env, how)()
         with pytest.raises(ConnectionLost):
             await request
-
-
-async def test_a_closed_client() -> None:
-    app = create_app(Counter, Add, Count)
-    async with serving(app) as address:
-        env = CounterEnv(f"http://{address}")
-        await env.reset()
         await env.close()
         await env.close()
         with pytest.raises(ClientClosed):
@@ -330,60 +333,46 @@ async def test_a_closed_client() -> None:
         await eventually(lambda: app.state.sessions.active == 0)
 
 
-@pytest.mark.slow
+# Event loops
+
+
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the first loop's socket
-def test_a_second_event_loop() -> None:
-    with CounterEnv.from_process(cwd=SUPPORT) as server:
-        env = CounterEnv(server.base_url)
-        assert asyncio.run(env.reset(seed=1)).observation.total == 1
-        with pytest.raises(ConnectionLost, match=r"one asyncio\.run\(\), or use sync\(\)"):
-            asyncio.run(env.step(Add(amount=1)))
-        assert asyncio.run(env.reset(seed=2)).observation.total == 2
+def test_second_event_loop_is_refused_while_the_first_runs(counter_url: str) -> None:
+    env = CounterEnv(counter_url)
 
-        async def elsewhere() -> None:
-            with pytest.raises(ConfigurationError, match="got a second loop"):
-                await asyncio.to_thread(asyncio.run, env.state())
-            assert (await env.state()).total == 3
-            await env.close()
+    async def play() -> None:
+        await env.reset(seed=3)
+        with pytest.raises(ConfigurationError, match="got a second loop"):
+            await asyncio.to_thread(asyncio.run, env.state())
+        assert (await env.state()).total == 3
+        await env.close()
 
-        async def play() -> None:
-            await env.reset(seed=3)
-            await elsewhere()
-
-        asyncio.run(play())
-        gc.collect()  # while the warning of the socket is ignored
+    asyncio.run(play())
+    gc.collect()  # while the warning of the socket is ignored
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connections of loops that have closed
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-def test_a_loop_that_has_closed_leaves_no_session_at_the_server(transport: str) -> None:
-    async def again(env: CounterEnv) -> int:
-        async with asyncio.timeout(20):  # the server has to notice
-            while True:
-                try:
-                    return (await env.reset(seed=2)).observation.total
-                except CapacityReached:
-                    await asyncio.sleep(0.01)
-
+def test_closed_loop_leaves_no_session_at_the_server(solo_url: str, transport: str) -> None:
     gc.disable()  # it would close the connection in the end
     try:
-        with LocalProcessProvider("solo:app", cwd=SUPPORT) as provider:
-            env = CounterEnv(provider.url, transport=transport)
-            assert asyncio.run(env.reset(seed=1)).observation.total == 1
-            with pytest.raises(ConnectionLost, match="event loop"):
-                asyncio.run(env.step(Add(amount=1)))
-            assert asyncio.run(again(env)) == 2
-            assert asyncio.run(again(env)) == 2
-            asyncio.run(env.close())
+        env = CounterEnv(solo_url, transport=transport)
+        assert asyncio.run(reset_when_there_is_room(env, seed=1)) == 1
+        with pytest.raises(ConnectionLost, match="event loop"):
+            asyncio.run(env.step(Add(amount=1)))
+        assert asyncio.run(reset_when_there_is_room(env, seed=2)) == 2
+        assert asyncio.run(reset_when_there_is_room(env, seed=2)) == 2
+        asyncio.run(env.close())
     finally:
         gc.enable()
         gc.collect()  # while the warnings of the sockets are ignored
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
+# URLs and modes
+
+
+def test_secrets_of_a_url_are_never_shown() -> None:
+    for url, words in (
         ("https://me:hush@h:1/base?key=hush#hush", "https://h:1/base"),
         ("ws://h/@me/ws", "ws://h/@me/ws"),
         ("http://hush@h", "http://h"),
@@ -393,13 +382,8 @@ def test_a_loop_that_has_closed_leaves_no_session_at_the_server(transport: str) 
         ("me:hush@h:1", "...@h:1"),
         ("http://h:80a0?hush", "http://h:80a0"),
         ("blackjack", "blackjack"),
-    ],
-)
-def test_what_messages_show_of_a_url(url: str, words: str) -> None:
-    assert shown(url) == words
-
-
-def test_a_url_that_is_none_is_told_without_its_password() -> None:
+    ):
+        assert shown(url) == words
     for url in ("ftp://me:hush@h", "me:hush@h:1", "http://me:hush@[::1"):
         with pytest.raises(ConfigurationError, match="expected a URL") as refused:
             CounterEnv(url)
@@ -417,3 +401,155 @@ def test_urls() -> None:
         CounterEnv()
     with pytest.raises(ConfigurationError, match="expected an app"):
         GenericEnvClient.from_process()
+
+
+def test_mode_comes_from_the_argument_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENENV_CLIENT_MODE", raising=False)
+    assert GenericEnvClient("http://h")._mode == "simulation"
+    assert GenericEnvClient("http://h", mode="Production")._mode == "production"
+    monkeypatch.setenv("OPENENV_CLIENT_MODE", "production")
+    assert GenericEnvClient("http://h")._mode == "production"
+    assert GenericEnvClient("http://h", mode="simulation")._mode == "simulation"
+    monkeypatch.setenv("OPENENV_CLIENT_MODE", "play")
+    with pytest.raises(ConfigurationError, match="OPENENV_CLIENT_MODE"):
+        GenericEnvClient("http://h")
+
+
+# More sessions, standing sessions, providers
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+async def test_more_sessions_of_one_client(transport: str) -> None:
+    app = create_app(Counter, Add, Count, max_concurrent_envs=2)
+    async with serving(app) as address:
+        async with CounterEnv(f"http://{address}", transport=transport) as parent:
+            await parent.reset(seed=1)
+            child = await parent.new_session()
+            assert type(child) is CounterEnv
+            assert (await child.reset(seed=5)).observation.total == 5
+            assert (await parent.state()).total == 1
+            with pytest.raises(CapacityReached):
+                await (await parent.new_session()).reset()
+        with pytest.raises(ClientClosed):
+            await child.reset()
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_client_that_is_closed_while_it_makes_a_session() -> None:
+    over, handler = silent(shakes_hands=False)
+    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        env = CounterEnv(url, connect_timeout_s=0.3)
+        making = asyncio.create_task(env.new_session())
+        await eventually(lambda: env._others)
+        await env.close()
+        with pytest.raises(ConnectionFailed, match="no answer within"):
+            await making
+        over.set()
+
+
+async def test_attached_client_leaves_its_session_standing() -> None:
+    app = create_app(Counter, Add, Count)
+    async with serving(app) as address:
+        session_id = await opened(address)
+        async with CounterEnv(f"http://{address}", session_id=session_id) as env:
+            await env.reset(seed=3)
+        async with CounterEnv(f"http://{address}", session_id=session_id, transport="http") as env:
+            assert (await env.state()).total == 3
+        assert app.sessions.active == 1  # it is not the client's to end
+
+
+class Runtime:
+    """A provider of the released shape: start, wait, stop."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.calls = url, list[Any]()
+
+    def start(self, port: int | None = None, **options: Any) -> str:
+        self.calls.append("start")
+        return self.url
+
+    def wait_for_ready(self, timeout_s: float = 60.0) -> None:
+        self.calls.append("wait")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+class Container:
+    """A provider of the other released shape."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.calls = url, list[Any]()
+        self.ready = True
+
+    def start_container(self, image: str | None = None, **options: Any) -> str:
+        self.calls.append("start")
+        return self.url
+
+    def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
+        self.calls.append(base_url)
+        if not self.ready:
+            raise TimeoutError("not ready")
+
+    def stop_container(self) -> None:
+        self.calls.append("stop")
+
+
+class Wanting(Container):
+    def start_container(self, image: str, **options: Any) -> str:  # type: ignore[override]
+        raise AssertionError
+
+
+class Refusing(Runtime):
+    def stop(self) -> None:
+        super().stop()
+        raise RuntimeError("cannot schedule new futures after shutdown")  # in the words of an executor
+
+
+async def test_providers_of_the_released_shapes() -> None:
+    async with serving(create_app(Counter, Add, Count)) as address:
+        url = f"http://{address}"
+        for provider, calls in ((Runtime(url), ["start", "wait"]), (Container(url), ["start", url])):
+            async with CounterEnv(provider=provider) as env:
+                assert await reset_when_there_is_room(env, seed=2) == 2
+                await env.disconnect()
+                assert env.base_url == url
+            assert provider.calls == [*calls, "stop"]
+        started = Runtime(url)
+        async with CounterEnv(url, provider=started):
+            pass
+        assert started.calls == ["stop"]
+        late = Container(url)
+        late.ready = False
+        with pytest.raises(TimeoutError, match="not ready"):
+            await CounterEnv(provider=late).connect()
+        assert late.calls == ["start", url, "stop"]
+    with pytest.raises(ConfigurationError, match=r"start_container\(\) to need no arguments, got image"):
+        CounterEnv(provider=Wanting("http://h"))
+    wanting = Wanting("http://h")
+    await CounterEnv("http://h", provider=wanting).close()  # it has been started with what it wants
+    assert wanting.calls == ["stop"]
+
+
+async def test_stop_of_a_provider_that_fails_is_not_tried_again() -> None:
+    provider = Refusing("http://h")
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await CounterEnv(provider=provider).close()
+    assert provider.calls == ["stop"]
+
+
+def test_end_of_the_servers_process_is_told() -> None:
+    provider = LocalProcessProvider("counter:app", cwd=SUPPORT)
+    assert (provider.alive, provider.output()) == (False, "")
+    with CounterEnv(provider=provider).sync() as env:
+        env.reset()
+        assert provider.alive
+        for process in psutil.Process().children(recursive=True):
+            if "serve" in process.cmdline() and "_guard.py" not in " ".join(process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(ConnectionLost, match="the server's process has ended"):
+            env.step(Add(amount=1))
+        assert not provider.alive
+        with pytest.raises(ConnectionFailed, match="the server's process has ended"):
+            env.reset()

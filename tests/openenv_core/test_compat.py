@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,91 +35,55 @@ def hook() -> None:
     compat.install(SERVER_NAMES)
 
 
-def provided() -> list[tuple[str, str]]:
-    names = Names(SERVER_NAMES)
-    return [(module, name) for module in MODULES for name in sorted(set(names.available(module)))]
-
-
-def not_provided() -> list[tuple[str, str]]:
-    names = Names(SERVER_NAMES)
-    return [
-        (module, name)
-        for module, entry in MODULES.items()
-        for name in entry.later
-        if names.target(module, name) is None
-    ]
-
-
 @pytest.mark.usefixtures("hook")
 def test_every_name_of_the_table_is_there() -> None:
-    for module, name in provided():
-        alias = importlib.import_module(module)
-        target = Names(SERVER_NAMES).target(module, name)
-        assert target is not None, (module, name)
-        assert getattr(alias, name) is resolve(target), (module, name)
-        assert name in dir(alias), module
+    names = Names(SERVER_NAMES)
+    for module in MODULES:
+        for name in names.available(module):
+            alias, target = importlib.import_module(module), names.target(module, name)
+            assert target is not None, (module, name)
+            assert getattr(alias, name) is resolve(target), (module, name)
+            assert name in dir(alias), module
 
 
 @pytest.mark.usefixtures("hook")
-def test_a_name_that_is_not_built_yet_says_so() -> None:
-    for module, name in not_provided():
-        with pytest.raises(
-            ImportError, match=rf"got {name}, which it does not: .*docs/compatibility\.md"
-        ) as caught:
-            exec(f"from {module} import {name}", {})
-        assert isinstance(caught.value, compat.NotProvided), (module, name)
-
-
-@pytest.mark.usefixtures("hook")
-def test_a_module_that_is_not_built_at_all_says_so_of_any_name() -> None:
+def test_name_that_is_not_provided_says_so() -> None:
+    names = Names(SERVER_NAMES)
+    for module, entry in MODULES.items():
+        for name in entry.later:
+            if names.target(module, name) is None:
+                with pytest.raises(compat.NotProvided, match=rf"got {name}, .*docs/compatibility\.md"):
+                    exec(f"from {module} import {name}", {})
     with pytest.raises(compat.NotProvided, match=r"openenv\.core\.harness, got Anything"):
         exec("from openenv.core.harness import Anything", {})
     with pytest.raises(ModuleNotFoundError, match=r"openenv\.no_such_module"):
         importlib.import_module("openenv.no_such_module")
-
-
-@pytest.mark.usefixtures("hook")
-def test_a_name_that_nobody_has_is_no_name() -> None:
-    module = importlib.import_module("openenv.core.env_server")
-    assert not hasattr(module, "NoSuchName")
     with pytest.raises(ImportError, match="NoSuchName"):
         exec("from openenv.core.env_server import NoSuchName", {})
+    assert not hasattr(importlib.import_module("openenv.core.env_server"), "NoSuchName")
 
 
 @pytest.mark.usefixtures("hook")
 def test_every_way_to_write_an_import() -> None:
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     exec("from openenv.core.env_server import *", scope)
     assert scope["Environment"] is openenv_core.Environment
     assert scope["create_app"] is resolve("servers:create_app")
     exec("import openenv.core.env_server.types as types; import openenv", scope)
-    assert scope["types"].Action is openenv_core.Action  # type: ignore[attr-defined]
-    assert scope["openenv"].core.env_server.types is scope["types"]  # type: ignore[attr-defined]
+    assert scope["types"].Action is openenv_core.Action
+    assert scope["openenv"].core.env_server.types is scope["types"]
     exec("from openenv.core import env_server, EnvClient", scope)
     assert isinstance(scope["env_server"], AliasModule)
     assert scope["EnvClient"] is openenv_core.EnvClient
-
-
-@pytest.mark.usefixtures("hook")
-def test_the_paths_of_the_first_releases_are_there_beside_our_own() -> None:
-    scope: dict[str, object] = {}
+    # The paths of the first releases, beside our own.
     exec("from openenv_core.env_server.types import Action", scope)
-    exec("from openenv_core.env_server import Environment, create_app", scope)
     exec("from openenv_core.client_types import StepResult", scope)
-    exec("from openenv_core.env_client import EnvClient", scope)
     assert scope["Action"] is openenv_core.Action
-    assert scope["Environment"] is openenv_core.Environment
     assert scope["StepResult"] is openenv_core.StepResult
-    assert scope["EnvClient"] is openenv_core.EnvClient
-
-
-@pytest.mark.usefixtures("hook")
-def test_a_model_can_hold_messages() -> None:
-    scope: dict[str, object] = {}
     exec("from openenv.core.env_server.interfaces import Action, Message", scope)
     exec("class Chat(Action):\n    messages: list[Message]", scope)
-    exec("chat = Chat(messages=[{'role': 'user', 'content': 'hi'}])", scope)
-    assert scope["chat"].messages == [{"role": "user", "content": "hi"}]  # type: ignore[attr-defined]
+    message = {"role": "user", "content": "hi"}
+    assert scope["Chat"](messages=[message]).messages == [message]
 
 
 def test_no_module_of_ours_is_hidden() -> None:
@@ -155,89 +120,67 @@ def test_the_servers_part_comes_from_the_server() -> None:
     assert scope["create_app"] is resolve("servers:create_app")
 
 
-@pytest.mark.parametrize(
-    ("files", "text"),
-    [
-        (
-            {"openenv-0.10.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: openenv\nVersion: 0.10.0\n"},
-            r"got openenv 0\.10\.0 in the same environment",
-        ),
-        (
-            {
-                "openenv_core-0.2.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: openenv-core\nVersion: 0.2.3\n"
-            },
-            r"got openenv-core 0\.2\.3",
-        ),
-        ({"openenv/__init__.py": ""}, "got a package 'openenv' at .*openenv"),
-    ],
-)
+RELEASED = {
+    "openenv-0.10.0.dist-info/METADATA": (
+        "Metadata-Version: 2.1\nName: openenv\nVersion: 0.10.0\n",
+        r"got openenv 0\.10\.0 in the same environment",
+    ),
+    "openenv_core-0.2.3.dist-info/METADATA": (
+        "Metadata-Version: 2.1\nName: openenv-core\nVersion: 0.2.3\n",
+        r"got openenv-core 0\.2\.3",
+    ),
+    "openenv/__init__.py": ("", "got a package 'openenv' at .*openenv"),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
 def test_beside_the_released_package_it_refuses(
-    files: dict[str, str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(content)
+    content, text = RELEASED[name]
+    (tmp_path / name).parent.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
+    if name.startswith("openenv/"):  # a mere folder of that name is no package
+        compat.install()
+        assert isinstance(importlib.import_module("openenv"), AliasModule)
+        assert find_spec("openenv.core") is not None
+        compat.uninstall()
+        importlib.invalidate_caches()
+    (tmp_path / name).write_text(content)
     with pytest.raises(ConfigurationError, match=text) as caught:
         compat.install()
     assert "pip uninstall" in str(caught.value)
     assert compat.installed() is None
 
 
-def test_a_mere_folder_of_that_name_is_not_the_released_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "openenv").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    compat.install()
-    assert isinstance(importlib.import_module("openenv"), AliasModule)
-    assert find_spec("openenv.core") is not None
-
-
-def test_it_is_light() -> None:
-    program = (
-        "import sys; import openenv_core; before = set(sys.modules)\n"
-        "from openenv_core import compat; compat.install()\n"
-        "import openenv.core.env_server.http_server, openenv.core.env_client\n"
-        "print(*(set(sys.modules) - before))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"fastapi", "starlette", "servers", "websockets", "picows", "httpx"}
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
+@pytest.mark.slow
+def test_wheel_that_has_overwritten_our_package_is_named(tmp_path: Path) -> None:
+    """The released wheel brings a package of our name; installed after ours, its __init__ replaces ours."""
+    for package in ("openenv_core", "servers"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    entry = "[ropewalk.commands]\nserve = servers.app:create_app\n"
+    for name, content in {
+        "openenv_core/__init__.py": "def __getattr__(name):\n    raise AttributeError(name)\n",
+        "openenv/__init__.py": "",
+        "ropewalk-0.1.0.dist-info/METADATA": "Name: ropewalk\nVersion: 0.1.0\n",
+        "ropewalk-0.1.0.dist-info/entry_points.txt": entry,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    for program in (
         "from servers.target import load_app; load_app('blackjack')",
         "import sys; from openenv_core.cli.main import main; sys.exit(main(['serve', 'blackjack']))",
-    ],
-)
-def test_a_wheel_that_has_overwritten_our_package_is_named(program: str, tmp_path: Path) -> None:
-    """The released wheel brings a package of our name; installed after ours, its __init__ replaces ours."""
-    shutil.copytree(ROOT / "openenv_core", tmp_path / "openenv_core")
-    shutil.copytree(ROOT / "servers", tmp_path / "servers")
-    (tmp_path / "openenv_core" / "__init__.py").write_text(
-        "def __getattr__(name):\n    raise AttributeError(name)\n"
-    )
-    (tmp_path / "openenv").mkdir()
-    (tmp_path / "openenv" / "__init__.py").write_text("")
-    (tmp_path / "ropewalk-0.1.0.dist-info").mkdir()
-    (tmp_path / "ropewalk-0.1.0.dist-info" / "METADATA").write_text("Name: ropewalk\nVersion: 0.1.0\n")
-    entry = "[ropewalk.commands]\nserve = servers.app:create_app\n"
-    (tmp_path / "ropewalk-0.1.0.dist-info" / "entry_points.txt").write_text(entry)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode
-    assert "expected Ropewalk without the released OpenEnv package" in done.stderr.splitlines()[-1]
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode
+        assert "expected Ropewalk without the released OpenEnv package" in done.stderr.splitlines()[-1]
 
 
 def test_the_table_in_the_docs_is_the_table() -> None:

@@ -1,8 +1,12 @@
-"""The base class: what subclasses get from its constructor, and that they need not call it."""
+"""What authors inherit: transforms, rubrics, tasks made from numbers."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from openenv_core import Action, Environment, Observation, State
+from openenv_core.tasks import LISTED, RANGE, GeneratedTasks
 from openenv_core.transforms import CompositeTransform, NullTransform, Transform
 
 
@@ -60,7 +64,7 @@ def test_without_either_nothing_changes() -> None:
         assert environment.step(ACTION) == Observation(reward=0.0, metadata={"of": {"worth": 0.5}})
 
 
-def test_a_subclass_need_not_call_the_constructor() -> None:
+def test_subclass_need_not_call_the_constructor() -> None:
     class Own(Bare):
         def __init__(self) -> None:
             self.mine = 1
@@ -71,18 +75,15 @@ def test_a_subclass_need_not_call_the_constructor() -> None:
     assert environment.step(ACTION).reward == 0.0
 
 
-def test_a_rubric_gives_the_reward_and_hears_of_episodes() -> None:
+def test_rubric_gives_the_reward_and_hears_of_episodes() -> None:
     rubric = Rubric()
-    environment = Bare(rubric=rubric)
-    environment.reset()
+    for environment, worth in (
+        (Bare(rubric=rubric), 0.5),
+        (Bare(rubric=lambda action, observation: 0.25), 0.25),
+    ):
+        environment.reset()
+        assert environment.step(ACTION).reward == worth
     assert rubric.told == 1
-    assert environment.step(ACTION).reward == 0.5
-
-
-def test_a_function_is_a_rubric() -> None:
-    environment = Bare(rubric=lambda action, observation: 0.25)
-    environment.reset()
-    assert environment.step(ACTION).reward == 0.25
 
 
 async def test_rubrics_of_either_kind_can_be_awaited() -> None:
@@ -93,7 +94,7 @@ async def test_rubrics_of_either_kind_can_be_awaited() -> None:
         assert getattr(rubric, "told", 0) == told
 
 
-def test_an_async_rubric_in_a_plain_step_is_refused() -> None:
+def test_async_rubric_in_a_plain_step_is_refused() -> None:
     with pytest.raises(TypeError, match=r"got an awaitable; .*_apply_rubric_async"):
         Bare(rubric=AsyncRubric()).step(ACTION)
 
@@ -101,3 +102,45 @@ def test_an_async_rubric_in_a_plain_step_is_refused() -> None:
 def test_transforms_apply_in_order() -> None:
     environment = Bare(CompositeTransform([Mark("a"), NullTransform(), Mark("b")]))
     assert environment.reset().metadata == {"marks": ["a", "b"]}
+
+
+# Tasks that are made from numbers: each split has numbers of its own
+
+
+class Sums(GeneratedTasks):
+    SPLITS = {"train": 1000, "test": 30, "hard": 2}  # noqa: RUF012 - read only
+
+    def describe_task(self, split: str, index: int) -> Mapping[str, Any]:
+        return {"sum": f"{self.task_number(split, index)} + 1"}
+
+
+def test_splits_and_their_tasks() -> None:
+    sums = Sums()
+    assert sums.list_splits() == [
+        {"name": "train", "type": "train"},
+        {"name": "test", "type": "test"},
+        {"name": "hard", "type": "validation"},
+    ]
+    assert [sums.num_tasks(split) for split in Sums.SPLITS] == [1000, 30, 2]
+    assert sums.get_task("test", 29) == {"split": "test", "index": 29, "sum": "1029 + 1"}
+    numbers = {Sums.task_number(split, index) for split, size in Sums.SPLITS.items() for index in range(size)}
+    assert numbers == set(range(1032))
+    assert len(sums.list_tasks("train")) == LISTED
+    assert len(sums.list_tasks("hard")) == 2
+    assert [task["index"] for task in sums.get_task_range("hard")] == [0, 1]
+    assert [task["index"] for task in sums.get_task_range("test", -2)] == [28, 29]
+    assert sums.get_task_range("test", 5, 5) == []
+
+
+def test_index_split_or_range_that_is_none_is_refused() -> None:
+    sums: Any = Sums()
+    for index in (-1, 30, 1.0, True, "1", None):
+        with pytest.raises(IndexError, match="from 0 to 29"):
+            sums.get_task("test", index)
+    for split in ("", "Test", None, 3, ["test"]):
+        for ask in (sums.num_tasks, sums.list_tasks, sums.get_task_range, lambda one: sums.get_task(one, 0)):
+            with pytest.raises(KeyError, match="train, test, hard"):
+                ask(split)
+    with pytest.raises(ValueError, match=f"at most {RANGE}"):
+        sums.get_task_range("train")
+    assert len(sums.get_task_range("train", 0, RANGE)) == RANGE

@@ -1,4 +1,7 @@
-"""The server goes when its owner goes, whatever the owner goes of. Real processes, really killed."""
+"""Servers in processes of their own: tokens, starts that fail, and the end.
+
+The server goes when its owner goes, whatever the owner goes of. Real processes, really killed.
+"""
 
 import os
 import signal
@@ -103,8 +106,15 @@ def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
-def test_a_killed_owner_takes_its_server_along(signum: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, marks=pytest.mark.soak),
+    ],
+)
+def test_killed_owner_takes_its_server_along(signum: signal.Signals) -> None:
     with owner("wait") as (process, url):
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 2  # the guard and the server
@@ -114,14 +124,16 @@ def test_a_killed_owner_takes_its_server_along(signum: signal.Signals) -> None:
         eventually(lambda: port_is_free(url))
 
 
-@pytest.mark.parametrize("how", ["raise", "end"])
-def test_an_owner_that_forgets_leaves_nothing(how: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", pytest.param("end", marks=pytest.mark.soak)])
+def test_owner_that_forgets_to_stop_leaves_nothing(how: str) -> None:
     with owner(how) as (process, url):
         process.wait(PATIENCE_S)
         assert port_is_free(url)  # the owner's exit waits for the server's
 
 
-def test_a_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
+@pytest.mark.slow
+def test_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
     with owner("fork") as (process, url):
         assert process.stdout is not None
         fork = psutil.Process(int(process.stdout.readline()))
@@ -134,14 +146,16 @@ def test_a_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
             fork.kill()
 
 
-def test_a_fork_does_not_hold_up_stopping() -> None:
+@pytest.mark.slow
+def test_fork_does_not_hold_up_stopping() -> None:
     with owner("stop beside a fork") as (process, url):
         assert process.stdout is not None
         assert float(process.stdout.readline()) < 30
         assert port_is_free(url)
 
 
-def test_the_end_of_a_fork_leaves_the_server_alone() -> None:
+@pytest.mark.slow
+def test_end_of_a_fork_leaves_the_server_alone() -> None:
     with owner("a fork ends") as (process, url):
         assert process.stdout is not None
         assert process.stdout.readline() == "ended\n"
@@ -149,14 +163,15 @@ def test_the_end_of_a_fork_leaves_the_server_alone() -> None:
             assert reply.status == 200
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"])
-def test_an_owner_without_standard_streams(closed: str) -> None:
+def test_owner_without_standard_streams(closed: str) -> None:
     command = f'"$0" -c "$1" "$2" end {closed}'
     arguments = ["sh", "-c", command, sys.executable, OWNER, SUPPORT]
     assert subprocess.run(arguments, capture_output=True, timeout=PATIENCE_S).returncode == 0
 
 
-def test_a_killed_guard_takes_the_server_along() -> None:
+def test_killed_guard_takes_the_server_along() -> None:
     with owner("wait") as (process, url):
         guard = psutil.Process(process.pid).children()[0]
         (server,) = guard.children()
@@ -165,56 +180,61 @@ def test_a_killed_guard_takes_the_server_along() -> None:
         eventually(lambda: port_is_free(url))
 
 
-@pytest.mark.slow
-def test_start_and_stop() -> None:
+def test_provider_can_be_started_and_stopped_again_and_again() -> None:
     provider = LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars={"COUNTER_TEST": "1"})
     assert provider.url is None
     url = provider.start()
     family = psutil.Process().children(recursive=True)
     assert provider.start() == provider.url == url
     assert any(p.environ().get("COUNTER_TEST") == "1" for p in family)
+    # Ctrl-C in the terminal does not reach the guard; one that does leaves stopping to the owner.
+    guard = psutil.Process().children()[0]
+    assert os.getsid(guard.pid) != os.getsid(0)
+    guard.send_signal(signal.SIGINT)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
         assert reply.status == 200
+    assert alive(guard)
     provider.stop()
     provider.stop()
     assert provider.url is None
     assert not any(map(alive, family))
     assert port_is_free(url)
-    with provider:  # it can be started again
+    with provider:
         assert provider.url is not None
 
 
 TOKEN, OTHER = "a-token-of-good-length", "another-token-of-good-length"
 
 
-def test_tokens_of_the_shell_are_not_the_server_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tokens_of_the_shell_are_not_the_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"{OTHER}\n")
     monkeypatch.setenv("ROPEWALK_TOKENS", TOKEN)
     monkeypatch.setenv("ROPEWALK_TOKEN_FILE", str(tmp_path / "tokens"))
-    with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, start_timeout_s=20) as env:
+    with GenericEnvClient.from_process("counter:app", cwd=SUPPORT) as env:
         assert env.reset(seed=1).observation["total"] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["variable", "file"])
-def test_a_server_that_gets_tokens_is_asked_with_the_first(by: str, tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
-    variables = {
-        "variable": {"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"},
-        "file": {"ROPEWALK_TOKEN_FILE": str(tmp_path / "tokens")},
-    }[by]
-    options = {"cwd": SUPPORT, "env_vars": variables, "start_timeout_s": 20}
-    with GenericEnvClient.from_process("counter:app", **options) as env:
+def test_server_that_gets_tokens_is_asked_with_the_first() -> None:
+    variables = {"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"}
+    with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, env_vars=variables) as env:
         assert env.reset(seed=1).observation["total"] == 1
         with pytest.raises(AuthenticationFailed):
             GenericEnvClient(env.base_url).sync().connect()
+
+
+@pytest.mark.slow
+def test_header_of_the_caller_goes_before_the_servers_first_token(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
+    variables = {"ROPEWALK_TOKEN_FILE": str(tmp_path / "tokens")}
     headers = {"authorization": f"Bearer {OTHER}"}
-    with GenericEnvClient.from_process("counter:app", headers=headers, **options) as env:
+    with GenericEnvClient.from_process(
+        "counter:app", cwd=SUPPORT, env_vars=variables, headers=headers
+    ) as env:
         assert env.reset(seed=1).observation["total"] == 1
 
 
 def test_where_no_token_can_be_read_there_is_none(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(TOKEN)
+    (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
     (tmp_path / "bytes").write_bytes(b"\xff")
     os.mkfifo(tmp_path / "pipe")
     assert first_token({"ROPEWALK_TOKEN_FILE": "tokens"}, tmp_path) == TOKEN
@@ -266,15 +286,6 @@ def test_a_server_that_stays_silent_is_given_up() -> None:
 def test_a_directory_that_is_not_there() -> None:
     with pytest.raises(ProviderError, match="expected to start"):
         LocalProcessProvider("counter:app", cwd="/no/such/directory").start()
-
-
-def test_sigint_to_the_whole_terminal_leaves_stopping_to_the_owner() -> None:
-    with LocalProcessProvider("counter:app", cwd=SUPPORT):
-        guard = psutil.Process().children()[0]
-        assert os.getsid(guard.pid) != os.getsid(0)
-        guard.send_signal(signal.SIGINT)
-        time.sleep(0.1)
-        assert alive(guard)
 
 
 def test_stopping_ends_a_start_that_is_under_way() -> None:

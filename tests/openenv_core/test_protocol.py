@@ -1,76 +1,122 @@
+"""The wire: its models, requests and replies as JSON, errors by name. Any values and bytes: tests/fuzz."""
+
+import inspect
 import json
-import math
+import re
 from datetime import date
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from openenv_core import Action, Observation
+from openenv_core import (
+    Action,
+    ConcurrencyConfig,
+    EnvironmentMetadata,
+    Observation,
+    OpenEnvError,
+    RequestTimeout,
+    ServerError,
+    State,
+    ValidationFailed,
+    errors,
+)
 from openenv_core.protocol.jsonio import dumps, reader
-from openenv_core.protocol.replies import decode_reply, encode_error, encode_http_result, encode_observation
+from openenv_core.protocol.replies import decode_reply, encode_error, encode_observation, server_error
 from openenv_core.protocol.requests import Close, ReadState, RequestDecoder, Reset, encode_request
+from openenv_core.tools import (
+    RESERVED_TOOL_NAMES,
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+    ToolError,
+    ToolErrorType,
+)
+
+OBSERVATION = {"done": False, "reward": None, "metadata": {}}
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+LATE = {"error_type": "timeout", "message": "30 s"}
+
+# Each model with the least that it takes, and what this comes out as beside that.
+WHOLE: list[tuple[type[BaseModel], dict[str, Any], dict[str, Any]]] = [
+    (Action, {}, {"metadata": {}}),
+    (Observation, {}, OBSERVATION),
+    (State, {"anything": [1]}, {"episode_id": None, "step_count": 0}),
+    (ConcurrencyConfig, {}, {"max_concurrent_envs": 1, "session_timeout": None}),
+    (ConcurrencyConfig, {"session_timeout": 0.5}, {"max_concurrent_envs": 1}),
+    (
+        EnvironmentMetadata,
+        {"name": "n", "description": "d"},
+        dict.fromkeys(("readme_content", "version", "author", "documentation_url")),
+    ),
+    (ListToolsAction, {}, {"metadata": {}, "type": "list_tools"}),
+    (CallToolAction, {"tool_name": "add"}, {"metadata": {}, "type": "call_tool", "arguments": {}}),
+    (ListToolsObservation, {"tools": [TOOL]}, OBSERVATION),
+    (CallToolObservation, {"tool_name": "add"}, {**OBSERVATION, "result": None, "error": None}),
+    (CallToolObservation, {"tool_name": "add", "error": LATE}, {**OBSERVATION, "result": None}),
+]
+
+REFUSED: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (Action, {"extra": 1}),
+    (Observation, {"extra": 1}),
+    (Observation, {"reward": "much"}),
+    (State, {"step_count": -1}),
+    (EnvironmentMetadata, {"name": "n"}),
+    (ConcurrencyConfig, {"max_concurrent_envs": 0}),
+    (ConcurrencyConfig, {"session_timeout": 0}),
+    (ConcurrencyConfig, {"extra": 1}),
+    (ListToolsAction, {"type": "call_tool"}),
+    (ListToolsAction, {"tool_name": "add"}),
+    (CallToolAction, {}),
+    (CallToolAction, {"tool_name": "add", "args": {}}),
+    (Tool, {"name": "add", "description": "Adds.", "inputSchema": {}}),
+    (ToolError, {"error_type": "unknown", "message": ""}),
+]
 
 
-class Say(Action):
-    text: str = ""
-    payload: bytes = b""
-    anything: Any = None
+def test_models_of_the_wire() -> None:
+    for model, given_, rest in WHOLE:
+        read = model.model_validate(given_)
+        assert read.model_dump(mode="json") == given_ | rest
+        assert model.model_validate_json(read.model_dump_json()) == read
+    for model, refused in REFUSED:
+        with pytest.raises(ValidationError):
+            model.model_validate(refused)
+    for reward in (True, 1, 0.5, None):
+        back = Observation.model_validate_json(Observation(reward=reward).model_dump_json()).reward
+        assert (type(back), back) == (type(reward), reward)
+    kinds = {"execution_error", "invalid_args", "transport_error", "tool_not_found", "timeout"}
+    assert {kind.value for kind in ToolErrorType} == kinds
+    assert {"reset", "step", "state", "close"} == RESERVED_TOOL_NAMES
 
 
 class Heard(Observation):
     text: str = ""
     payload: bytes = b""
-    anything: Any = None
 
 
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=10,
-).filter(lambda value: "inf" not in repr(value))
-TEXT = st.text()
-REWARD = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats()
-
-
-@given(TEXT, st.binary(), PLAIN)
-def test_actions_survive_the_wire(text: str, payload: bytes, anything: Any) -> None:
-    action = Say(text=text, payload=payload, anything=anything, metadata={"k": text})
-    assert RequestDecoder(Say).frame(encode_request("step", action).decode()) == action
-
-
-@given(TEXT, st.binary(), PLAIN, REWARD, st.booleans())
-def test_observations_survive_the_wire(
-    text: str, payload: bytes, anything: Any, reward: Any, done: bool
+@given(st.text(), st.binary(), st.none() | st.booleans() | st.integers(-(10**9), 10**9), st.booleans())
+def test_observations_are_read_as_they_were_written(
+    text: str, payload: bytes, reward: Any, done: bool
 ) -> None:
-    observation = Heard(text=text, payload=payload, anything=anything, reward=reward, done=done)
+    observation = Heard(text=text, payload=payload, reward=reward, done=done)
     data = decode_reply(encode_observation(observation), "observation")
-    finite = reward is None or math.isfinite(reward)
-    assert data["done"] is done
-    assert type(data["reward"]) is type(observation.reward if finite else None)
-    assert "metadata" not in data
-    assert data["observation"].keys() == {"text", "payload", "anything", "metadata"}
+    assert data["observation"].keys() == {"text", "payload", "metadata"}
     back = reader(Heard)({**data["observation"], "done": done, "reward": data["reward"]})
-    assert back == observation.model_copy(update={"reward": observation.reward if finite else None})
-
-
-@given(REWARD, st.dictionaries(st.text(), st.booleans(), max_size=2))
-def test_http_results(reward: Any, metadata: dict[str, bool]) -> None:
-    body = json.loads(encode_http_result(Heard(reward=reward, metadata=metadata)))
-    assert body["metadata"] == (metadata or None)
-    assert body["reward"] is None or isinstance(body["reward"], float)
+    assert back == observation
 
 
 def test_requests_without_data() -> None:
-    decoder = RequestDecoder(Say)
+    decoder = RequestDecoder(Action)
     assert isinstance(decoder.frame(encode_request("state").decode()), ReadState)
     assert isinstance(decoder.frame(encode_request("close").decode()), Close)
     assert decoder.frame(encode_request("reset").decode()) == Reset({})
-    assert decoder.frame(encode_request("reset", {"seed": 1, "sab": True}).decode()) == Reset(
-        {"seed": 1, "sab": True}
-    )
+    options = {"seed": 1, "sab": True}
+    assert decoder.frame(encode_request("reset", options).decode()) == Reset(options)
     assert decoder.frame('{"type":"reset","data":null}') == Reset({})
 
 
@@ -79,15 +125,39 @@ def test_any_text_fits_into_an_error(message: str) -> None:
     assert json.loads(encode_error("EXECUTION_ERROR", message))["data"]["code"] == "EXECUTION_ERROR"
 
 
-def test_strict_models_are_read_as_json() -> None:
+def test_strict_models_are_read_as_json_and_what_json_cannot_hold_is_named() -> None:
     class Strict(Observation):
         model_config = ConfigDict(strict=True)
         day: date
 
     assert reader(Strict)({"day": "2026-01-02"}).day == date(2026, 1, 2)
     assert reader(Observation)({"done": True}).done is True
-
-
-def test_what_json_cannot_hold_is_named() -> None:
     with pytest.raises((TypeError, ValueError), match="got object"):
         dumps({"x": object()})
+
+
+def test_tree_of_errors_in_the_docstring_is_the_tree() -> None:
+    classes = {n: c for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, OpenEnvError)}
+    drawn: dict[str, int] = {}
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"^(    [│├└─ ]*)([A-Z]\w+)", line)
+        if match:
+            drawn[match[2]] = len(match[1])
+    assert drawn.keys() == classes.keys()
+    path: list[str] = []
+    for name, indent in drawn.items():
+        path = [p for p in path if drawn[p] < indent]
+        assert not path or path[-1] in [base.__name__ for base in classes[name].__bases__]
+        path.append(name)
+
+
+def test_whatever_a_server_says_of_an_error_is_a_typed_error() -> None:
+    listed: list[object] = [{"loc": ["a", 0], "msg": "m"}]
+    for found in (None, "text", 3, [1], listed, [{"loc": 5}], [{"loc": None}]):
+        error = server_error({"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": found})
+        assert isinstance(error, ValidationFailed)
+        assert "Invalid message" in str(error)
+    error = server_error({"code": "NEW"})
+    assert type(error) is ServerError
+    assert error.code == "NEW"
+    assert issubclass(RequestTimeout, TimeoutError)

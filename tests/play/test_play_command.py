@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_process import eventually, gone, serve
+from serve_process import SUPPORT, eventually, gone, serve
 from terminal_process import PATIENCE_S, in_terminal
 
-SUPPORT = str(Path(__file__).parents[1] / "support")
+from openenv_core.cli.main import main
 
 
 def play(*words: str, typed: str = "", **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -31,7 +31,8 @@ def events(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_person_plays_in_a_terminal() -> None:
+@pytest.mark.slow
+def test_person_plays_in_a_terminal() -> None:
     with in_terminal("play", "blackjack", "--seed", "7") as terminal:
         terminal.until(":help for commands")
         terminal.until("--- episode 1, seed 7")
@@ -92,37 +93,44 @@ def test_lines_of_a_pipe_are_answers() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
+def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, why in (
         (("blackjack", "--action", "hit"), "expected a JSON object"),
         (("blackjack", "--action", "{}", "--random", "3"), "expected --action or --random"),
         (("blackjack", "--random", "0"), "--random"),
         (("blackjack", "--timeout", "soon"), "--timeout"),
         (("blackjack", "--token", "t"), "expected --token with a URL"),
         (("http://localhost:80a0",), "expected an OpenEnv server at ws://localhost:80a0/ws"),
-    ],
-)
-def test_what_cannot_be_is_refused(words: tuple[str, ...], why: str) -> None:
-    from openenv_core.cli.main import main
-
-    with pytest.MonkeyPatch.context() as patch:
-        said: list[str] = []
-        patch.setattr(sys.stderr, "write", said.append)
+    ):
         assert main(["play", *words]) == 2
-    assert why in "".join(said)
+        assert why in capsys.readouterr().err
+
+
+ENDS = [
+    ("ctrl-c", 130, "episode 1 was left after 0 steps: return 0"),
+    ("window closes", -9, ""),
+    ("server dies", 2, "ropewalk: "),
+]
 
 
 @pytest.mark.soak
-def test_ctrl_c_leaves_and_ends_the_server() -> None:
+@pytest.mark.parametrize(("how", "status", "words"), ENDS)
+def test_nothing_is_left_whatever_ends_the_game(how: str, status: int, words: str) -> None:
     with in_terminal("play", "blackjack", "--seed", "7") as terminal:
         terminal.until("\naction (hit|stand): ")
         family = terminal.family
-        terminal.interrupt()
-        assert terminal.ended() == 130
-        assert "episode 1 was left after 0 steps: return 0" in terminal.shown
+        if how == "ctrl-c":
+            terminal.interrupt()
+        elif how == "window closes":
+            terminal.process.kill()
+        else:
+            for process in family[1:]:
+                process.kill()
+            terminal.type("hit")
+        assert terminal.ended() == status
+        assert words in terminal.shown
         assert "Traceback" not in terminal.shown
-        assert all(gone(process) for process in family)
+        eventually(lambda: all(gone(process) for process in family))
 
 
 @pytest.mark.soak
@@ -135,15 +143,6 @@ def test_ctrl_c_leaves_a_step_that_hangs() -> None:
         terminal.interrupt()
         assert terminal.ended() == 130
         assert all(gone(process) for process in family)
-
-
-@pytest.mark.soak
-def test_a_window_that_closes_ends_the_server() -> None:
-    with in_terminal("play", "blackjack") as terminal:
-        terminal.until("\naction (hit|stand): ")
-        family = terminal.family
-        terminal.process.kill()
-        eventually(lambda: all(gone(process) for process in family))
 
 
 @pytest.mark.soak
@@ -210,7 +209,7 @@ def test_actions_are_played_in_their_order() -> None:
 
 
 @pytest.mark.soak
-def test_a_server_that_runs_already_is_left_running() -> None:
+def test_server_that_runs_already_is_left_running() -> None:
     token = "correct-horse-battery-staple"
     with serve("--token", token, app="playground:fields_app") as server:
         url = f"http://{server.address}"
@@ -224,7 +223,7 @@ def test_a_server_that_runs_already_is_left_running() -> None:
 
 
 @pytest.mark.soak
-def test_a_server_that_reloads_is_played_on(tmp_path: Path) -> None:
+def test_server_that_reloads_is_played_on(tmp_path: Path) -> None:
     source = Path(shutil.copy(Path(SUPPORT, "playground.py"), tmp_path / "copied_playground.py"))
     with (
         serve("--reload", app=f"{source}:fields_app") as server,
@@ -241,25 +240,3 @@ def test_a_server_that_reloads_is_played_on(tmp_path: Path) -> None:
         terminal.until("--- episode 2")
         terminal.type(":quit")
         assert terminal.ended() == 0
-
-
-@pytest.mark.soak
-def test_a_server_that_dies_ends_the_game() -> None:
-    with in_terminal("play", "blackjack", "--seed", "7") as terminal:
-        terminal.until("\naction (hit|stand): ")
-        for process in terminal.family[1:]:
-            process.kill()
-        terminal.type("hit")
-        assert terminal.ended() == 2
-        assert "ropewalk: " in terminal.shown
-        assert "Traceback" not in terminal.shown
-
-
-@pytest.mark.soak
-def test_a_reader_that_has_gone_is_no_fault() -> None:
-    command = f"{sys.executable} -m openenv_core.cli play blackjack --random 2000 --json | head -1"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, cwd=SUPPORT
-    )
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""

@@ -1,5 +1,6 @@
 """What the tests of the bridge share."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,3 +12,49 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from examples.grpo_blackjack.tiny_policy import make_tiny_policy
 
     return make_tiny_policy(tmp_path_factory.mktemp("tiny_policy"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def random_policy() -> Callable[[Path, int, int], Path]:
+    """Make a checkpoint, of a folder, a size of vocabulary and a seed, that ends no answer by itself."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    def make(folder: Path, vocabulary: int, seed: int) -> Path:
+        torch.manual_seed(seed)
+        config = Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=64,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+        Qwen3ForCausalLM(config).float().save_pretrained(str(folder))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def engine_environment() -> Iterator[None]:
+    """The variables that an engine's process is started with, and the thread that they leave it."""
+    import torch
+
+    from rl_bridge.generator.settings import engine_environment
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in engine_environment(on_gpu=False).items():
+            patch.setenv(name, value)
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        yield
+    torch.set_num_threads(threads)

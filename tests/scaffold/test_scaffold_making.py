@@ -1,8 +1,7 @@
-"""Folders that `ropewalk init` makes: what is in them, and what is not made at all."""
+"""Folders that `ropewalk init` makes: names, what is in them, and what is not made at all."""
 
 import ast
 import filecmp
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import read_manifest
 from openenv_core.scaffold import making
 from openenv_core.scaffold.making import TEMPLATES, make
-from openenv_core.scaffold.names import Names
+from openenv_core.scaffold.names import LONGEST, Names, names_of
 
 FOLDER = Path(making.__file__).with_name("templates")
 NAMES = Names("rock_paper")
@@ -60,7 +59,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_is_whole_and_has_its_own_name_everywhere(made: Path) -> None:
+def test_folder_is_whole_and_has_its_own_name_everywhere(made: Path) -> None:
     found = files(made)
     assert made.name == "rock_paper_env"
     assert set(found) >= PARTS
@@ -73,34 +72,21 @@ def test_a_folder_is_whole_and_has_its_own_name_everywhere(made: Path) -> None:
     assert '"rock_paper_env.server.app:app"' in found["server/Dockerfile"]
     assert found["README.md"].startswith("# Rock Paper\n")
     assert read_manifest(made).name == "rock_paper_env"
-
-
-def test_what_is_python_compiles(made: Path) -> None:
     for path in made.rglob("*.py"):
-        compile(path.read_text(), path, "exec", dont_inherit=True)
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+    plain = made.parent / "plain"
+    plain.mkdir()
+    assert made.stat().st_mode == plain.stat().st_mode, "other people can read it"
 
 
 def test_its_caller_loads_no_server(made: Path) -> None:
-    said = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys, {made.name} as made\nprint(made.RockPaperEnv.default_app)\n"
-            "print([m for m in ('gymnasium', 'fastapi', 'servers', 'numpy') if m in sys.modules])",
-        ],
-        cwd=made.parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+    code = (
+        f"import sys, {made.name} as made\nprint(made.RockPaperEnv.default_app)\n"
+        "print([m for m in ('gymnasium', 'fastapi', 'servers', 'numpy') if m in sys.modules])"
     )
-    assert said.stdout.splitlines() == ["rock_paper_env.server.app:app", "[]"]
-
-
-def test_other_people_can_read_it(made: Path) -> None:
-    plain = made.parent / "plain"
-    plain.mkdir()
-    assert made.stat().st_mode == plain.stat().st_mode
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=made.parent, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["rock_paper_env.server.app:app", "[]"]
 
 
 def test_templates_agree_where_they_are_the_same() -> None:
@@ -121,29 +107,24 @@ def test_every_template_is_told_of() -> None:
     )
 
 
-def test_no_docstring_of_a_template_is_missing() -> None:
-    for path in FOLDER.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text())), path
-
-
-def test_an_empty_folder_is_taken_and_a_missing_parent_is_made(tmp_path: Path) -> None:
+def test_folder_is_made_where_nothing_is_and_nowhere_else(tmp_path: Path) -> None:
     (tmp_path / "there" / NAMES.package).mkdir(parents=True)
     for parent in ("there", "new/newer"):
         assert (make(NAMES, "game", tmp_path / parent) / "openenv.yaml").is_file()
         assert left(tmp_path / parent) == [NAMES.package]
-
-
-def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
-    folder = tmp_path / NAMES.package
-    folder.mkdir()
-    (folder / "mine").write_text("mine")
+    mine = tmp_path / "mine" / NAMES.package
+    mine.mkdir(parents=True)
+    (mine / "mine").write_text("mine")
     with pytest.raises(ConfigurationError, match="a folder with something in it"):
-        make(NAMES, "game", tmp_path)
-    assert files(tmp_path) == {f"{NAMES.package}/mine": "mine"}
+        make(NAMES, "game", mine.parent)
+    assert files(mine.parent) == {f"{NAMES.package}/mine": "mine"}
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="choose another place"):
+        make(NAMES, "game", tmp_path / "file")
 
 
 @pytest.mark.parametrize("to", ["nowhere", "empty"])
-def test_a_link_is_not_followed(to: str, tmp_path: Path) -> None:
+def test_link_is_not_followed(to: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / NAMES.package).symlink_to(to)
     with pytest.raises(ConfigurationError, match="something else of that name"):
@@ -191,20 +172,13 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_finished(
     assert left(tmp_path) == []
 
 
-def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="choose another place"):
-        make(NAMES, "game", tmp_path / "file")
-    assert left(tmp_path) == ["file"]
-
-
-def test_the_command_says_what_it_made_and_what_to_do_next(
+def test_command_says_what_it_made_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "rock-paper", "--dir", "envs", "--template", "tools"]) == 0
+    assert main(["init", "rock-paper", "--dir", "two words", "--template", "tools"]) == 0
     said = capsys.readouterr().out
-    assert f"cd {os.path.join('envs', 'rock_paper_env')}\n" in said
+    assert "cd 'two words/rock_paper_env'\n" in said
     for word in (
         "play .",
         "serve . --reload",
@@ -214,20 +188,16 @@ def test_the_command_says_what_it_made_and_what_to_do_next(
         "validate rock-paper-env:latest",
     ):
         assert word in said
-    assert main(["init", "cart", "--dir", "two words", "--template", "gymnasium"]) == 0
-    said = capsys.readouterr().out
-    assert "cd 'two words/cart_env'\n" in said
     assert "pip install gymnasium" not in said
-    shutil.rmtree(tmp_path / "two words")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert main(["init", "cart", "--dir", "envs", "--template", "gymnasium"]) == 0
     assert "pip install gymnasium" in capsys.readouterr().out
-    assert main(["init", "rock-paper", "--dir", "envs"]) == 2
+    assert main(["init", "cart", "--dir", "envs"]) == 2
     assert main(["init", "dice", "--template", "tool"]) == 2
     said = capsys.readouterr().err
     assert "a folder with something in it" in said
     assert "did you mean 'tools'?" in said
-    assert left(tmp_path) == ["envs"]
+    assert left(tmp_path) == ["envs", "two words"]
 
 
 @pytest.mark.soak
@@ -248,3 +218,70 @@ def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
         check=False,
     )
     assert done.stdout.split("\n")[0] == "rock_paper_env (0.0, 1.0) no-network", done.stderr
+
+
+# Names
+
+
+@pytest.mark.parametrize("text", ["rock_paper", "rock-paper", "rock_paper_env", "rock-paper-env"])
+def test_all_ways_to_write_a_name_are_one_name(text: str) -> None:
+    names = names_of(text)
+    assert names == Names("rock_paper")
+    assert (names.package, names.image, names.prefix, names.title) == (
+        "rock_paper_env",
+        "rock-paper-env",
+        "RockPaper",
+        "Rock Paper",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "lower-case letters"),
+        ("env", "beside the ending _env"),
+        ("Dice", "try 'dice'"),
+        ("RockPaper", "try 'rock_paper'"),
+        ("rock__paper", "try 'rock_paper'"),
+        ("../rock", "try 'rock'"),
+        ("/tmp/rock", "lower-case letters"),
+        ("2048", "try 'game_2048'"),
+        ("übung", "lower-case letters"),
+        ("x" * (LONGEST + 1), f"at most {LONGEST}"),
+        ("class", "keyword"),
+        ("base", "base image"),
+        ("openenv", "released package"),
+        ("call_tool", "CallToolAction"),
+        ("blackjack", "envs.blackjack_env"),
+    ],
+)
+def test_names_that_nothing_can_be_called_are_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^expected .*, got .*; (try|choose) ") as refused:
+        names_of(text)
+    assert says in str(refused.value)
+
+
+def test_what_is_suggested_can_be_used() -> None:
+    for text in ("Dice", "rock paper", "2048", "../rock", "x" * 80, "A" * 80):
+        with pytest.raises(ConfigurationError) as refused:
+            names_of(text)
+        assert names_of(str(refused.value).rpartition("try ")[2].strip("'"))
+
+
+def test_name_that_an_installed_package_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site" / "taken_env").mkdir(parents=True)
+    (tmp_path / "site" / "taken_env" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(ConfigurationError, match="there is a package taken_env at"):
+        names_of("taken")
+
+
+def test_folder_in_the_working_directory_is_no_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there_env").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert names_of("there").package == "there_env"

@@ -11,13 +11,14 @@ import pytest
 from docker_engine import engine
 from released import ROOT, drive, our_server
 
+from openenv_core import GenericEnvClient
 from openenv_core.providers.docker import Engine
 from openenv_core.scaffold.making import TEMPLATES, make
 from openenv_core.scaffold.names import names_of
 
 __all__ = ["engine"]
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 PLAYED = {
     "game": {"guess": 50},
@@ -26,7 +27,10 @@ PLAYED = {
 }
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name == "game" else pytest.mark.soak) for name in TEMPLATES],
+)
 def template(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -71,17 +75,23 @@ def assert_all_passed(report: str) -> None:
     }
 
 
-def test_its_own_tests_pass(folder: Path) -> None:
+@pytest.mark.slow
+def test_its_own_tests_pass_and_it_is_served(folder: Path, template: str) -> None:
     said = run("-q", "-p", "no:cacheprovider", cwd=folder, module="pytest")
     assert "failed" not in said
     assert "passed" in said
+    with GenericEnvClient.from_process(str(folder)) as env:
+        assert not env.reset(seed=7).done
+        assert 0 <= (env.step(PLAYED[template]).reward or 0) <= 1
+        assert env.state()["step_count"] == 1
 
 
+@pytest.mark.soak
 def test_it_passes_every_level(folder: Path) -> None:
-    report = run("validate", ".", "--json", cwd=folder)
-    assert_all_passed(report)
+    assert_all_passed(run("validate", ".", "--json", cwd=folder))
 
 
+@pytest.mark.soak
 @pytest.mark.interop
 def test_it_is_served_and_played_by_the_released_client(folder: Path, template: str) -> None:
     with our_server(str(folder)) as url:
@@ -93,6 +103,7 @@ def test_it_is_served_and_played_by_the_released_client(folder: Path, template: 
         assert (state["step_count"], state["seed"]) == (1, 7)
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_it_becomes_an_image_that_passes(image: str, folder: Path) -> None:
     report = run("validate", image, "--json", cwd=folder.parent)

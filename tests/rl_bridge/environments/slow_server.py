@@ -3,6 +3,8 @@
 import asyncio
 import os
 
+from fastapi import FastAPI
+
 from openenv_core import Action, EnvClient, Environment, Observation, State
 from servers import create_app
 
@@ -49,5 +51,8 @@ class SlowClient(EnvClient[Wait, Waited, State]):
     state_type = State
 
 
-app = create_app(Slow, Wait, Waited, env_name="slow", max_concurrent_envs=512)
-narrow_app = create_app(Slow, Wait, Waited, env_name="slow", max_concurrent_envs=2)
+def make_app(sessions: int) -> FastAPI:
+    return create_app(Slow, Wait, Waited, env_name="slow", max_concurrent_envs=sessions)
+
+
+app = make_app(512)

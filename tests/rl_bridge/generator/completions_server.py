@@ -5,7 +5,6 @@ import math
 import random
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ class Served:
 
     body: dict[str, Any]
     tokens: list[int]
-    logprobs: list[float]
 
 
 @dataclass
@@ -43,27 +41,16 @@ class Behaviour:
     """How the server differs from what is wanted; as it is here, in nothing."""
 
     token_ids: bool = True
-    prompt_token_ids: bool = True
-    logprobs: bool = True
-    alternatives: bool = True
     processed: bool = True
     """Log-probabilities have the temperature in them."""
     top_k: int = VOCABULARY
     """Forced on every request."""
-    beginning: tuple[int, ...] = ()
-    """Tokens put in front of every prompt."""
-    cuts_stop_token: bool = False
-    ignores_max_tokens: bool = False
-    finish_reason: str | None = None
-    impossible: bool = False
-    """Some log-probabilities are null."""
     content: bytes | None = None
     """Sent instead of an answer."""
     status: int = 200
     busy: int = 0
     """Requests that are turned away first, each with a Retry-After."""
     busy_status: int = 503
-    delay_s: float = 0.0
     key: str | None = None
     max_model_len: int | None = 64
 
@@ -83,15 +70,14 @@ class StandIn:
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         """One answer, in the protocol's words."""
         how = self.behaviour
-        prompt = [*how.beginning, *body["prompt"]]
+        prompt = list(body["prompt"])
         temperature = body["temperature"]
         drawn = random.Random(body.get("seed"))
-        count = 2 * body["max_tokens"] if how.ignores_max_tokens else body["max_tokens"]
         tokens: list[int] = []
         logprobs: list[float] = []
         tops: list[dict[str, float]] = []
         reason = "length"
-        for _ in range(count):
+        for _ in range(body["max_tokens"]):
             context = [*prompt, *tokens]
             plain = distribution(context, 1.0)
             sampled = _cut(distribution(context, temperature or 1.0), how.top_k)
@@ -109,24 +95,17 @@ class StandIn:
                 reason = "stop"
                 break
         with self.lock:
-            self.served.append(Served(body, list(tokens), list(logprobs)))
+            self.served.append(Served(body, list(tokens)))
         choice: dict[str, Any] = {
             "index": 0,
             "text": "some text",
-            "finish_reason": how.finish_reason or reason,
+            "finish_reason": reason,
             "stop_reason": tokens[-1] if reason == "stop" else None,
         }
-        if reason == "stop" and how.cuts_stop_token:
-            tokens, logprobs = tokens[:-1], logprobs[:-1]
         if how.token_ids and body.get("return_token_ids"):
-            choice["token_ids"] = tokens
-            if how.prompt_token_ids:
-                choice["prompt_token_ids"] = prompt
-        if how.logprobs and body["logprobs"]:
-            choice["logprobs"] = {
-                "token_logprobs": [None, *logprobs[1:]] if how.impossible else logprobs,
-                "top_logprobs": tops if how.alternatives else None,
-            }
+            choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
+        if body["logprobs"]:
+            choice["logprobs"] = {"token_logprobs": logprobs, "top_logprobs": tops}
         return {
             "object": "text_completion",
             "choices": [choice],
@@ -162,7 +141,6 @@ def completions_server() -> Iterator[StandIn]:
             with stand_in.lock:
                 stand_in.at_once += 1
                 stand_in.most_at_once = max(stand_in.most_at_once, stand_in.at_once)
-            time.sleep(how.delay_s)
             status, reply = self.reply(body)
             with stand_in.lock:
                 stand_in.at_once -= 1

@@ -1,6 +1,7 @@
-"""What the tests of the generator share: settings, prompts, weights."""
+"""What the tests of the generator share: settings, prompts, weights, and log-probabilities computed apart."""
 
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ import torch
 from torch import Tensor
 
 from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.types import Completion
 
 MAX_LENGTH = 32
+WAIT_S = 60.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
 
 
 def engine_settings(path: Path, **changes: Any) -> EngineSettings:
@@ -32,11 +36,44 @@ def prompts(count: int, length: int = 6) -> list[list[int]]:
     return drawn
 
 
-def perturbed(state: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:
+def perturbed(path: Path, *, seed: int) -> dict[str, Tensor]:
+    """The weights of a checkpoint, moved at random."""
+    from rl_bridge.generator.checkpoint import Checkpoint
+
+    state: Mapping[str, Tensor] = Checkpoint(path).tensors()
     generator = torch.Generator().manual_seed(seed)
     return {
         name: tensor + 0.2 * torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()
     }
+
+
+def logprobs(model: Any, prompt: Sequence[int], answer: Completion, temperature: float) -> list[float]:
+    """Of an answer's tokens, as a model of transformers computes them."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer.tokens]])).logits[0] / temperature
+    distribution = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+    return distribution.gather(1, torch.tensor(answer.tokens).unsqueeze(1)).squeeze(1).tolist()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def process_of(engine: Any) -> int:
+    """The process of an asynchronous engine."""
+    (process,) = engine._llm.engine_core.resources.engine_manager.processes
+    pid: int = process.pid
+    return pid
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 @asynccontextmanager

@@ -27,19 +27,22 @@ def state(**changes: Tensor) -> dict[str, Tensor]:
     return {"first": torch.zeros(2, 3), "second": torch.zeros(4, dtype=torch.bfloat16), **changes}
 
 
-def test_all_tensors_of_all_files(folder: Path) -> None:
-    tensors = Checkpoint(folder).tensors()
-    assert {name: tensor.sum().item() for name, tensor in tensors.items()} == {"first": 6.0, "second": 0.0}
-
-
-def test_what_has_every_tensor_in_its_shape_is_taken(folder: Path) -> None:
+def test_all_tensors_of_all_files_are_read_and_required(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
+    tensors = checkpoint.tensors()
+    assert {name: tensor.sum().item() for name, tensor in tensors.items()} == {"first": 6.0, "second": 0.0}
     checkpoint.require_like(state())
     checkpoint.require_like(state(head=torch.zeros(9)))  # a trainer names what others share
+    incomplete = state()
+    del incomplete["second"]
+    with pytest.raises(WeightsError, match=r"expected all 2 tensors .* got 1 without second"):
+        checkpoint.require_like(incomplete)
+    with pytest.raises(WeightsError, match=r"expected first of shape \[2, 3\].* got \[3, 2\]"):
+        checkpoint.require_like(state(first=torch.zeros(3, 2)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_output_layer_that_is_the_embedding_need_not_come_twice(folder: Path, tied: bool) -> None:
+def test_tied_output_layer_need_not_come_twice(folder: Path, tied: bool) -> None:
     """Qwen3's smaller checkpoints have it in their files none the less."""
     from safetensors.torch import save_file
 
@@ -52,25 +55,10 @@ def test_an_output_layer_that_is_the_embedding_need_not_come_twice(folder: Path,
             Checkpoint(folder).require_like(state())
 
 
-def test_a_missing_tensor_is_named(folder: Path) -> None:
-    incomplete = state()
-    del incomplete["second"]
-    with pytest.raises(WeightsError, match=r"expected all 2 tensors .* got 1 without second"):
-        Checkpoint(folder).require_like(incomplete)
-
-
-def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
-    with pytest.raises(WeightsError, match=r"expected first of shape \[2, 3\].* got \[3, 2\]"):
-        Checkpoint(folder).require_like(state(first=torch.zeros(3, 2)))
-
-
-def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({}))
+def test_folder_without_weights_and_broken_files_are_named(folder: Path) -> None:
+    (folder / "empty").mkdir()
     with pytest.raises(ModelError, match="found none"):
-        Checkpoint(tmp_path).tensors()
-
-
-def test_a_broken_file_is_named(folder: Path) -> None:
+        Checkpoint(folder / "empty").tensors()
     (folder / "model-00002-of-00002.safetensors").write_bytes(b"no header")
     for read in (Checkpoint(folder).tensors, lambda: Checkpoint(folder).require_like(state())):
         with pytest.raises(ModelError, match="model-00002-of-00002"):

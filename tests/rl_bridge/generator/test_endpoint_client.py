@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -53,7 +52,7 @@ def status(number: int, content: bytes = b"no") -> Answer:
     return lambda request: httpx.Response(number, content=content)
 
 
-def test_what_is_sent_and_what_comes() -> None:
+def test_request_carries_body_and_key() -> None:
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -62,27 +61,22 @@ def test_what_is_sent_and_what_comes() -> None:
 
     assert ask(answer, "POST", {"a": 1}) == b"yes"
     assert (str(seen[0].url), json.loads(seen[0].content)) == ("http://host/v1/there", {"a": 1})
-    assert (
-        seen[0].headers["Authorization"] == f"Bearer {KEY}"
-    )  # without the new line that its file ended with
+    # Without the new line that its file ended with.
+    assert seen[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize("bad", ["", " \n", "sk-ä", "two words", "sk-\x00"])
-def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated(bad: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        if "\0" in bad:
-            patch.setattr(os, "environ", {"KEY_OF_THE_TEST": bad})
-        else:
-            patch.setenv("KEY_OF_THE_TEST", bad)
-        with pytest.raises(
-            ConfigError, match=r"KEY_OF_THE_TEST \(generator.key_variable\) to hold"
-        ) as refused:
-            client(status(200))
+@pytest.mark.parametrize("bad", ["", " \n", "sk-ä", "two words"])
+def test_key_that_cannot_be_sent_is_refused_and_not_repeated(
+    bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_TEST", bad)
+    with pytest.raises(ConfigError, match=r"KEY_OF_THE_TEST \(generator.key_variable\) to hold") as refused:
+        client(status(200))
     assert not bad.strip() or bad not in str(refused.value)
 
 
 @pytest.mark.parametrize("number", [401, 404, 400, 503])
-def test_what_a_server_says_is_told_without_the_key_and_without_steering(
+def test_error_of_a_server_is_told_without_the_key_and_control_characters(
     number: int, waits: list[float]
 ) -> None:
     said = f"\x1b[31mnot with\n{KEY}\x1b]0;title\x07 \u202e".encode() + b"\xff" + b"x" * (1 << 20)
@@ -98,7 +92,7 @@ def test_what_a_server_says_is_told_without_the_key_and_without_steering(
     assert len(str(refused.value)) < 600
 
 
-def test_a_request_that_is_wrong_is_the_prompts_fault_only_where_there_is_a_prompt() -> None:
+def test_status_400_is_the_fault_of_a_prompt_where_there_is_one() -> None:
     with pytest.raises(PromptRefused, match="status 400: no") as refused:
         ask(status(400), "POST", {})
     assert refused.value.prompt == 3
@@ -107,21 +101,16 @@ def test_a_request_that_is_wrong_is_the_prompts_fault_only_where_there_is_a_prom
 
 
 @pytest.mark.parametrize(
-    ("headers", "content", "words"),
+    ("number", "headers", "words"),
     [
-        ({"Content-Encoding": "gzip"}, b"hello", "DecodingError"),
-        ({}, b"x" * (LONGEST + 1), "more than 1000 bytes"),
+        (200, {"Content-Encoding": "gzip"}, "DecodingError"),
+        (200, {}, "more than 1000 bytes"),
+        (404, {}, "404"),
     ],
 )
-def test_an_answer_that_is_none_is_refused(headers: dict[str, str], content: bytes, words: str) -> None:
-    async def parts() -> AsyncIterator[bytes]:
-        yield content
-
-    with pytest.raises(ConfigError, match=f"as the OpenAI completions protocol does, .*{words}"):
-        ask(lambda request: httpx.Response(200, headers=headers, content=parts()))
-
-
-def test_an_answer_without_an_end_is_not_read_to_one() -> None:
+def test_endless_or_undecodable_answer_is_not_read_to_its_end(
+    number: int, headers: dict[str, str], words: str
+) -> None:
     read = 0
 
     async def parts() -> AsyncIterator[bytes]:
@@ -130,11 +119,9 @@ def test_an_answer_without_an_end_is_not_read_to_one() -> None:
             read += 1
             yield b"x" * 100
 
-    for number in (200, 404):
-        read = 0
-        with pytest.raises(ConfigError):
-            ask(lambda request, number=number: httpx.Response(number, content=parts()))  # type: ignore[misc]
-        assert read <= (endpoint_client.LONGEST_COMPLAINT // 100) + 2
+    with pytest.raises(ConfigError, match=words):
+        ask(lambda request: httpx.Response(number, headers=headers, content=parts()))
+    assert read <= (endpoint_client.LONGEST_COMPLAINT // 100) + 2
 
 
 @pytest.mark.parametrize(
@@ -144,9 +131,7 @@ def test_an_answer_without_an_end_is_not_read_to_one() -> None:
         (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "begins with http:"),
     ],
 )
-def test_what_stays_wrong_however_often_it_is_asked_is_told_at_once(
-    fault: ssl.SSLError, words: str, waits: list[float]
-) -> None:
+def test_tls_errors_are_not_tried_again(fault: ssl.SSLError, words: str, waits: list[float]) -> None:
     if "WRONG" in str(fault):
         fault.reason = "WRONG_VERSION_NUMBER"
 
@@ -158,7 +143,7 @@ def test_what_stays_wrong_however_often_it_is_asked_is_told_at_once(
     assert waits == []
 
 
-def test_who_waits_is_told_for_what_and_what_is_over_is_forgotten(
+def test_lost_connections_are_logged_once_and_tried_again(
     waits: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
@@ -168,13 +153,12 @@ def test_who_waits_is_told_for_what_and_what_is_over_is_forgotten(
 
     one = client(answer)
     assert asyncio.run(one.request("GET", "/there")) == b"yes"
-    assert caplog.messages == [
-        "http://host/v1 is asked again, since there was ConnectError: nobody there"
-    ]  # and not each time
+    (line,) = caplog.messages
+    assert "ConnectError: nobody there" in line
     assert one.trouble == "no answer"
 
 
-def test_it_is_asked_ever_more_slowly_and_not_before_it_wants(waits: list[float]) -> None:
+def test_pauses_double_and_respect_retry_after(waits: list[float]) -> None:
     wanted = ["0.001", "9", "never", "-1", "nan", None, None, None]
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -187,14 +171,14 @@ def test_it_is_asked_ever_more_slowly_and_not_before_it_wants(waits: list[float]
     assert waits == pytest.approx([0.1, 9.0, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
 
 
-def test_an_environment_in_which_nothing_can_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_proxy_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "nonsense://host:1")
     with pytest.raises(ConfigError, match=r"expected to be able to ask http://host/v1, .* HTTP_PROXY"):
         client(status(200))
 
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
-def test_a_proxy_is_asked_for_another_host_alone(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_used_for_other_hosts_alone(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask_all(urls: list[str]) -> None:
         for url in urls:
             one = EndpointClient(Endpoint(url=url, model="m"), connections=2, longest=LONGEST)

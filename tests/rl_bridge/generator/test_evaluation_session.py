@@ -65,18 +65,15 @@ def config(**changes: Any) -> Config:
         ({"evaluation": {"episodes": 0}}, "evaluation.episodes of at least 1"),
     ],
 )
-def test_what_is_missing_or_too_much_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_incomplete_or_excessive_configuration_is_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words):
         evaluate_run(config(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_is_not_written_to_twice(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot make the folder .*--name chooses another"):
-        evaluate_run(config(), tmp_path)
-
-
-def test_what_fails_leaves_no_folder_in_the_way_of_the_next(
+def test_failed_evaluation_leaves_no_folder_but_what_the_task_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "runs" / "look"
@@ -88,19 +85,19 @@ def test_what_fails_leaves_no_folder_in_the_way_of_the_next(
         raise RolloutError("it failed")
 
     monkeypatch.setattr(evaluation_session, "_session", fail)
-    for _ in range(2):
+    for names in ([], [], ["of the task"]):
+        kept += names
         with pytest.raises(RolloutError, match="it failed"):
             evaluate_run(config(), folder)
-    kept.append("of the task")
-    with pytest.raises(RolloutError, match="it failed"):
-        evaluate_run(config(), folder)
     assert [one.name for one in folder.iterdir()] == kept
+    with pytest.raises(ConfigError, match=r"cannot make the folder .*--name chooses another"):
+        evaluate_run(config(), folder)
 
 
 @pytest.mark.slow
 @pytest.mark.own_process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_ends_it_is_obeyed_in_order(
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM])
+def test_signal_ends_the_evaluation_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     stopped: list[str] = []
@@ -123,7 +120,7 @@ def test_who_ends_it_is_obeyed_in_order(
     assert not (tmp_path / "look").exists()
 
 
-async def test_a_failure_of_the_only_policy_is_not_an_episode_to_be_tried_again() -> None:
+async def test_failure_of_the_only_policy_is_not_retried() -> None:
     raised: list[Exception] = [GeneratorError("it is gone"), PromptRefused(0, "it is too long")]
 
     class Client:
@@ -142,7 +139,7 @@ async def test_a_failure_of_the_only_policy_is_not_an_episode_to_be_tried_again(
         await policy.complete([1], how)
 
 
-async def test_servers_that_cannot_be_had_any_more_end_it() -> None:
+async def test_lost_servers_end_the_evaluation() -> None:
     over = asyncio.Event()
 
     class Servers:
@@ -168,7 +165,7 @@ async def test_servers_that_cannot_be_had_any_more_end_it() -> None:
 
 # Rewards 1, 1, -1, -1: the mean is 0, the standard deviation sqrt(4 / 3), Student's t of 3 degrees 3.182, and so the
 # interval 3.182 sqrt(4 / 3) / 2 = 1.8371.
-def test_the_figures_by_hand() -> None:
+def test_figures_by_hand_of_an_evaluation() -> None:
     result = EvaluationResult(
         rewards=[1.0, 1.0, -1.0, -1.0],
         endings=[Ending.COMPLETED, Ending.ILLEGAL, Ending.COMPLETED, Ending.COMPLETED],
@@ -193,14 +190,12 @@ def test_the_figures_by_hand() -> None:
         "3 episodes are no part of the mean, 2 dropped and 1 unscored, the last one because: it was lost"
     )
     same = summary(replace(result, rewards=[2.0] * 4))
-    assert (same["mean_reward"], same["ci95"]) == (
-        2.0,
-        None,
-    )  # and not [2, 2]: four episodes prove no such thing
+    # And not [2, 2]: four episodes prove no such thing.
+    assert (same["mean_reward"], same["ci95"]) == (2.0, None)
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [1.0] * 4, [0.0], [0.0, 1.0] * 50])
-def test_successes_and_failures_have_wilsons_interval(rewards: list[float]) -> None:
+def test_binary_rewards_have_wilsons_interval(rewards: list[float]) -> None:
     figures = summary(EvaluationResult(rewards=rewards, endings=[], dropped=0, train_seconds=0.0))
     low, high = figures["ci95"]
     assert (low, high) == wilson_interval(sum(map(int, rewards)), len(rewards))
@@ -214,35 +209,23 @@ def server() -> Iterator[StandIn]:
         yield stand_in
 
 
-def words_of(server: StandIn, policy: Path, folder: Path) -> list[str]:
-    return [
-        "--config",
-        str(EXAMPLE),
-        "--name",
-        "look",
-        "--generator.engine",
-        "openai",
-        f"generator.url={server.url}",
-        f"generator.model={MODEL}",
-        f"model.path={policy}",
-        f"output_dir={folder}",
-        "evaluation.episodes=60",
-        "env.sessions=8",
-        "rollout.batch_size=8",
-        "rollout.temperature=0.5",
-    ]
+def words_of(policy: Path, folder: Path, *more: str) -> list[str]:
+    words = ["--config", str(EXAMPLE), "--name", "look", f"model.path={policy}", f"output_dir={folder}"]
+    return [*words, "evaluation.episodes=60", "env.sessions=8", "rollout.batch_size=8", *more]
+
+
+def asking(server: StandIn) -> list[str]:
+    return ["generator.engine=openai", f"generator.url={server.url}", f"generator.model={MODEL}"]
 
 
 @pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(200)
-def test_a_servers_policy_plays_the_held_out_episodes(
-    server: StandIn, tiny_policy: Path, tmp_path: Path
-) -> None:
-    assert run(COMMAND, words_of(server, tiny_policy, tmp_path)) == 0
+def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, tmp_path: Path) -> None:
+    more = [*asking(server), "rollout.temperature=0.5"]
+    assert run(COMMAND, words_of(tiny_policy, tmp_path, *more)) == 0
     report = json.loads((tmp_path / "look" / REPORT).read_text())
-    assert report["episodes"] == 60
-    assert report["dropped"] == report["unscored"] == 0
+    assert (report["episodes"], report["dropped"], report["unscored"]) == (60, 0, 0)
     assert sum(report["endings"].values()) == 60
     assert -2.0 <= report["mean_reward"] <= 1.0
     assert set(report["probe"]) == {"exact_return", "agreement"}
@@ -252,43 +235,33 @@ def test_a_servers_policy_plays_the_held_out_episodes(
 @pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(200)
-def test_a_server_that_would_mislead_ends_it(
-    server: StandIn, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.behaviour = Behaviour(token_ids=False)
-    assert run(COMMAND, words_of(server, tiny_policy, tmp_path)) == 2
-    assert "return_token_ids" in capsys.readouterr().err
-
-
-@pytest.mark.soak
-@pytest.mark.heavy
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("fault", "changes", "words"),
+    ("fault", "changes", "code", "words"),
     [
-        ({"busy": 10_000}, ["rollout.generate_timeout_s=1"], "the policy failed, .* status 503: .*later"),
-        ({}, ["env.reset={hand: none}"], "none of 60 held-out episodes .* no reset options but .* hand"),
-        ({}, ["rollout.max_length=9"], "none of 60 held-out episodes .* leaves no room"),
+        ({"token_ids": False}, [], 2, "return_token_ids"),
+        ({"busy": 10_000}, ["rollout.generate_timeout_s=1"], 1, "the policy failed, .* status 503: .*later"),
+        ({}, ["env.reset={hand: none}"], 1, "none of 60 held-out episodes .* no reset options but .* hand"),
+        ({}, ["rollout.max_length=9"], 1, "none of 60 held-out episodes .* leaves no room"),
     ],
 )
-def test_what_cannot_be_played_is_no_evaluation(
+def test_run_that_cannot_be_played_is_no_evaluation(
     server: StandIn,
     tiny_policy: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     fault: dict[str, Any],
     changes: list[str],
+    code: int,
     words: str,
 ) -> None:
-    given = [*words_of(server, tiny_policy, tmp_path), *changes]
     ask = server.completion
 
     def break_down(body: dict[str, Any]) -> dict[str, Any]:
-        server.behaviour = Behaviour(**fault)  # after the first answer
+        server.behaviour = Behaviour(**fault)  # from the first answer on
         return ask(body)
 
     server.completion = break_down  # type: ignore[method-assign]
-    assert run(COMMAND, given) == 1
+    assert run(COMMAND, words_of(tiny_policy, tmp_path, *asking(server), *changes)) == code
     assert re.search(words, capsys.readouterr().err)
     assert not (tmp_path / "look").exists()
 
@@ -297,17 +270,14 @@ def test_what_cannot_be_played_is_no_evaluation(
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("engine", ["vllm", "vllm_async"])
-def test_a_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path, engine: str) -> None:
+def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path, engine: str) -> None:
     """In a process of its own, whose environment the engine needs."""
-    given = ["--config", str(EXAMPLE), "--name", "look", f"generator.engine={engine}"]
-    given += [f"model.path={tiny_policy}", f"output_dir={tmp_path}", "evaluation.episodes=60"]
-    given += ["env.sessions=8", "rollout.batch_size=8"]
     program = (
         "import sys\nfrom openenv_core.cli.main import run\nfrom rl_bridge.cli.evaluate import COMMAND\n"
         "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", program, *given],
+        [sys.executable, "-c", program, *words_of(tiny_policy, tmp_path, f"generator.engine={engine}")],
         cwd=EXAMPLE.parents[2],
         capture_output=True,
         text=True,

@@ -77,14 +77,8 @@ async def test_callers_of_one_moment_go_together_and_get_their_own_answers() -> 
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=64)
     assert answers(await asyncio.gather(*ask(client, *range(50)))) == list(range(50))
-    assert engine.sizes == [50]
-
-
-async def test_a_lone_prompt_is_not_held_up() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=64)
     assert answers([await client.complete([7], WARM)]) == [7]
-    assert engine.sizes == [1]
+    assert engine.sizes == [50, 1]
 
 
 async def test_prompts_gather_while_calls_are_under_way() -> None:
@@ -113,18 +107,15 @@ async def test_a_call_carries_no_more_than_it_may() -> None:
     assert engine.most_under_way == 2
 
 
-async def test_settings_are_never_mixed() -> None:
+async def test_settings_are_never_mixed_and_seeds_travel_with_their_prompts() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=64)
     tasks = ask(client, 0, 1, 2) + ask(client, 3, 4, sampling=GREEDY) + ask(client, 5)
     assert answers(await asyncio.gather(*tasks)) == list(range(6))
     by_settings = {number: sampling for prompts, sampling in engine.calls for (number,) in prompts}
     assert by_settings == {0: WARM, 1: WARM, 2: WARM, 3: GREEDY, 4: GREEDY, 5: WARM}
-
-
-async def test_seeds_travel_with_their_prompts_and_apart_from_those_without() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=64)
+    engine.calls.clear()
+    engine.seeds.clear()
     tasks = ask(client, 0, 1, seeded=True) + ask(client, 2, 3) + ask(client, 4, seeded=True)
     assert answers(await asyncio.gather(*tasks)) == list(range(5))
     assert [[number for (number,) in prompts] for prompts, _ in engine.calls] == [[0, 1], [2, 3], [4]]
@@ -147,10 +138,7 @@ async def test_every_replica_gets_its_share() -> None:
     replicas = 1  # two are lost: their calls come back, but for a while no more go out than one can take
     engine.open.set()
     assert answers(await asyncio.gather(*tasks)) == list(range(100))
-
-
-async def test_with_no_replica_at_all_a_call_goes_out_and_waits_for_one() -> None:
-    client = GeneratorClient(FakeEngine(), max_batch=64, replicas=lambda: 0)
+    replicas = 0  # a call goes out all the same, and waits for one
     assert answers(await asyncio.gather(*ask(client, *range(5)))) == list(range(5))
 
 
@@ -167,27 +155,19 @@ async def test_long_answers_travel_in_smaller_calls_and_more_of_them() -> None:
     assert answers(await asyncio.gather(*tasks)) == list(range(30))
 
 
-async def test_a_refused_prompt_is_the_fault_of_its_own_caller() -> None:
+async def test_refused_prompt_fails_its_own_caller_alone() -> None:
     engine = FakeEngine()
     engine.refused = {1, 4}
     client = GeneratorClient(engine, max_batch=64)
     results = await asyncio.gather(*ask(client, *range(6), seeded=True), return_exceptions=True)
-    assert [str(results[place]) for place in (1, 4)] == [
-        "the engine refused a prompt: 1 is no number",
-        "the engine refused a prompt: 4 is no number",
-    ]
+    for place in (1, 4):
+        assert str(results[place]) == f"the engine refused a prompt: {place} is no number"
     assert [result.tokens[0] for result in results if isinstance(result, Completion)] == [0, 2, 3, 5]
     assert engine.seeds[-1] == [100, 102, 103, 105]
-
-
-async def test_when_every_prompt_is_refused_the_client_lives_on() -> None:
-    engine = FakeEngine()
-    engine.refused = {0, 1}
-    client = GeneratorClient(engine, max_batch=64)
-    results = await asyncio.gather(*ask(client, 0, 1), return_exceptions=True)
+    # When all are refused nothing is left to send, and the client lives on.
+    results = await asyncio.gather(*ask(client, 1, 4), return_exceptions=True)
     assert [type(result) for result in results] == [PromptRefused, PromptRefused]
-    assert engine.sizes == [2, 1]
-    assert answers([await client.complete([4], WARM)]) == [4]
+    assert answers([await client.complete([6], WARM)]) == [6]
 
 
 async def test_a_failed_call_reaches_its_own_callers_alone() -> None:
@@ -205,7 +185,7 @@ async def test_a_failed_call_reaches_its_own_callers_alone() -> None:
     assert answers(await asyncio.gather(*lucky)) == [2, 3]
 
 
-async def test_a_cancelled_caller_takes_nobody_along() -> None:
+async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=2, max_calls=1)
     engine.open.clear()
@@ -218,25 +198,20 @@ async def test_a_cancelled_caller_takes_nobody_along() -> None:
     await settle()
     engine.open.set()
     assert answers(await asyncio.gather(under_way[1], *waiting[1:])) == [1, 3, 4]
-    # The prompt that nobody waits for any more was not sent.
     assert [prompts for prompts, _ in engine.calls] == [[[0], [1]], [[3], [4]]]
-
-
-async def test_when_all_who_wait_are_cancelled_the_client_lives_on() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=2, max_calls=1)
+    # When all who wait are cancelled nothing is sent, and the client lives on.
     engine.open.clear()
-    under_way = ask(client, 0)
+    under_way = ask(client, 5)
     await settle()
-    waiting = ask(client, 1, 2, 3)
+    waiting = ask(client, 6, 7)
     await settle()
     for task in waiting:
         task.cancel()
     engine.open.set()
     await asyncio.gather(*under_way)
     await settle()
-    assert engine.sizes == [1]
-    assert answers([await client.complete([4], WARM)]) == [4]
+    assert answers([await client.complete([8], WARM)]) == [8]
+    assert engine.sizes == [2, 2, 1, 1]
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_named() -> None:
@@ -287,10 +262,3 @@ async def test_close_reaches_a_caller_wherever_its_prompt_is(steps: int) -> None
     await client.close()
     with pytest.raises(GeneratorError, match="the generator is closed"):
         await asyncio.wait_for(task, 5)
-
-
-async def test_a_closed_client_refuses() -> None:
-    client = GeneratorClient(FakeEngine(), max_batch=1)
-    await client.close()
-    with pytest.raises(GeneratorError, match="the generator is closed"):
-        await client.complete([1], WARM)

@@ -32,7 +32,7 @@ def completion(**changes: Any) -> Any:
     return openai_api.completion_of(answer(**changes), prompt=PROMPT, sampling=HOW)
 
 
-def test_tokens_and_logprobs_as_they_came() -> None:
+def test_tokens_and_logprobs_are_taken_as_they_came() -> None:
     good = completion()
     assert (good.tokens, good.logprobs, good.versions, good.stopped) == ([5, 9], [-0.5, -0.25], [0, 0], True)
     assert not completion(finish_reason="length", stop_reason=None).stopped
@@ -49,7 +49,6 @@ def test_tokens_and_logprobs_as_they_came() -> None:
         ({"logprobs": {"token_logprobs": [-0.5, 0.3]}}, "could be sampled"),
         ({"prompt_token_ids": [0, 1, 2, 3]}, "prompt to be read as it was sent"),
         ({"prompt_token_ids": None, "usage": {"prompt_tokens": 4}}, "a prompt of 3 tokens .* got 4"),
-        ({"token_ids": [5]}, "the token that ended an answer, 9"),
         ({"token_ids": []}, "the token that ended an answer, 9"),
         (
             {"token_ids": [], "stop_reason": None, "logprobs": {"token_logprobs": []}},
@@ -58,17 +57,14 @@ def test_tokens_and_logprobs_as_they_came() -> None:
         ({"token_ids": [1, 2, 3, 4, 5]}, "at most 4 tokens"),
     ],
 )
-def test_what_is_missing_or_wrong_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_missing_or_wrong_parts_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         completion(**changes)
 
 
-def test_a_prompt_that_the_server_gave_up_on_is_no_answer() -> None:
+def test_aborted_or_unreadable_answer_is_refused() -> None:
     with pytest.raises(GeneratorError, match="did by 'abort'"):
         completion(finish_reason="abort")
-
-
-def test_what_is_no_answer_at_all_is_refused() -> None:
     numbers = [
         b'{"choices": [{"token_ids": [%s]}]}' % number for number in (b"-1", b"2147483648", b'"5"', b"1.5")
     ]
@@ -79,7 +75,7 @@ def test_what_is_no_answer_at_all_is_refused() -> None:
         openai_api.completion_of(openai_api.read(b'{"choices": []}'), prompt=PROMPT, sampling=HOW)
 
 
-def test_the_request_leaves_nothing_to_the_servers_own_defaults() -> None:
+def test_request_leaves_nothing_to_the_servers_defaults() -> None:
     request = openai_api.body("m", (1, 2), HOW, 7)
     assert request["prompt"] == [1, 2]
     assert (request["temperature"], request["max_tokens"], request["seed"]) == (0.7, 4, 7)
@@ -97,33 +93,25 @@ AT_ONE = {"a": math.log(0.8), "b": math.log(0.2)}
 AT_HALF = {"a": math.log(0.64 / 0.68), "b": math.log(0.04 / 0.68)}
 
 
-def test_the_temperature_is_seen_in_the_gaps() -> None:
-    assert openai_api.require_sampling_distribution(AT_ONE, AT_HALF, 0.5)
+def test_temperature_is_seen_in_the_gaps() -> None:
+    require = openai_api.require_sampling_distribution
+    assert require(AT_ONE, AT_HALF, 0.5)
+    assert require(AT_ONE, AT_ONE, 1.0)
     with pytest.raises(ConfigError, match=r"at the temperature 0.5 .* got those at 1; .*processed_logprobs"):
-        openai_api.require_sampling_distribution(AT_ONE, AT_ONE, 0.5)
+        require(AT_ONE, AT_ONE, 0.5)
     # Rounding does not matter, nor which of the tokens both tell of.
-    rounded = {"a": -0.06, "b": -2.8, "c": -9.0}
-    assert openai_api.require_sampling_distribution(AT_ONE, rounded, 0.5)
-
-
-def test_at_the_temperature_1_both_are_the_same() -> None:
-    assert openai_api.require_sampling_distribution(AT_ONE, AT_ONE, 1.0)
-
-
-def test_of_what_is_flat_no_temperature_can_be_seen() -> None:
+    assert require(AT_ONE, {"a": -0.06, "b": -2.8, "c": -9.0}, 0.5)
+    # Of what is flat, or has one token in common, no temperature can be seen.
     flat = {"a": math.log(0.5), "b": math.log(0.5)}
-    assert not openai_api.require_sampling_distribution(flat, flat, 0.5)
-    assert not openai_api.require_sampling_distribution({"a": -0.1}, {"b": -0.1}, 0.5)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_tokens_that_are_cut_off_are_seen(temperature: float) -> None:
+    assert not require(flat, flat, 0.5)
+    assert not require({"a": -0.1}, {"b": -0.1}, 0.5)
     cut = {"a": 0.0, "b": -9999.0}
-    with pytest.raises(ConfigError, match="top-p, top-k or min-p"):
-        openai_api.require_sampling_distribution(cut, cut, temperature)
+    for temperature in (1.0, 0.5):
+        with pytest.raises(ConfigError, match="top-p, top-k or min-p"):
+            require(cut, cut, temperature)
 
 
-def test_without_alternatives_nothing_can_be_seen() -> None:
+def test_missing_alternatives_are_refused() -> None:
     with pytest.raises(ConfigError, match="5 most likely tokens"):
         openai_api.first_alternatives(answer())
     alone: dict[str, Any] = {"token_logprobs": [-0.5, -0.25], "top_logprobs": [{"a": -0.5}, None]}

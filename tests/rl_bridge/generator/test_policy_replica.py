@@ -1,7 +1,7 @@
 """Where a replica's weights come from, in which order it takes them, and for how long it holds what it reads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -92,8 +92,15 @@ class Stage:
                 await asyncio.sleep(0.001)
 
 
-async def test_a_snapshot_is_held_until_it_is_loaded() -> None:
+async def test_snapshot_is_held_until_it_is_loaded() -> None:
     stage = Stage()
+    task = stage.update(4)
+    await stage.until_loads(1)
+    stage.engine.finish(GeneratorError("half-way"))
+    with pytest.raises(GeneratorError, match="half-way"):
+        await task
+    assert stage.store.held == []
+    stage.engine.loads.clear()
     task = stage.update(2)
     await stage.until_loads(1)
     assert stage.store.held == [2]
@@ -160,16 +167,6 @@ async def test_what_cannot_be_taken_changes_nothing(version: int) -> None:
     assert (await later).version == 3
 
 
-async def test_a_load_that_fails_gives_the_snapshot_back() -> None:
-    stage = Stage()
-    task = stage.update(4)
-    await stage.until_loads(1)
-    stage.engine.finish(GeneratorError("half-way"))
-    with pytest.raises(GeneratorError, match="half-way"):
-        await task
-    assert stage.store.held == []
-
-
 async def test_without_a_store_there_is_version_0_alone() -> None:
     replica = PolicyReplica(engine_settings(Path("nowhere")))
     assert (await replica.update_weights(0)).version == 0
@@ -177,14 +174,9 @@ async def test_without_a_store_there_is_version_0_alone() -> None:
         await replica.update_weights(1)
 
 
-@pytest.mark.parametrize("seed", [None, 5])
-async def test_one_prompt_is_a_batch_of_one(seed: int | None) -> None:
+async def test_one_prompt_is_a_batch_of_one() -> None:
     stage = Stage()
     hot = SamplingSettings(temperature=2.0, max_new_tokens=3)
-    assert (await stage.replica.generate([1, 2], hot, seed)).tokens == [1]
+    assert (await stage.replica.generate([1, 2], hot, 5)).tokens == [1]
     await stage.replica.generate([3])
-    seeds: Sequence[int] | None = None if seed is None else [seed]
-    assert stage.engine.asked == [
-        ([[1, 2]], hot, seeds),
-        ([[3]], stage.replica._settings.sampling, None),
-    ]
+    assert stage.engine.asked == [([[1, 2]], hot, [5]), ([[3]], stage.replica._settings.sampling, None)]

@@ -1,4 +1,4 @@
-"""The policy as a service of two real engines: weights to all, none lost, none on older ones."""
+"""The policy as a service of real engines: weights to all, none lost, none on older ones, what breaks replaced."""
 
 import asyncio
 import os
@@ -8,66 +8,67 @@ from typing import Any
 
 import pytest
 from generator_fixtures import perturbed, policy_service, prompts
-from torch import Tensor
 
 from rl_bridge.errors import PromptRefused, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.soak,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("roles_can_import_tests"),
+]
 
-HERE = Path(__file__).parent
-
-ONE = SamplingSettings(temperature=1.0, max_new_tokens=1)
 LONG = SamplingSettings(temperature=1.0, max_new_tokens=20)
 GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=4)
+BATCH = prompts(8)
 
 
-def checkpoint(path: Path) -> dict[str, Tensor]:
-    from rl_bridge.generator.checkpoint import Checkpoint
+async def ask(policy: Any) -> list[Completion]:
+    """The same greedy answers from whichever replicas: asked four times at once."""
+    answers = await asyncio.gather(*(policy.generate_many.route(BATCH, GREEDY) for _ in range(4)))
+    assert answers == [answers[0]] * 4
+    found: list[Completion] = answers[0]
+    return found
 
-    return Checkpoint(path).tensors()
 
-
-@pytest.fixture(autouse=True)
-def _roles_can_import_their_actor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+async def until_restarted(policy: Any, restarts: int) -> None:
+    async with asyncio.timeout(250):
+        while (  # noqa: ASYNC110 - it is about other processes
+            sum(status.restarts for status in policy.replicas) != restarts or len(policy.roster.targets) < 2
+        ):
+            await asyncio.sleep(0.05)
 
 
 async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
     """One story, since engines take seconds to start: weights, a rewind, a kill, an engine that dies."""
-    first = checkpoint(tiny_policy)
     from policy_roles import BreakablePolicy
 
     async with policy_service(tiny_policy, tmp_path, replicas=2, actor=BreakablePolicy) as (policy, store):
-        batch = prompts(8)
-        # Without a seed each draws for itself, from the first number on: or siblings on two replicas would be the same.
-        drawn = (await policy.generate_many.fanout([batch[0]] * 8, LONG)).values
+        # Without a seed each draws for itself: or siblings on two replicas would be the same.
+        drawn = (await policy.generate_many.fanout([BATCH[0]] * 8, LONG)).values
         assert [answer.tokens for answer in drawn[0]] != [answer.tokens for answer in drawn[1]]
-        before = await policy.generate_many.route(batch, GREEDY)
+        before = await ask(policy)
         assert {answer.version for answer in before} == {0}
-        one: Completion = await policy.generate.route(batch[0])
+        one: Completion = await policy.generate.route(BATCH[0])
         assert 1 <= len(one.tokens) <= 26  # what fits: nothing was said of how to sample
 
         # Weights to all.
-        await store.put(1, perturbed(first, seed=1))
+        await store.put(1, perturbed(tiny_policy, seed=1))
         fanout = await policy.update_weights.fanout(1)
-        assert sorted(fanout.values) == [0, 1]
-        assert not fanout.failed
+        assert (sorted(fanout.values), fanout.failed) == ([0, 1], {})
         assert all(figures.version == 1 and figures.load_s > 0 for figures in fanout.values.values())
-        answers = await asyncio.gather(*(policy.generate_many.route(batch, GREEDY) for _ in range(4)))
-        assert answers == [answers[0]] * 4  # both replicas say the same
-        assert {answer.version for answer in answers[0]} == {1}
-        assert [answer.logprobs for answer in answers[0]] != [answer.logprobs for answer in before]
+        answers = await ask(policy)
+        assert {answer.version for answer in answers} == {1}
+        assert [answer.logprobs for answer in answers] != [answer.logprobs for answer in before]
 
-        # A version that is not there changes nothing, and says so.
+        # A version that is not there changes nothing; a prompt that is refused is no lost replica.
         with pytest.raises(WeightsError, match="5"):
             await policy.update_weights.route(5)
         assert (await policy.version.fanout()).values == {0: 1, 1: 1}
-
-        # A prompt that is refused is no lost replica.
         with pytest.raises(PromptRefused, match="token ids from 0"):
-            await policy.generate_many.route([*batch, [-1]], GREEDY)
+            await policy.generate_many.route([*BATCH, [-1]], GREEDY)
 
         # A kill in the middle: nobody who asks notices, and the new one serves what the other does.
         client = GeneratorClient(
@@ -80,31 +81,56 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         os.kill(policy.replicas[0].pids[0], signal.SIGKILL)
         assert len(await asyncio.gather(*asking)) == 200
-        await both_serve(policy, restarts=1)
+        await until_restarted(policy, restarts=1)
         assert (await policy.version.fanout()).values == {0: 1, 1: 1}
-        assert (await policy.generate_many.route(batch, GREEDY)) == answers[0]
-
-        # Back to the first weights.
-        await policy.update_weights.fanout(0)
-        again = await asyncio.gather(*(policy.generate_many.route(batch, GREEDY) for _ in range(4)))
-        assert again == [before] * 4
+        assert await ask(policy) == answers
         await client.close()
 
-        # An engine that dies takes its process along; whoever waited is answered by another.
+        # Back to the first weights; and an engine that dies takes its process along, whoever waited is answered.
+        await policy.update_weights.fanout(0)
+        assert await ask(policy) == before
         await policy.break_engine.route()
-        asking = [asyncio.ensure_future(policy.generate_many.route(batch, GREEDY)) for _ in range(4)]
-        assert await asyncio.gather(*asking) == [before] * 4
-        await both_serve(policy, restarts=2)
-        again = await asyncio.gather(*(policy.generate_many.route(batch, GREEDY) for _ in range(4)))
-        assert again == [before] * 4
+        assert await ask(policy) == before
+        await until_restarted(policy, restarts=2)
+        assert await ask(policy) == before
 
 
-async def both_serve(policy: Any, *, restarts: int) -> None:
-    def so() -> bool:
-        return (
-            sum(status.restarts for status in policy.replicas) == restarts and len(policy.roster.targets) == 2
+async def test_only_replica_recovers(tiny_policy: Path, tmp_path: Path) -> None:
+    """It breaks at new weights, at a step, and hangs at one; nobody who asks is told."""
+    from policy_roles import BreakablePolicy
+
+    async with policy_service(tiny_policy, tmp_path, actor=BreakablePolicy, timeout_s=30.0) as (
+        policy,
+        store,
+    ):
+        await store.put(1, perturbed(tiny_policy, seed=1))
+        await policy.break_load.route()
+        fanout = await policy.update_weights.fanout(1)
+        assert (sorted(fanout.values), policy.replicas[0].restarts) == ([0], 1)
+        answers = await ask(policy)
+        assert {answer.version for answer in answers} == {1}
+        await policy.break_engine.route()
+        assert await ask(policy) == answers
+        assert policy.replicas[0].restarts == 2
+        await policy.hang_engine.route()
+        assert await policy.generate_many.route(BATCH, GREEDY) == answers
+        assert policy.replicas[0].restarts == 3
+
+
+async def test_deterministic_answers_do_not_depend_on_the_shapes_of_batches(
+    long_policy: Path, tmp_path: Path
+) -> None:
+    # With two threads even this small model's last bits would depend on them.
+    settings = {"max_length": 512, "deterministic": True}
+    warm = SamplingSettings(temperature=0.8, max_new_tokens=8)
+    many, seeds = prompts(12, length=300), list(range(12))
+    async with policy_service(long_policy, tmp_path, threads=2, **settings) as (policy, _):
+        several = await policy.generate_many.route(many, warm, seeds)
+        for place in (0, 3, 11):
+            assert await policy.generate.route(many[place], warm, seeds[place]) == several[place]
+        drawn, backwards = await asyncio.gather(
+            policy.generate_many.route(many[8:], warm),
+            policy.generate_many.route(many[1:4][::-1], warm, seeds[1:4][::-1]),
         )
-
-    async with asyncio.timeout(250):
-        while not so():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        assert backwards == several[1:4][::-1]
+        assert len(drawn) == 4

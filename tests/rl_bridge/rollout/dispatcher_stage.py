@@ -1,8 +1,11 @@
 """A dispatcher over workers that are simulated."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from simulated_time import simulate
 
 from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
@@ -119,6 +122,52 @@ class Bridge:
 async def at_once(workers: Workers, assignment: Assignment) -> AssignmentResult:
     await asyncio.sleep(1.0)
     return answer(assignment, version=workers.version)
+
+
+async def altered(workers: Workers, assignment: Assignment, **changes: Any) -> AssignmentResult:
+    """Trajectories with other fields than `at_once` gives them."""
+    result = await at_once(workers, assignment)
+    for outcome in result.outcomes:
+        for name, value in changes.items():
+            setattr(outcome, name, value)
+    return result
+
+
+def cut_short(assignment: Assignment, finished: int, **others: Any) -> AssignmentResult:
+    """The first siblings have been played, the others have not."""
+    outcomes = answer(assignment).outcomes[:finished] + (UNFINISHED,) * (len(assignment.seeds) - finished)
+    return AssignmentResult(lease=assignment.lease, outcomes=outcomes, **others)
+
+
+def preempted(assignment: Assignment) -> AssignmentResult:
+    """A worker that has to go hands back one sibling that is finished."""
+    return cut_short(assignment, finished=1, preempted=True)
+
+
+def in_order(*firsts: Exception | float | Callable[[Assignment], AssignmentResult] | None) -> Play:
+    """What the first assignments come to: an error, a wait in seconds, a result, or None for what all others do."""
+
+    async def play(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        number = len(workers.assignments) - 1
+        first = firsts[number] if number < len(firsts) else None
+        await asyncio.sleep(first if isinstance(first, float) else 1.0)
+        if isinstance(first, Exception):
+            raise first
+        if callable(first):
+            return first(assignment)
+        return answer(assignment, version=workers.version)
+
+    return play
+
+
+def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in simulated time."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **options: Any) -> None:
+        simulate(test(*arguments, **options))
+
+    return run
 
 
 def sibling_numbers(group: Group) -> list[int]:

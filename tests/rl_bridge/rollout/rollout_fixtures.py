@@ -4,13 +4,12 @@ Imported by the tests, and by the server that serves its apps.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
 
-from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation
-from envs.blackjack_env.server.app import app as blackjack
 from openenv_core import Action, EnvClient, Environment, Observation, State
 from rl_bridge.rollout import Task
 from rl_bridge.tokens.chat import Message
@@ -22,18 +21,36 @@ class Note(Action):
     text: str
 
 
+EARNED = 0.25
+LENGTH = 3
+
+SAYINGS: dict[str, dict[str, Any]] = {
+    "status": {"status": "sandbox_error", "reason": "the zygote is gone"},
+    "metadata": {"metadata": {"infrastructure_error": "the zygote is gone"}},
+    "released": {"metadata": {"execution": {"status": "sandbox_error", "reason": "the zygote is gone"}}},
+}
+"""How an observation says that the infrastructure failed."""
+
+
 class Notes(Observation):
     """Everything said so far: it grows by a word a step."""
 
     words: list[str]
+    status: str = "ok"
+    reason: str | None = None
 
 
 class Notebook(Environment[Note, Notes, State]):
-    """Takes notes until it has `length`, each worth 0.25; fails, waits or ends early where a reset asks for it."""
+    """Takes notes until it has `length`, each worth 0.25; what goes wrong is asked for with the reset.
+
+    It raises, waits, is over at once, says that its infrastructure failed, or cannot say what was earned.
+    """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     failures_left = 0
     """Of the whole server: steps that shall still raise."""
+    failed: ClassVar[Counter[tuple[str, int | None]]] = Counter()
+    """Of the whole server: how often a test's seed has failed already."""
 
     def __init__(self) -> None:
         self._words: list[str] = []
@@ -43,28 +60,48 @@ class Notebook(Environment[Note, Notes, State]):
         *,
         seed: int | None = None,
         episode_id: str | None = None,
-        length: int = 3,
+        length: int = LENGTH,
         over_at_once: bool = False,
-        broken_seeds: Sequence[int] = (),
         wait_s: float = 0.0,
+        test: str = "",
+        saying: str = "status",
+        at: int = 2,
+        failing: Sequence[int] = (),
+        times: int = 1,
+        unjudged: Sequence[int] = (),
+        because: str | bool | None = "the judge took too long",
     ) -> Notes:
-        if seed in broken_seeds:
-            raise RuntimeError(f"seed {seed} is broken")
         await asyncio.sleep(wait_s)
-        self._length = length
+        self._length = 0 if over_at_once else length
         self._words = [f"seed{seed}"]
-        return Notes(words=list(self._words), done=over_at_once)
+        self._key = (test, seed)
+        self._saying, self._at = saying, at
+        self._fails = seed in failing and Notebook.failed[self._key] < times
+        self._unjudged, self._because = seed in unjudged, because
+        return self._notes(None)
 
     async def step(self, action: Note) -> Notes:
         if Notebook.failures_left:
             Notebook.failures_left -= 1
             raise RuntimeError("the environment is out of order")
         self._words.append(action.text)
-        return Notes(words=list(self._words), reward=0.25, done=len(self._words) > self._length)
+        return self._notes(EARNED)
 
     @property
     def state(self) -> State:
         return State(step_count=len(self._words))
+
+    def _notes(self, reward: float | None) -> Notes:
+        words, steps = list(self._words), len(self._words) - 1
+        over = steps >= self._length
+        if self._fails and steps == self._at:
+            Notebook.failed[self._key] += 1
+            # The worst that it could say: a reward that would be learnt from, and an end that would be believed.
+            return Notes(words=words, reward=-100.0, done=over, **SAYINGS[self._saying])
+        if over and self._unjudged:
+            told = {} if self._because is None else {"unscored": self._because}
+            return Notes(words=words, done=True, metadata=told)
+        return Notes(words=words, reward=reward, done=over)
 
 
 class NotebookClient(EnvClient[Note, Notes, State]):
@@ -87,26 +124,9 @@ def with_session_count(app: FastAPI) -> FastAPI:
     return app
 
 
-blackjack_app = with_session_count(blackjack)
 notebook_app = with_session_count(
     create_app(Notebook, Note, Notes, env_name="notebook", max_concurrent_envs=64)
 )
-narrow_app = with_session_count(create_app(Notebook, Note, Notes, env_name="notebook", max_concurrent_envs=2))
-
-
-class TableTask(Task):
-    """BlackJack in three words; no report, no pictures."""
-
-    client_type = BlackjackEnv
-
-    def messages(self, observation: BlackjackObservation) -> list[Message]:
-        words = f"{observation.player_total} {observation.usable_ace} {observation.dealer_card}"
-        return [{"role": "user", "content": words}]
-
-    def parse(self, text: str) -> BlackjackAction | None:
-        if text == "hit":
-            return BlackjackAction(action="hit")
-        return BlackjackAction(action="stand") if text == "stand" else None
 
 
 class NotebookTask(Task):
@@ -119,11 +139,6 @@ class NotebookTask(Task):
         if text == "explode":
             raise ZeroDivisionError("the task is wrong")
         return None if text == "nonsense" else Note(text=text)
-
-
-class BrokenTask(NotebookTask):
-    def parse(self, text: str) -> Note | None:
-        raise ZeroDivisionError("the task is wrong")
 
 
 class FakeTokenizer:
@@ -180,5 +195,5 @@ class FakeEngine:
         )
 
 
-def stand_on_17(prompt: str) -> str:
-    return "hit" if int(prompt.split()[0]) < 17 else "stand"
+def word(prompt: str) -> str:
+    return "word"

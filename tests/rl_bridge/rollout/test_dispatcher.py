@@ -15,9 +15,12 @@ from dispatcher_stage import (
     Workers,
     answer,
     at_once,
+    cut_short,
+    in_order,
+    preempted,
     sibling_numbers,
+    simulated,
 )
-from simulated_time import simulate
 
 from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, Outcome
@@ -27,312 +30,236 @@ from rl_bridge.rollout.seeds import group_seed
 from rl_bridge.types import Group, Trajectory
 
 
-def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> None:
-    async def scenario() -> None:
-        bridge = Bridge(at_once, slots=3, groups=4, deterministic=True)
-        async with bridge.dispatcher:
-            groups = await bridge.sample()
-            await asyncio.sleep(100.0)
-            assert len(bridge.workers.assignments) == 4
-            assert bridge.workers.most_in_flight == 3
-            bridge.serve(1)
-            assert {group.version for group in await bridge.sample(1)} == {1}
-        assert [group.id for group in groups] == [0, 1, 2, 3]
-        assert [group.seed for group in groups] == [group_seed(7, number) for number in range(4)]
-        assert all(sibling_numbers(group) == [0, 1, 2, 3] for group in groups)
-        assignment = bridge.workers.assignments[1]
-        assert assignment.seeds == (group_seed(7, 1),) * SIBLINGS
-        assert assignment.sampling_key == (7, 1)
-        assert assignment.settings == EPISODE
-        assert bridge.dispatcher.counts.played == 8 * SIBLINGS
-
-    simulate(scenario())
-
-
-def test_without_determinism_the_engine_draws_as_it_pleases() -> None:
-    async def scenario() -> None:
-        bridge = Bridge(at_once)
-        async with bridge.dispatcher:
-            await bridge.sample()
-        assert {assignment.sampling_key for assignment in bridge.workers.assignments} == {None}
-
-    simulate(scenario())
+@simulated
+async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> None:
+    bridge = Bridge(at_once, slots=3, groups=4, deterministic=True)
+    async with bridge.dispatcher:
+        groups = await bridge.sample()
+        await asyncio.sleep(100.0)
+        assert len(bridge.workers.assignments) == 4
+        assert bridge.workers.most_in_flight == 3
+        bridge.serve(1)
+        assert {group.version for group in await bridge.sample(1)} == {1}
+    assert [group.id for group in groups] == [0, 1, 2, 3]
+    assert [group.seed for group in groups] == [group_seed(7, number) for number in range(4)]
+    assert all(sibling_numbers(group) == [0, 1, 2, 3] for group in groups)
+    assignment = bridge.workers.assignments[1]
+    assert assignment.seeds == (group_seed(7, 1),) * SIBLINGS
+    assert assignment.sampling_key == (7, 1)
+    assert assignment.settings == EPISODE
+    assert bridge.dispatcher.counts.played == 8 * SIBLINGS
 
 
 @pytest.mark.parametrize("loss", [ReplicaLost("killed"), NoReplica("none left")])
-def test_a_lost_workers_groups_are_played_by_another_ahead_of_new_ones(loss: Exception) -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) in (1, 2):
-                await asyncio.sleep(1.0)
-                raise loss
+@simulated
+async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones(loss: Exception) -> None:
+    bridge = Bridge(in_order(loss, loss), max_staleness=4, slots=2)
+    async with bridge.dispatcher:
+        groups = await bridge.sample()
+    assert [group.id for group in groups] == [0, 1]
+    assert [one.sampling_key for one in bridge.workers.assignments[:4]] == [None] * 4
+    assert bridge.workers.assignments[2].seeds == bridge.workers.assignments[0].seeds
+    assert bridge.workers.assignments[2].lease != bridge.workers.assignments[0].lease
+    assert bridge.buffer.ledger.lost == 2
+    assert bridge.workers.told_to_stop == []
+
+
+@simulated
+async def test_worker_that_does_not_answer_is_told_to_stop_and_its_group_played_again() -> None:
+    bridge = Bridge(in_order(1e9), max_staleness=1)  # not held up by stragglers before the time is out
+    async with bridge.dispatcher:
+        await bridge.sample()
+        await asyncio.sleep(310.0)
+        stuck, *_, again = bridge.workers.assignments
+        assert bridge.workers.told_to_stop == [stuck.lease]
+        assert again.seeds == stuck.seeds
+        assert len(bridge.buffer) == 2
+
+
+@simulated
+async def test_straggler_brings_the_siblings_that_it_has() -> None:
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        if len(workers.assignments) > 2:
             return await at_once(workers, assignment)
+        await workers.stopped[assignment.lease].wait()
+        return cut_short(assignment, finished=3 if assignment.lease == 0 else 1)
 
-        bridge = Bridge(how, max_staleness=4, slots=2)
-        async with bridge.dispatcher:
-            groups = await bridge.sample()
-        assert [group.id for group in groups] == [0, 1]
-        assert [one.sampling_key for one in bridge.workers.assignments[:4]] == [None] * 4
-        assert bridge.workers.assignments[2].seeds == bridge.workers.assignments[0].seeds
-        assert bridge.workers.assignments[2].lease != bridge.workers.assignments[0].lease
-        assert bridge.buffer.ledger.lost == 2
-        assert bridge.workers.told_to_stop == []
-
-    simulate(scenario())
+    bridge = Bridge(how)
+    async with bridge.dispatcher:
+        groups = await bridge.sample()
+    assert [(group.id, sibling_numbers(group)) for group in groups] == [(0, [0, 1, 2]), (2, [0, 1, 2, 3])]
+    assert bridge.buffer.ledger.dropped == {"too few siblings: 1 played, 3 unfinished": 1}
+    assert bridge.dispatcher.counts.unfinished == 4
 
 
-def test_a_worker_that_does_not_answer_is_told_to_stop_and_its_group_played_again() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            await asyncio.sleep(1e9 if len(workers.assignments) == 1 else 1.0)
-            return answer(assignment)
+@simulated
+async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_twice() -> None:
+    def handed_back(assignment: Assignment) -> AssignmentResult:
+        first, _, third, _ = answer(assignment).outcomes
+        return AssignmentResult(
+            lease=assignment.lease,
+            outcomes=(first, LOST, third, UNFINISHED),
+            retried=3,
+            last_failure=LOST.reason,
+            preempted=True,
+        )
 
-        bridge = Bridge(how, max_staleness=1)  # not held up by stragglers before the time is out
-        async with bridge.dispatcher:
-            await bridge.sample()
-            await asyncio.sleep(310.0)
-            stuck, *_, again = bridge.workers.assignments
-            assert bridge.workers.told_to_stop == [stuck.lease]
-            assert again.seeds == stuck.seeds
-            assert len(bridge.buffer) == 2
-
-    simulate(scenario())
-
-
-def test_a_straggler_brings_the_siblings_that_it_has() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) > 2:
-                return await at_once(workers, assignment)
-            await workers.stopped[assignment.lease].wait()
-            finished = 3 if len(workers.assignments) == 1 or assignment.lease == 0 else 1
-            outcomes = answer(assignment).outcomes[:finished] + (UNFINISHED,) * (SIBLINGS - finished)
-            return AssignmentResult(lease=assignment.lease, outcomes=outcomes)
-
-        bridge = Bridge(how)
-        async with bridge.dispatcher:
-            groups = await bridge.sample()
-        assert [(group.id, sibling_numbers(group)) for group in groups] == [(0, [0, 1, 2]), (2, [0, 1, 2, 3])]
-        assert bridge.buffer.ledger.dropped == {"too few siblings: 1 played, 3 unfinished": 1}
-        assert bridge.dispatcher.counts.unfinished == 4
-
-    simulate(scenario())
-
-
-def test_a_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_twice() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) > 1:
-                return await at_once(workers, assignment)
-            await asyncio.sleep(1.0)
-            first, _, third, _ = answer(assignment).outcomes
-            return AssignmentResult(
-                lease=assignment.lease,
-                outcomes=(first, LOST, third, UNFINISHED),
-                retried=3,
-                last_failure=LOST.reason,
-                preempted=True,
-            )
-
-        bridge = Bridge(how, groups=1, max_losses=0)
-        async with bridge.dispatcher:
-            (group,) = await bridge.sample()
-        assert [one.siblings for one in bridge.workers.assignments] == [(0, 1, 2, 3), (3,)]
-        assert bridge.workers.assignments[1].seeds == (group.seed,)
-        assert sibling_numbers(group) == [0, 2, 3]
-        assert bridge.buffer.ledger.lost == 0
-        counts = bridge.dispatcher.counts
-        assert (counts.played, counts.dropped, counts.retried, counts.unfinished) == (3, 1, 3, 0)
-
-    simulate(scenario())
+    bridge = Bridge(in_order(handed_back), groups=1, max_losses=0)
+    async with bridge.dispatcher:
+        (group,) = await bridge.sample()
+    assert [one.siblings for one in bridge.workers.assignments] == [(0, 1, 2, 3), (3,)]
+    assert bridge.workers.assignments[1].seeds == (group.seed,)
+    assert sibling_numbers(group) == [0, 2, 3]
+    assert bridge.buffer.ledger.lost == 0
+    counts = bridge.dispatcher.counts
+    assert (counts.played, counts.dropped, counts.retried, counts.unfinished) == (3, 1, 3, 0)
 
 
 @pytest.mark.parametrize("lost_too", [False, True])
-def test_what_a_preempted_worker_finished_does_not_become_too_old_meanwhile(lost_too: bool) -> None:
-    async def scenario() -> None:
-        lost: list[Assignment] = []
+@simulated
+async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile(lost_too: bool) -> None:
+    lost: list[Assignment] = []
 
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) == 1:
-                await asyncio.sleep(5.0)  # others are trained, and new weights served, meanwhile
-                done, *_ = answer(assignment).outcomes
-                return AssignmentResult(
-                    lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
-                )
-            if lost_too and not lost and len(assignment.seeds) == 3:
-                lost.append(assignment)
-                raise ReplicaLost("and another")
-            if len(assignment.seeds) == 3:
-                await asyncio.sleep(30.0)  # the rest of that group takes its time
-            return await at_once(workers, assignment)
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        if len(workers.assignments) == 1:
+            await asyncio.sleep(5.0)  # others are trained, and new weights served, meanwhile
+            return preempted(assignment)
+        if lost_too and not lost and len(assignment.seeds) == 3:
+            lost.append(assignment)
+            raise ReplicaLost("and another")
+        if len(assignment.seeds) == 3:
+            await asyncio.sleep(30.0)  # the rest of that group takes its time
+        return await at_once(workers, assignment)
 
-        bridge = Bridge(how, max_staleness=1, groups=1)
-        ages: list[tuple[int, int]] = []
-        async with bridge.dispatcher:
-            for version in range(4):
-                (group,) = await bridge.sample(version)
-                ages.append((group.id, version - group.version))
-                bridge.serve(version + 1)
-        assert (0, 1) in ages  # trained while it still could be
-        assert not bridge.buffer.ledger.dropped
-
-    simulate(scenario())
+    bridge = Bridge(how, max_staleness=1, groups=1)
+    ages: list[tuple[int, int]] = []
+    async with bridge.dispatcher:
+        for version in range(4):
+            (group,) = await bridge.sample(version)
+            ages.append((group.id, version - group.version))
+            bridge.serve(version + 1)
+    assert (0, 1) in ages  # trained while it still could be
+    assert not bridge.buffer.ledger.dropped
 
 
-def test_a_worker_that_has_to_go_and_has_finished_hands_nothing_on() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            return answer(assignment, preempted=True)
-
-        bridge = Bridge(how, groups=1)
-        async with bridge.dispatcher:
-            (group,) = await bridge.sample()
-        assert sibling_numbers(group) == [0, 1, 2, 3]
-        assert len(bridge.workers.assignments) == 1
-
-    simulate(scenario())
+@simulated
+async def test_preempted_worker_that_has_finished_hands_nothing_on() -> None:
+    bridge = Bridge(in_order(lambda assignment: answer(assignment, preempted=True)), groups=1)
+    async with bridge.dispatcher:
+        (group,) = await bridge.sample()
+    assert sibling_numbers(group) == [0, 1, 2, 3]
+    assert len(bridge.workers.assignments) == 1
 
 
-def test_what_a_preempted_worker_handed_on_outlives_the_next_worker() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) == 1:
-                done, *_ = answer(assignment).outcomes
-                return AssignmentResult(
-                    lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
-                )
-            if len(workers.assignments) == 2:
-                raise ReplicaLost("and another")
-            return await at_once(workers, assignment)
-
-        bridge = Bridge(how, groups=1)
-        async with bridge.dispatcher:
-            (group,) = await bridge.sample()
-        assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 3, 3]
-        assert sibling_numbers(group) == [0, 1, 2, 3]
-
-    simulate(scenario())
+@simulated
+async def test_siblings_handed_on_outlive_the_next_worker() -> None:
+    bridge = Bridge(in_order(preempted, ReplicaLost("and another")), groups=1)
+    async with bridge.dispatcher:
+        (group,) = await bridge.sample()
+    assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 3, 3]
+    assert sibling_numbers(group) == [0, 1, 2, 3]
 
 
-def test_a_rewind_recalls_what_is_under_way_and_repeats_what_came_after() -> None:
-    async def scenario() -> None:
-        bridge = Bridge(at_once, max_staleness=1)
-        async with bridge.dispatcher:
-            first = await bridge.sample(0)
-            bridge.serve(1)
-            await asyncio.sleep(10.0)
-            run_state, attachments = bridge.dispatcher.state()
-            run_state = json.loads(json.dumps(run_state))
-            second = await bridge.sample(1)
-            bridge.serve(2)
-            await asyncio.sleep(0.5)
-            under_way = [lease.id for lease in bridge.buffer.ledger.leases]
-            assert under_way
+@simulated
+async def test_rewind_recalls_what_is_under_way_and_repeats_what_came_after() -> None:
+    bridge = Bridge(at_once, max_staleness=1)
+    async with bridge.dispatcher:
+        first = await bridge.sample(0)
+        bridge.serve(1)
+        await asyncio.sleep(10.0)
+        run_state, attachments = bridge.dispatcher.state()
+        run_state = json.loads(json.dumps(run_state))
+        second = await bridge.sample(1)
+        bridge.serve(2)
+        await asyncio.sleep(0.5)
+        under_way = [lease.id for lease in bridge.buffer.ledger.leases]
+        assert under_way
 
-            await bridge.dispatcher.rewind(1, run_state, attachments())
-            bridge.workers.version = 1
-            assert await bridge.sample(1) == second
-            await asyncio.sleep(0.1)
-            assert set(under_way) <= set(bridge.workers.told_to_stop)
-            bridge.serve(2)
-            third = await bridge.sample(2)
-            trained = [group.id for group in [*first, *second, *third]]
-            assert trained == sorted(set(trained)) == list(range(6))
-            assert bridge.dispatcher.counts.played == bridge.buffer.ledger.live * SIBLINGS
+        await bridge.dispatcher.rewind(1, run_state, attachments())
+        bridge.workers.version = 1
+        assert await bridge.sample(1) == second
+        await asyncio.sleep(0.1)
+        assert set(under_way) <= set(bridge.workers.told_to_stop)
+        bridge.serve(2)
+        third = await bridge.sample(2)
+        trained = [group.id for group in [*first, *second, *third]]
+        assert trained == sorted(set(trained)) == list(range(6))
+        assert bridge.dispatcher.counts.played == bridge.buffer.ledger.live * SIBLINGS
 
-            await bridge.dispatcher.rewind(0, None, {})
-            assert [group.id for group in await bridge.sample(0)] == [0, 1]
-
-    simulate(scenario())
+        await bridge.dispatcher.rewind(0, None, {})
+        assert [group.id for group in await bridge.sample(0)] == [0, 1]
 
 
-def test_what_was_handed_on_before_a_rewind_is_forgotten() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            if len(workers.assignments) == 1:
-                done, *_ = answer(assignment).outcomes
-                return AssignmentResult(
-                    lease=assignment.lease, outcomes=(done, *(UNFINISHED,) * 3), preempted=True
-                )
-            return await at_once(workers, assignment)
+@simulated
+async def test_siblings_handed_on_before_a_rewind_are_dropped() -> None:
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        if len(workers.assignments) == 1:
+            return preempted(assignment)  # at once: it is looked for between two steps of the loop
+        return await at_once(workers, assignment)
 
-        bridge = Bridge(how, groups=1, slots=1)
-        async with bridge.dispatcher:
-            begun, attachments = bridge.dispatcher.state()
-            while not bridge.buffer.ledger.waiting:  # noqa: ASYNC110 - simulated
-                await asyncio.sleep(0)
-            await bridge.dispatcher.rewind(0, begun, attachments())
-            assert len(bridge.workers.assignments) == 1  # nothing begins while it goes back
-            await bridge.sample()
-        assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 4]
-
-    simulate(scenario())
+    bridge = Bridge(how, groups=1, slots=1)
+    async with bridge.dispatcher:
+        begun, attachments = bridge.dispatcher.state()
+        while not bridge.buffer.ledger.waiting:  # noqa: ASYNC110 - simulated
+            await asyncio.sleep(0)
+        await bridge.dispatcher.rewind(0, begun, attachments())
+        assert len(bridge.workers.assignments) == 1  # nothing begins while it goes back
+        await bridge.sample()
+    assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 4]
 
 
-def test_what_comes_too_late_is_not_counted() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            await asyncio.sleep(100.0 if len(workers.assignments) == 1 else 1.0)  # it does not listen
-            return answer(assignment, retried=1)
+@simulated
+async def test_late_results_are_not_counted() -> None:
+    def retried(assignment: Assignment) -> AssignmentResult:
+        return answer(assignment, retried=1)
 
-        bridge = Bridge(how, groups=1)
-        async with bridge.dispatcher:
-            (group,) = await bridge.sample()
-            await asyncio.sleep(100.0)
-        assert group.id == 1
-        assert bridge.buffer.ledger.late == 1
-        assert (bridge.dispatcher.counts.played, bridge.dispatcher.counts.retried) == (SIBLINGS, 1)
-
-    simulate(scenario())
+    bridge = Bridge(in_order(100.0, retried), groups=1)  # the first does not listen
+    async with bridge.dispatcher:
+        (group,) = await bridge.sample()
+        await asyncio.sleep(100.0)
+    assert group.id == 1
+    assert bridge.buffer.ledger.late == 1
+    assert (bridge.dispatcher.counts.played, bridge.dispatcher.counts.retried) == (SIBLINGS, 1)
 
 
-def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            await asyncio.sleep(1.0)
-            if len(workers.assignments) == 2:
-                raise ReplicaLost("killed")
-            if len(workers.assignments) == 3:
-                first, *_ = answer(assignment).outcomes
-                rest = (UNFINISHED,) * (len(assignment.seeds) - 1)
-                return AssignmentResult(lease=assignment.lease, outcomes=(first, *rest), preempted=True)
-            outcomes = answer(assignment).outcomes
-            return AssignmentResult(lease=assignment.lease, outcomes=(LOST, *outcomes[1:]))
+@simulated
+async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
+    def one_dropped(assignment: Assignment) -> AssignmentResult:
+        return AssignmentResult(lease=assignment.lease, outcomes=(LOST, *answer(assignment).outcomes[1:]))
 
-        bridge = Bridge(how, slots=1, iterations=0)
-        told: list[int] = []
-        greedy = EpisodeSettings(temperature=0.0, num_turns=4, illegal_reward=-1.0)
-        async with bridge.dispatcher as dispatcher:
-            outcomes = await dispatcher.play_held_out(
-                range(100, 110), greedy, timeout_s=60.0, progress=told.append
-            )
-        seeds = [outcome.seed if isinstance(outcome, Trajectory) else None for outcome in outcomes]
-        # The second part was lost and then handed on by a worker that had to go; each last player drops one.
-        assert seeds == [None, 101, 102, 103, 104, None, 106, 107, None, 109]
-        assert told == [4, 8, 10]
-        assert all(one.settings == greedy for one in bridge.workers.assignments)
-        assert len({one.lease for one in bridge.workers.assignments}) == len(bridge.workers.assignments)
-        assert max(one.lease for one in bridge.workers.assignments) < 0
-
-    simulate(scenario())
+    killed = ReplicaLost("killed")
+    play = in_order(one_dropped, killed, preempted, one_dropped, one_dropped, one_dropped)
+    bridge = Bridge(play, slots=1, iterations=0)
+    told: list[int] = []
+    greedy = EpisodeSettings(temperature=0.0, num_turns=4, illegal_reward=-1.0)
+    async with bridge.dispatcher as dispatcher:
+        outcomes = await dispatcher.play_held_out(
+            range(100, 110), greedy, timeout_s=60.0, progress=told.append
+        )
+    seeds = [outcome.seed if isinstance(outcome, Trajectory) else None for outcome in outcomes]
+    # The second part was lost and then handed on by a worker that had to go; each last player drops one.
+    assert seeds == [None, 101, 102, 103, 104, None, 106, 107, None, 109]
+    assert told == [4, 8, 10]
+    assert all(one.settings == greedy for one in bridge.workers.assignments)
+    assert len({one.lease for one in bridge.workers.assignments}) == len(bridge.workers.assignments)
+    assert max(one.lease for one in bridge.workers.assignments) < 0
 
 
-def test_held_out_episodes_have_a_deadline_together() -> None:
-    async def scenario() -> None:
-        async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-            await asyncio.sleep(100.0 if assignment.seeds[0] else 1.0)
-            return answer(assignment)
+@simulated
+async def test_held_out_episodes_have_a_deadline_together() -> None:
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        await asyncio.sleep(100.0 if assignment.seeds[0] else 1.0)
+        return answer(assignment)
 
-        bridge = Bridge(how, iterations=0)
-        async with bridge.dispatcher as dispatcher:
-            with pytest.raises(RolloutError, match="expected 8 episodes within 30 s, got 4"):
-                await dispatcher.play_held_out(range(8), EPISODE, timeout_s=30.0)
-
-    simulate(scenario())
+    bridge = Bridge(how, iterations=0)
+    async with bridge.dispatcher as dispatcher:
+        with pytest.raises(RolloutError, match="expected 8 episodes within 30 s, got 4"):
+            await dispatcher.play_held_out(range(8), EPISODE, timeout_s=30.0)
 
 
 @pytest.mark.parametrize(("max_staleness", "refused"), [(0, 0.0), (2, 0.0), (0, 0.4), (2, 0.4)])
-def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(
+@simulated
+async def test_random_failures_train_every_group_once_and_return_every_slot(
     max_staleness: int, refused: float
 ) -> None:
     """Random losses, preemptions, drops, hangs, stragglers and refusals; then everything is accounted for."""
@@ -367,28 +294,25 @@ def test_whatever_happens_to_workers_nobody_waits_for_ever_and_slots_come_back(
             outcomes = [one if chance.random() < 0.5 else LOST for one in outcomes]
         return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
 
-    async def scenario() -> None:
-        bridge = Bridge(
-            how, max_staleness=max_staleness, groups=4, slots=6, iterations=steps, group_filter=Fickle()
-        )
-        trained: Counter[int] = Counter()
-        async with bridge.dispatcher:
-            for version in range(steps):
-                groups = await bridge.sample(version)
-                trained.update(group.id for group in groups)
-                assert all(0 <= version - group.version <= max_staleness for group in groups)
-                assert all(2 <= len(group.trajectories) <= SIBLINGS for group in groups)
-                for group in groups:
-                    assert sibling_numbers(group) == sorted(set(sibling_numbers(group)))
-                await asyncio.sleep(chance.uniform(0.1, 5.0))
-                bridge.serve(version + 1)
-            await asyncio.sleep(2000.0)
-            ledger = bridge.buffer.ledger
-            assert max(trained.values()) == 1
-            assert trained.total() == ledger.trained == ledger.live == steps * 4
-            assert (ledger.leases, ledger.waiting) == ([], 0)
-            assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
-            # Every slot is free again: that many groups, and no more, can be under way.
-            assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
-
-    simulate(scenario())
+    bridge = Bridge(
+        how, max_staleness=max_staleness, groups=4, slots=6, iterations=steps, group_filter=Fickle()
+    )
+    trained: Counter[int] = Counter()
+    async with bridge.dispatcher:
+        for version in range(steps):
+            groups = await bridge.sample(version)
+            trained.update(group.id for group in groups)
+            assert all(0 <= version - group.version <= max_staleness for group in groups)
+            assert all(2 <= len(group.trajectories) <= SIBLINGS for group in groups)
+            for group in groups:
+                assert sibling_numbers(group) == sorted(set(sibling_numbers(group)))
+            await asyncio.sleep(chance.uniform(0.1, 5.0))
+            bridge.serve(version + 1)
+        await asyncio.sleep(2000.0)
+        ledger = bridge.buffer.ledger
+        assert max(trained.values()) == 1
+        assert trained.total() == ledger.trained == ledger.live == steps * 4
+        assert (ledger.leases, ledger.waiting) == ([], 0)
+        assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
+        # Every slot is free again: that many groups, and no more, can be under way.
+        assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work

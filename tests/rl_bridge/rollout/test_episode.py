@@ -55,9 +55,10 @@ async def noting(*answers: tuple[Observation, float | None], judge: Judge | None
     return await play(Listed(*answers), task_of(NotebookTask), policy, judge)
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf"), 10**400])
-@pytest.mark.parametrize("at", [0, 1, 2])
-async def test_a_reward_that_is_no_number_is_no_reward(reward: float, at: int) -> None:
+@pytest.mark.parametrize(
+    ("reward", "at"), [(float("nan"), 0), (float("inf"), 1), (float("-inf"), 2), (10**400, 2)]
+)
+async def test_reward_that_is_not_finite_leaves_the_episode_unscored(reward: float, at: int) -> None:
     rewards = [0.0, 0.25, 0.5]
     assert (await noting(noted(0.0), noted(0.25), noted(0.5, done=True))).reward == 0.75
     rewards[at] = reward
@@ -66,7 +67,7 @@ async def test_a_reward_that_is_no_number_is_no_reward(reward: float, at: int) -
         await noting(*answers)
 
 
-async def test_a_judge_is_told_the_chat_and_the_answers_and_adds_to_what_was_earned() -> None:
+async def test_judge_sees_chat_and_answers_and_adds_to_what_was_earned() -> None:
     async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
         assert ([message["content"] for message in chat], answers, target) == (["a b"], "word\nword", None)
         return 2.0
@@ -77,7 +78,7 @@ async def test_a_judge_is_told_the_chat_and_the_answers_and_adds_to_what_was_ear
 @pytest.mark.parametrize(
     "outcome", [None, ReplicaLost("replica 0 of reward was lost"), NoReplica("none serves"), float("nan")]
 )
-async def test_without_a_judge_nobody_knows_and_no_engine_is_to_blame(outcome: Any) -> None:
+async def test_judge_that_fails_leaves_the_episode_unscored(outcome: Any) -> None:
     async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
         if isinstance(outcome, Exception):
             raise outcome
@@ -87,7 +88,7 @@ async def test_without_a_judge_nobody_knows_and_no_engine_is_to_blame(outcome: A
         await noting(noted(None), noted(1.0, done=True), judge=judge)
 
 
-async def test_what_ends_an_episode_need_not_be_what_a_tool_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_episode_of_tools_may_end_with_another_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Released environments may answer the call that ends an episode with another observation."""
     pieces = PieceTokenizer()
     engine = LoggingEngine(pieces, lambda prompt: calling("add", a=1, b=2))
@@ -117,7 +118,7 @@ class Noted(BaseModel):
     ],
     ids=["model", "wire", "number", "table"],
 )
-async def test_what_the_actions_own_model_does_not_take_is_the_policys_doing(parse: Any) -> None:
+async def test_action_that_its_model_refuses_is_the_policys_doing(parse: Any) -> None:
     """Be it when the task makes it, or when it is to be sent."""
     tokenizer: Any = FakeTokenizer()
     client = GeneratorClient(FakeEngine(tokenizer, lambda prompt: "lengthy"), max_batch=8)

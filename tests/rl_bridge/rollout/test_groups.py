@@ -1,13 +1,25 @@
-"""Groups into samples and figures."""
+"""What becomes of groups: filters, samples, figures, a report; and of runs whose actions are refused."""
 
+import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rl_bridge.errors import RolloutError
+from rl_bridge.metrics import JsonlSink
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
-from rl_bridge.rollout.filters import NO_VARIANCE, Overlong
+from rl_bridge.rollout.counts import EpisodeCounts
+from rl_bridge.rollout.dataset_report import DatasetReport
+from rl_bridge.rollout.filters import ALL_TRUNCATED, NO_VARIANCE, GroupFilter, Overlong
 from rl_bridge.rollout.groups import rollout_figures, training_samples
+from rl_bridge.rollout.seeds import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
 from rl_bridge.rollout.tally import Tally
+from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 UNSEEN = (
@@ -45,24 +57,15 @@ def test_samples_carry_the_advantage_within_their_own_group() -> None:
     ]
     samples = training_samples(groups, normalize_std=False)
     # Means 0.5 and 6. The first of the second group has two rows, which share its number and advantage.
-    assert [(s.trajectory, s.advantage) for s in samples] == [
-        (0, 0.5),
-        (1, -0.5),
-        (2, -1.0),
-        (2, -1.0),
-        (3, 1.0),
+    assert [(s.group, s.trajectory, s.reward, s.advantage) for s in samples] == [
+        (0, 0, 1.0, 0.5),
+        (0, 1, 0.0, -0.5),
+        (1, 2, 5.0, -1.0),
+        (1, 2, 5.0, -1.0),
+        (1, 3, 7.0, 1.0),
     ]
     normalised = training_samples(groups, normalize_std=True)
     assert [s.advantage for s in normalised] == pytest.approx([1, -1, -1, -1, 1], abs=1e-5)
-
-
-def test_samples_know_their_group_and_the_trajectorys_reward() -> None:
-    groups = [
-        Group(seed=1, trajectories=[trajectory(1, 1.0, versions=(0, 0)), trajectory(1, 0.0)]),
-        Group(seed=2, trajectories=[trajectory(2, 5.0)]),
-    ]
-    samples = training_samples(groups, normalize_std=False)
-    assert [(s.group, s.reward) for s in samples] == [(0, 1.0), (0, 1.0), (0, 0.0), (1, 5.0)]
 
 
 def test_what_was_cut_off_is_masked_and_stays_in_the_baseline() -> None:
@@ -152,3 +155,159 @@ def test_what_refused_groups_earned_is_kept() -> None:
     tally.ended([trajectory(1, 7.0), failed], refused=False)  # is trained: its group has it
     assert tally.rewards == [1.0, -0.5]
     assert tally.endings == {Ending.COMPLETED: 2, Ending.FAILED_REWARD: 2}
+
+
+async def test_report_of_a_dataset_is_of_the_last_iteration_in_the_log(tmp_path: Path) -> None:
+    """Whoever trained it: another process, for one."""
+    result = EvaluationResult(rewards=[], endings=[], dropped=0, train_seconds=8.5)
+
+    async def report() -> Any:
+        await DatasetReport(tmp_path).report(None, result)  # type: ignore[arg-type]
+        return json.loads((tmp_path / "report.json").read_text())
+
+    (tmp_path / "metrics.jsonl").touch()
+    assert await report() == {"last_iteration": {}, "train_seconds": 8.5}
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    for version, rewards in enumerate([[(1.0, 1.0)], [(0.0, 1.0), (0.5, 0.5, 1.0)]]):
+        groups = [
+            Group(seed=seed, trajectories=[trajectory(seed, one) for one in own])
+            for seed, own in enumerate(rewards)
+        ]
+        sink.write(version + 1, rollout_figures(groups, version=version))
+    sink.close()
+    assert (await report())["last_iteration"] == {"answers": 5, "mean_reward": 0.6}
+
+
+REFUSED = trajectory(1, ending=Ending.REFUSED_ACTION)
+
+
+def counts_after(*trajectories: Trajectory) -> EpisodeCounts:
+    counts = EpisodeCounts()
+    counts.ended(trajectories)
+    return counts
+
+
+def test_run_whose_environment_never_took_an_action_ends() -> None:
+    others = [trajectory(1, ending=Ending.ILLEGAL), trajectory(1, ending=Ending.TRUNCATED_LENGTH)]
+    counts_after(*others, *[REFUSED] * 3).require_understood(4)
+    with pytest.raises(RolloutError, match=r"none of 4 episodes .* rollout\.task"):
+        counts_after(*others, *[REFUSED] * 4).require_understood(4)
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        trajectory(1),
+        trajectory(1, ending=Ending.TRUNCATED_TURNS),
+        trajectory(1, ending=Ending.ILLEGAL, versions=(0, 0)),
+        trajectory(1, ending=Ending.REFUSED_ACTION, versions=(0, 0)),
+        trajectory(1, ending=Ending.REFUSED_ACTION, tool_calls=1),
+    ],
+)
+def test_run_whose_environment_took_an_action_once_does_not_end_by_refusals(taken: Trajectory) -> None:
+    counts = counts_after(REFUSED, taken, *[REFUSED] * 100)
+    counts.require_understood(4)
+    assert counts.refused in (101, 102)
+    resumed = EpisodeCounts(**counts.state())
+    resumed.ended([REFUSED] * 100)
+    resumed.require_understood(4)
+
+
+MASK = Overlong(handling="mask", max_length=20, buffer=4)
+PENALTY = Overlong(handling="penalty", max_length=20, buffer=4)
+
+
+def said(reward: float, *, lengths: tuple[int, ...] = (1,), ending: Ending = Ending.COMPLETED) -> Trajectory:
+    turns = [
+        Turn(
+            prompt=[1] * 100,
+            completion=Completion(
+                tokens=[2] * length, logprobs=[-1.0] * length, versions=[0] * length, stopped=True
+            ),
+        )
+        for length in lengths
+    ]
+    return Trajectory(seed=0, turns=turns, ending=ending, reward=reward)
+
+
+CUT_OFF = said(0.5, ending=Ending.TRUNCATED_LENGTH)
+
+
+def group(*trajectories: Trajectory) -> Group:
+    return Group(seed=0, trajectories=list(trajectories))
+
+
+def test_the_penalty_counts_what_the_policy_said() -> None:
+    # 16 tokens are free, of the last 4 each costs a quarter; what the policy read costs nothing.
+    assert PENALTY.reward(said(1.0, lengths=(10, 6))) == 1.0
+    assert PENALTY.reward(said(1.0, lengths=(10, 7))) == 0.75
+    assert PENALTY.reward(said(-1.0, lengths=(20,))) == -2.0
+    assert MASK.reward(said(1.0, lengths=(20,))) == 1.0
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_what_a_limit_of_ours_ended_is_masked(ending: Ending) -> None:
+    one = said(1.0, ending=ending)
+    assert MASK.masks(one) == ending.value.startswith("truncated")
+    assert not PENALTY.masks(one)
+
+
+DYNAMIC = GroupFilter(dynamic=True, refills=1000)
+
+
+@pytest.mark.parametrize(
+    ("number", "first", "refused"),
+    [(0, 0, True), (5, 0, True), (6, 0, False), (17, 12, True), (18, 12, False), (11, 12, True)],
+)
+def test_refills_are_limited(number: int, first: int, refused: bool) -> None:
+    agreeing = Group(id=number, seed=0, trajectories=[said(1.0), said(1.0)])
+    few = GroupFilter(dynamic=True, refills=6)
+    assert few.refusal(agreeing, first=first) == (NO_VARIANCE if refused else None)
+
+
+def test_dynamic_sampling_refuses_groups_whose_trained_rewards_agree() -> None:
+    one, other, long = said(1.0), said(0.5), said(1.0, lengths=(20,))
+    assert GroupFilter().refusal(group(one, one), first=0) is None
+    assert DYNAMIC.refusal(group(one, one), first=0) == NO_VARIANCE
+    assert DYNAMIC.refusal(group(one, other), first=0) is None
+    assert DYNAMIC.refusal(group(one, long), first=0) == NO_VARIANCE
+    assert replace(DYNAMIC, overlong=PENALTY).refusal(group(one, long), first=0) is None
+
+
+def test_group_that_is_all_masked_is_refused() -> None:
+    masking = GroupFilter(overlong=MASK)
+    assert GroupFilter().refusal(group(CUT_OFF, CUT_OFF), first=0) is None
+    assert masking.refusal(group(CUT_OFF, CUT_OFF), first=0) == ALL_TRUNCATED
+    assert masking.refusal(group(CUT_OFF, said(0.0)), first=0) is None
+
+
+RUN, NUMBER = st.integers(0, 2**31 - 1), st.integers(0, 2**40)
+
+
+@given(RUN, NUMBER, NUMBER, st.integers(1, 64))
+def test_seeds_lie_in_their_ranges(run: int, group: int, first: int, count: int) -> None:
+    """Held-out seeds are never trained on, and go on where the last part ended; engines take those of completions."""
+    held_out = held_out_seeds(first, count)
+    assert len(held_out) == count
+    assert [*held_out, *held_out_seeds(first + count, 3)] == [*held_out_seeds(first, count + 3)]
+    assert 0 <= group_seed(run, group) < TRAINING_SEEDS <= min(held_out)
+    assert 0 <= sampling_seed(run, group, count, first % 1000) < 2**32
+
+
+def test_other_groups_and_other_runs_have_other_deals() -> None:
+    deals = [group_seed(run, group) for run in range(10) for group in range(100)]
+    assert len(set(deals)) == len(deals)
+    # A pair, not a sum: the next run does not repeat this one's next group.
+    assert group_seed(0, 1) != group_seed(1, 0)
+    assert group_seed(3, 5) == group_seed(3, 5)
+
+
+def test_no_two_completions_of_a_run_are_sampled_with_one_seed() -> None:
+    seeds = [
+        sampling_seed(run, group, sibling, turn)
+        for run in range(2)
+        for group in range(8)
+        for sibling in range(8)
+        for turn in range(8)
+    ]
+    assert len(set(seeds)) == len(seeds)

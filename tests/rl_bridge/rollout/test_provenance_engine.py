@@ -1,10 +1,10 @@
-"""A thousand episodes of many turns by a real engine, logged at its sampler, that takes new weights meanwhile."""
+"""Episodes of many turns by a real engine, logged at its sampler, that takes new weights meanwhile."""
 
 import asyncio
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,19 @@ from tool_fixtures import (
     MARKS,
     START,
     TEMPLATE,
-    AnsweringDeskTask,
-    Desk,
-    DeskTask,
-    Direct,
-    LastLineTask,
-    Recital,
-    RecitalTask,
+    play_any_kind,
+    rows_of,
     said_by,
-    task_of,
 )
 
 from rl_bridge.generator.client import GeneratorClient
-from rl_bridge.rollout.episode import EpisodeSettings, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.types import Completion, Ending, SamplingSettings, TrainSample, Trajectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
-EPISODES, AT_ONCE = 1000, 64
-ANSWERS_A_VERSION = 300
+AT_ONCE = 64
 MAX_NEW, MAX_LENGTH = 16, 512
 TEMPERATURE = 0.9
 ENDS = 60
@@ -86,30 +77,11 @@ class EngineLog:
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(tmp_path_factory: pytest.TempPathFactory, random_policy: Callable[[Path, int, int], Path]) -> Path:
     """A random checkpoint with a tokenizer of byte pairs."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     folder = tmp_path_factory.mktemp("policy")
     known = save_byte_pairs(folder, TEMPLATE, special=(END, START, BREAK), plain=MARKS)
-    torch.manual_seed(3)
-    config = Qwen3Config(
-        vocab_size=known,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=MAX_LENGTH,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    Qwen3ForCausalLM(config).float().save_pretrained(str(folder))
-    return folder
+    return random_policy(folder, known, 3)
 
 
 @pytest.fixture(scope="module")
@@ -118,31 +90,27 @@ def log() -> EngineLog:
 
 
 @pytest.fixture(scope="module")
-def engine(policy: Path, log: EngineLog) -> Iterator[Any]:
-    from rl_bridge.generator.settings import EngineSettings, engine_environment
+def engine(policy: Path, log: EngineLog, engine_environment: None) -> Iterator[Any]:
+    from rl_bridge.generator.engine import VllmEngine
+    from rl_bridge.generator.settings import EngineSettings
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in engine_environment(on_gpu=False).items():
-            patch.setenv(name, value)
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        from rl_bridge.generator.engine import VllmEngine
-
-        log.engine = one = VllmEngine(
-            EngineSettings(
-                model_path=str(policy),
-                dtype="float32",
-                max_length=MAX_LENGTH,
-                max_num_seqs=AT_ONCE,
-                kv_cache_bytes=64 << 20,
-                gpu_memory_utilization=0.1,
-                seed=0,
-                weight_update="continue",
-            )
+    log.engine = one = VllmEngine(
+        EngineSettings(
+            model_path=str(policy),
+            dtype="float32",
+            max_length=MAX_LENGTH,
+            max_num_seqs=AT_ONCE,
+            kv_cache_bytes=64 << 20,
+            gpu_memory_utilization=0.1,
+            seed=0,
+            weight_update="continue",
         )
-        one.start().result(200)
+    )
+    one.start().result(200)
+    with pytest.MonkeyPatch.context() as patch:
         log.listen(patch)
         yield one
-        one.close()
+    one.close()
 
 
 def weights(policy: Path, version: int) -> Mapping[str, Any]:
@@ -159,17 +127,19 @@ def weights(policy: Path, version: int) -> Mapping[str, Any]:
 
 @dataclass
 class Played:
+    episodes: int
     trajectories: list[Trajectory] = field(default_factory=list)
     versions: int = 0
 
 
-@pytest.fixture(scope="module")
-def played(engine: Any, policy: Path) -> Played:
-    return asyncio.run(_play(engine, policy))
+@pytest.fixture(scope="module", params=[200, pytest.param(1000, marks=pytest.mark.soak)])
+def played(engine: Any, policy: Path, request: pytest.FixtureRequest) -> Played:
+    return asyncio.run(_play(engine, policy, request.param))
 
 
-async def _play(engine: Any, policy: Path) -> Played:
-    played, loading = Played(), asyncio.Lock()
+async def _play(engine: Any, policy: Path, episodes: int) -> Played:
+    played, loading = Played(episodes), asyncio.Lock()
+    await asyncio.wrap_future(engine.load(0, weights(policy, 0)))
     answers = 0
 
     async def generate(
@@ -177,7 +147,7 @@ async def _play(engine: Any, policy: Path) -> Played:
     ) -> list[Completion]:
         nonlocal answers
         answers += len(prompts)
-        if answers > (played.versions + 1) * ANSWERS_A_VERSION and not loading.locked():
+        if answers > (played.versions + 1) * 0.3 * episodes and not loading.locked():
             async with loading:  # while these prompts, and all others, are at work
                 answering = engine.generate(prompts, sampling, seeds)
                 await asyncio.sleep(0.01)
@@ -191,24 +161,10 @@ async def _play(engine: Any, policy: Path) -> Played:
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(seed: int) -> Trajectory | None:
-        kinds: list[type[Any]] = [DeskTask, AnsweringDeskTask, RecitalTask, LastLineTask, DeskTask]
-        kind = kinds[seed % 5]
-        tools = issubclass(kind, DeskTask)
         async with places:
-            return await play_episode(
-                Direct(Desk() if tools else Recital()),
-                chat,
-                task_of(kind),
-                seed=seed,
-                settings=EpisodeSettings(
-                    temperature=TEMPERATURE,
-                    num_turns=(4, 8, 32)[seed % 3],
-                    illegal_reward=-1.0,
-                    reset_options={"words": seed % 4} if tools else {"length": 1 + seed % 7},
-                ),
-            )
+            return await play_any_kind(seed, chat, words=(0, 1, 2, 3), temperature=TEMPERATURE)
 
-    trajectories = await asyncio.gather(*map(one, range(EPISODES)))
+    trajectories = await asyncio.gather(*map(one, range(episodes)))
     played.trajectories = [trajectory for trajectory in trajectories if trajectory is not None]
     await client.close()
     return played
@@ -216,11 +172,7 @@ async def _play(engine: Any, policy: Path) -> Played:
 
 @pytest.fixture(scope="module")
 def rows(played: Played) -> list[TrainSample]:
-    return [
-        row
-        for index, trajectory in enumerate(played.trajectories)
-        for row in training_rows(trajectory, advantage=1.0, index=index)
-    ]
+    return rows_of(played.trajectories)
 
 
 def trained(row: TrainSample) -> Iterator[tuple[int, int, int, float]]:
@@ -230,13 +182,15 @@ def trained(row: TrainSample) -> Iterator[tuple[int, int, int, float]]:
             yield place, row.versions[place], row.tokens[place], row.logprobs[place]
 
 
-def test_every_trained_token_came_out_of_the_sampler(rows: list[TrainSample], log: EngineLog) -> None:
+def test_every_trained_token_came_out_of_the_sampler(
+    rows: list[TrainSample], log: EngineLog, played: Played
+) -> None:
     asked = Counter((version, token, logprob) for row in rows for _, version, token, logprob in trained(row))
-    assert asked.total() > 10_000
+    assert asked.total() > 10 * played.episodes
     assert not asked - log.sampled
 
 
-def test_each_has_the_log_probability_that_its_weights_give_it_there(
+def test_every_trained_token_has_the_log_probability_of_its_weights(
     rows: list[TrainSample], policy: Path, played: Played
 ) -> None:
     import torch
@@ -257,7 +211,7 @@ def test_each_has_the_log_probability_that_its_weights_give_it_there(
     assert worst < 1e-4
 
 
-def test_nothing_else_is_trained_on(rows: list[TrainSample], played: Played) -> None:
+def test_only_sampled_tokens_are_trained_on(rows: list[TrainSample], played: Played) -> None:
     completions = [turn.completion for one in played.trajectories for turn in one.turns]
     assert sum(map(sum, (row.loss_mask for row in rows))) == sum(len(one.tokens) for one in completions)
     # Templates' and tools' tokens have neither a log-probability nor weights.
@@ -266,8 +220,8 @@ def test_nothing_else_is_trained_on(rows: list[TrainSample], played: Played) -> 
             assert is_loss or (logprob, version) == (0.0, -1)
 
 
-def test_all_kinds_of_episodes_are_among_them(rows: list[TrainSample], played: Played) -> None:
-    assert len(played.trajectories) == EPISODES
+def test_all_kinds_of_episodes_were_played_by_the_engine(rows: list[TrainSample], played: Played) -> None:
+    assert len(played.trajectories) == played.episodes
     endings = Counter(one.ending for one in played.trajectories)
     of_machines_or_refused = {Ending.TRUNCATED_TIME, Ending.REFUSED_ACTION}
     for ending in Ending:
@@ -277,6 +231,6 @@ def test_all_kinds_of_episodes_are_among_them(rows: list[TrainSample], played: P
     between = [one for one in played.trajectories if len({t.completion.version for t in one.turns}) > 1]
     assert mixed
     assert between
-    assert len(rows) > EPISODES + 100  # prefixes that broke
+    assert len(rows) > 1.1 * played.episodes  # prefixes that broke
     assert max(one.tool_calls for one in played.trajectories) >= 8
     assert any(len(row.tokens) > 400 for row in rows)

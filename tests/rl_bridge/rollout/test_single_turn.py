@@ -8,6 +8,7 @@ import pytest
 
 from rl_bridge.data.examples import Example
 from rl_bridge.errors import GeneratorError, PromptRefused, ReplicaLost
+from rl_bridge.rollout import attempts
 from rl_bridge.rollout.assignment import Absence, Assignment, NoTrajectory
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.single_turn import SingleTurn
@@ -76,26 +77,20 @@ async def test_siblings_answer_their_groups_example() -> None:
     assert cut_off.ending is Ending.TRUNCATED_LENGTH
 
 
-async def test_engine_that_fails_one_sibling_costs_that_sibling_alone() -> None:
-    parts = Parts()
-    parts.failing[1] = GeneratorError("the engine did not answer")
-    first, dropped, last = (await parts.loop().play(parts.assignment(11))).outcomes
-    assert isinstance(dropped, NoTrajectory)
-    assert (dropped.absence, dropped.reason) == (
-        Absence.DROPPED,
-        "GeneratorError: the engine did not answer",
-    )
-    assert isinstance(first, Trajectory)
-    assert isinstance(last, Trajectory)
-
-
-async def test_an_answer_that_failed_is_tried_again() -> None:
+async def test_answer_that_fails_is_tried_again_and_costs_its_sibling_alone() -> None:
     parts = Parts()
     parts.failing[0] = parts.failing[3] = GeneratorError("the engine did not answer")
     result = await parts.loop(max_attempts=3).play(parts.assignment(11))
     assert all(isinstance(outcome, Trajectory) for outcome in result.outcomes)
     assert (result.retried, result.last_failure) == (2, "GeneratorError: the engine did not answer")
     assert parts.asked == SIBLINGS + 2
+    parts = Parts()
+    parts.failing[1] = GeneratorError("the engine did not answer")
+    first, dropped, last = (await parts.loop().play(parts.assignment(11))).outcomes
+    assert isinstance(dropped, NoTrajectory)
+    assert (dropped.absence, dropped.reason) == (Absence.DROPPED, result.last_failure)
+    assert isinstance(first, Trajectory)
+    assert isinstance(last, Trajectory)
 
 
 async def test_what_is_finished_comes_back_when_the_rest_is_cut() -> None:
@@ -123,3 +118,15 @@ async def test_error_of_another_kind_ends_the_assignment_and_all_of_its_answers(
         await parts.loop().play(parts.assignment(11))
     await asyncio.sleep(0)
     assert parts.under_way == 0
+
+
+async def test_waits_between_attempts_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(attempts, "asyncio", SimpleNamespace(sleep=sleep))
+    for failed in (1, 2, 3, 6, 7, 10_000):
+        await attempts.back_off(failed)
+    assert waited == pytest.approx([0.1, 0.2, 0.4, 3.2, 5.0, 5.0])

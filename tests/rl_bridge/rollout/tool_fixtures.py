@@ -22,8 +22,11 @@ from openenv_core import Action, Environment, MCPToolClient, Observation, State,
 from openenv_core.tools import CallToolAction, ToolAction, ToolEnvironment, ToolFailed, ToolObservation, tool
 from rl_bridge.config import Config
 from rl_bridge.rollout import Task, ToolTask
+from rl_bridge.rollout.episode import EpisodeSettings, play_episode
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer, Message
-from rl_bridge.types import Completion, SamplingSettings
+from rl_bridge.types import Completion, SamplingSettings, TrainSample, Trajectory
 from servers import create_app
 
 TOLD = "\u00a7"
@@ -355,3 +358,35 @@ class RecitalTask(Task):
 
 class LastLineTask(RecitalTask):
     whole = False
+
+
+KINDS: tuple[type[Any], ...] = (DeskTask, AnsweringDeskTask, RecitalTask, LastLineTask, DeskTask)
+
+
+async def play_any_kind(
+    seed: int, policy: ChatPolicy, *, words: Sequence[int], temperature: float = 1.0
+) -> Trajectory | None:
+    """An episode in this process whose seed decides what it is; `words` are lengths of what tasks ask."""
+    kind = KINDS[seed % len(KINDS)]
+    tools = issubclass(kind, DeskTask)
+    number = seed // len(KINDS)
+    return await play_episode(
+        Direct(Desk() if tools else Recital()),
+        policy,
+        task_of(kind),
+        seed=seed,
+        settings=EpisodeSettings(
+            temperature=temperature,
+            num_turns=(4, 8, 32)[seed % 3],
+            illegal_reward=-1.0,
+            reset_options={"words": words[number % len(words)]} if tools else {"length": 1 + number % 8},
+        ),
+    )
+
+
+def rows_of(trajectories: Sequence[Trajectory]) -> list[TrainSample]:
+    return [
+        row
+        for index, trajectory in enumerate(trajectories)
+        for row in training_rows(trajectory, advantage=1.0, index=index)
+    ]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,15 @@ def active_sessions(url: str) -> int:
         return int(json.load(reply))
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - what is waited for knows no event
+            await asyncio.sleep(0.005)
+
+
 async def until_no_session_is_left(url: str) -> None:
-    async with asyncio.timeout(20):
-        while await asyncio.to_thread(active_sessions, url):  # noqa: ASYNC110 - it is another process's
+    async with asyncio.timeout(60):
+        while await asyncio.to_thread(active_sessions, url):  # noqa: ASYNC110 - it is the server's
             await asyncio.sleep(0.01)
 
 

@@ -1,9 +1,11 @@
-"""Turns become rows: nothing is tokenized again, and masks say where each token came from."""
+"""Turns become rows: nothing is tokenized again, masks say where each token came from, prompts share their tokens."""
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_bridge.tokens.accumulator import training_rows
@@ -39,7 +41,26 @@ def test_prompts_that_continue_make_one_row() -> None:
     assert (row.advantage, row.trajectory, row.version) == (0.5, 7, 4)
 
 
-def test_a_prefix_that_breaks_begins_a_row() -> None:
+@pytest.mark.parametrize(
+    ("turns", "tokens", "masks"),
+    [
+        pytest.param([([1, 2], [3]), ([1, 2], [4])], [[1, 2, 3], [1, 2, 4]], ["001", "001"], id="shorter"),
+        pytest.param([([1], [2]), ([1, 2], [3])], [[1, 2, 3]], ["011"], id="nothing added"),
+        # 0 pads contexts elsewhere: a mask made by comparing with it would lose the answer's tokens.
+        pytest.param([([0, 1], [0, 0])], [[0, 1, 0, 0]], ["0011"], id="like padding"),
+    ],
+)
+def test_rows_and_masks_of_turns(
+    turns: list[tuple[list[int], list[int]]], tokens: list[list[int]], masks: list[str]
+) -> None:
+    rows = training_rows(
+        trajectory(*(turn(prompt, answer) for prompt, answer in turns)), advantage=1.0, index=0
+    )
+    assert [list(row.tokens) for row in rows] == tokens
+    assert ["".join(str(int(is_loss)) for is_loss in row.loss_mask) for row in rows] == masks
+
+
+def test_prefix_that_breaks_begins_a_row() -> None:
     rows = training_rows(
         # The second prompt spells the first answer otherwise (9 for 3): the tokens sampled stay as they were.
         trajectory(turn([1, 2], [3], version=1), turn([1, 2, 9, 4], [5], version=2)),
@@ -50,22 +71,6 @@ def test_a_prefix_that_breaks_begins_a_row() -> None:
     assert [list(row.loss_mask) for row in rows] == [[False, False, True], [False] * 4 + [True]]
     assert [row.version for row in rows] == [1, 2]
     assert {row.trajectory for row in rows} == {0}
-
-
-def test_a_shorter_prompt_begins_a_row() -> None:
-    rows = training_rows(trajectory(turn([1, 2], [3]), turn([1, 2], [4])), advantage=1.0, index=0)
-    assert [list(row.tokens) for row in rows] == [[1, 2, 3], [1, 2, 4]]
-
-
-def test_a_prompt_that_adds_nothing_continues() -> None:
-    rows = training_rows(trajectory(turn([1], [2]), turn([1, 2], [3])), advantage=1.0, index=0)
-    assert [list(row.tokens) for row in rows] == [[1, 2, 3]]
-
-
-def test_padding_like_tokens_are_trained_on_where_the_policy_sampled_them() -> None:
-    # 0 pads contexts elsewhere: a mask made by comparing with it would lose the answer's tokens.
-    (row,) = training_rows(trajectory(turn([0, 1], [0, 0])), advantage=1.0, index=0)
-    assert list(row.loss_mask) == [False, False, True, True]
 
 
 class Counting(list[int]):
@@ -79,7 +84,7 @@ class Counting(list[int]):
         return found
 
 
-def test_an_episode_costs_what_it_is_long() -> None:
+def test_work_grows_linearly_with_the_episode() -> None:
     chat = Counting()
     turns = []
     for number in range(32):
@@ -91,7 +96,7 @@ def test_an_episode_costs_what_it_is_long() -> None:
     assert chat.looked_at <= len(chat)
 
 
-def test_prompts_that_share_their_list_are_believed_as_far_as_they_share_it() -> None:
+def test_shared_prompts_are_compared_where_the_list_has_grown() -> None:
     chat = [1, 2]
     first = turn(Prefix(chat), [3])
     chat += [9, 4]  # which is not what was sampled
@@ -114,6 +119,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     return trajectory(*turns)
 
 
+@settings(max_examples=30)
 @given(trajectories())
 def test_loss_tokens_are_the_completions_in_order(played: Trajectory) -> None:
     rows = training_rows(played, advantage=1.0, index=0)
@@ -136,6 +142,7 @@ def test_loss_tokens_are_the_completions_in_order(played: Trajectory) -> None:
     assert min(row.version for row in rows) == played.version
 
 
+@settings(max_examples=30)
 @given(trajectories())
 def test_every_loss_token_follows_exactly_what_the_policy_saw(played: Trajectory) -> None:
     contexts = [
@@ -150,3 +157,47 @@ def test_every_loss_token_follows_exactly_what_the_policy_saw(played: Trajectory
         for place in range(len(one.completion.tokens))
     ]
     assert contexts == seen
+
+
+bounds = st.none() | st.integers(-9, 9)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9)), bounds, bounds)
+def test_prefix_equals_the_list_at_its_making(
+    before: list[int], more: list[int], start: int | None, stop: int | None
+) -> None:
+    tokens = list(before)
+    prefix = Prefix(tokens)
+    tokens += more
+    assert list(prefix) == before
+    assert len(prefix) == len(before)
+    assert prefix[start:stop] == before[start:stop]
+    assert prefix[::-1] == before[::-1]
+    assert prefix == before
+    assert prefix == tuple(before)
+    assert prefix == Prefix(before)
+    assert (prefix == tokens) == (not more)
+    assert (9 in prefix) == (9 in before)
+    for place in range(-len(before), len(before)):
+        assert prefix[place] == before[place]
+    for place in (len(before), -len(before) - 1):
+        with pytest.raises(IndexError):
+            prefix[place]
+
+
+def test_prompts_of_one_chat_travel_once() -> None:
+    tokens: list[int] = []
+    turns = []
+    answer = Completion(tokens=[1], logprobs=[0.0], versions=[0], stopped=True)
+    for _ in range(32):
+        tokens += range(1000, 1128)
+        turns.append(Turn(prompt=Prefix(tokens), completion=answer))
+    sent = pickle.dumps(turns)
+    copies = [Turn(prompt=list(turn.prompt), completion=answer) for turn in turns]
+    assert len(pickle.dumps(copies)) > 10 * len(sent)
+    arrived: list[Turn] = pickle.loads(sent)
+    assert arrived == turns == copies
+    assert arrived != turns[:-1]
+    # Still one list.
+    assert len({id(turn.prompt._tokens) for turn in arrived}) == 1  # type: ignore[attr-defined]

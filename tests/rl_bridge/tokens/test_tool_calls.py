@@ -28,19 +28,13 @@ def hermes(*blocks: str) -> str:
     ("text", "calls"),
     [
         ("It is 42.", []),
-        ("", []),
         (hermes('{"name": "look", "arguments": {"at": "x"}}'), [LOOK]),
-        ('Let me see.\n<tool_call>{"name":"look","arguments":{"at":"x"}}</tool_call>\n', [LOOK]),
         (
             hermes('{"name": "look", "arguments": {"at": "x"}}', '{"arguments": {}, "name": "go"}'),
             [LOOK, ToolCall("go", {})],
         ),
         # What is thought of is not said.
         ('<think>not <tool_call>{"name"</think>Done.', []),
-        (
-            '<think>\n\n</think>\n\n<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>',
-            [LOOK],
-        ),
         ("</think>so: " + hermes('{"name": "look", "arguments": {"at": "x"}}'), [LOOK]),
         ('<think>and then <tool_call>{"name": "look", "arguments": {}}</tool_call>', []),
         # Arguments are as they are written.
@@ -68,19 +62,14 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
     ("text", "reason"),
     [
         ("<tool_call>", "expected </tool_call>"),
-        ('<tool_call>{"name": "look", "arguments": {}}', "expected </tool_call>"),
         ('{"name": "look", "arguments": {}}</tool_call>', "expected <tool_call> before"),
         (hermes('{"name": "look", "arguments": {}}') + "</tool_call>", "expected <tool_call> before"),
         (hermes(""), "expected JSON, got ''"),
-        (hermes('{"name": "look", "arguments": {"at": "x"}'), "expected JSON"),
         (hermes("{'name': 'look', 'arguments': {}}"), "expected JSON"),
-        (hermes('{"name": "look", "arguments": {},}'), "expected JSON"),
         (hermes('{"name": "look", "arguments": {}} or so'), "expected JSON"),
         (hermes('["look"]'), 'expected an object with a "name"'),
-        (hermes('{"arguments": {}}'), 'expected an object with a "name"'),
         (hermes('{"name": 3, "arguments": {}}'), 'expected an object with a "name"'),
         (hermes('{"name": "", "arguments": {}}'), 'expected an object with a "name"'),
-        (hermes('{"name": "look"}'), 'expected an object as "arguments" of look, got null'),
         (hermes('{"name": "look", "arguments": "{}"}'), 'expected an object as "arguments"'),
         (hermes('{"name": "look", "parameters": {}}'), 'expected an object as "arguments"'),
         (hermes('{"name": "look", "arguments": {"at": NaN}}'), "expected a number that JSON has, got NaN"),
@@ -88,7 +77,6 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
         (hermes("[" * 100_000), ""),
         # What no environment could be sent.
         (hermes(r'{"name": "look", "arguments": {"at": "\ud800"}}'), "surrogates not allowed"),
-        (hermes(r'{"name": "look", "arguments": {"\udc00": 1}}'), "surrogates not allowed"),
         (hermes(r'{"name": "\ud800", "arguments": {}}'), "surrogates not allowed"),
         (hermes('{"name": "look", "arguments": {"at": -1e999}}'), "expected a finite number, got -inf"),
         (
@@ -100,12 +88,11 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
             hermes('{"name": "look", "name": "go", "arguments": {}}'),
             "each name once in an object, got 'name' twice",
         ),
-        (hermes('{"name": "look", "arguments": {"at": {"x": 1, "x": 1}}}'), "got 'x' twice"),
         # One that cannot be read spoils the others.
         (hermes('{"name": "look", "arguments": {"at": "x"}}', "{"), "expected JSON"),
     ],
 )
-def test_what_begins_like_a_call_and_is_none(text: str, reason: str) -> None:
+def test_malformed_hermes_calls_are_unparsable(text: str, reason: str) -> None:
     found = parse_tool_calls(text, style=HERMES)
     assert isinstance(found, UnparsableCall)
     assert reason in found.reason
@@ -134,16 +121,13 @@ def test_calls_as_llama_writes_them(text: str, calls: list[ToolCall]) -> None:
     ("text", "reason"),
     [
         ("<|python_tag|>", "expected JSON, got ''"),
-        ("<|python_tag|>print(1)", "expected JSON, got 'print(1)'"),
         ('{"name": "look", "arguments": {"at": "x"}}', 'expected an object as "parameters"'),
-        ('{"name": "look", "parameters": {"at": "x"}', "expected JSON"),
         ('{"name": "look", "parameters": {}} and', "expected nothing behind a call but ';'"),
         ('{"name": "look", "parameters": {}};', "expected JSON, got ''"),
-        ('{"name": "look", "parameters": {"at": Infinity}}', "got Infinity"),
         ('{"name": "look", "parameters": {"at": 1, "at": 2}}', "got 'at' twice"),
     ],
 )
-def test_what_begins_like_a_call_of_llama_and_is_none(text: str, reason: str) -> None:
+def test_malformed_llama_calls_are_unparsable(text: str, reason: str) -> None:
     found = parse_tool_calls(text, style=LLAMA)
     assert isinstance(found, UnparsableCall)
     assert reason in found.reason
@@ -152,15 +136,13 @@ def test_what_begins_like_a_call_of_llama_and_is_none(text: str, reason: str) ->
 @pytest.mark.parametrize(
     "text",
     [
-        hermes("{'name': 'look', 'arguments': {'at': 'x'}}"),
         hermes('{"name": "look", "arguments": {"at": "x",},}'),
-        hermes('{"name": "look", "arguments": {"at": "x"}'),
         hermes('{"name": "look", "arguments": {"at": "x'),
         hermes('```json\n{"name": "look", "arguments": {"at": "x"}}\n```'),
         '<tool_call>{"name": "look", "arguments": {"at": "x"}}',
     ],
 )
-def test_what_is_almost_right_is_mended_where_that_is_asked_for(text: str) -> None:
+def test_almost_valid_calls_are_repaired_on_request(text: str) -> None:
     assert isinstance(parse_tool_calls(text, style=HERMES), UnparsableCall)
     assert parse_tool_calls(text, style=HERMES, repair=True) == [LOOK]
 
@@ -179,17 +161,12 @@ def test_a_thought_that_the_prompt_began_is_no_answer_until_it_ends(style: CallS
     assert parse_tool_calls(f"{call}</think>{call}", style=style, in_thought=True) == [LOOK]
 
 
-def test_mending_llamas() -> None:
+def test_repair_leaves_doubtful_calls_alone() -> None:
+    for text in ("look(x)", '{"name": look}', '{"name": "look"}', "]"):
+        assert isinstance(parse_tool_calls(hermes(text), style=HERMES, repair=True), UnparsableCall)
     text = "{'name': 'look', 'parameters': {'at': 'x'"
     assert isinstance(parse_tool_calls(text, style=LLAMA), UnparsableCall)
     assert parse_tool_calls(text, style=LLAMA, repair=True) == [LOOK]
-
-
-@pytest.mark.parametrize(
-    "text", [hermes("look(x)"), hermes('{"name": look}'), hermes('{"name": "look"}'), hermes("]")]
-)
-def test_what_leaves_a_doubt_is_not_mended(text: str) -> None:
-    assert isinstance(parse_tool_calls(text, style=HERMES, repair=True), UnparsableCall)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +186,7 @@ def test_what_leaves_a_doubt_is_not_mended(text: str) -> None:
         ("['" * 20_000, None),
     ],
 )
-def test_mended_by_hand(text: str, mended: Any) -> None:
+def test_repairs_by_hand(text: str, mended: Any) -> None:
     if mended is None:
         with pytest.raises(json.JSONDecodeError):
             json.loads(repaired(text))
@@ -222,19 +199,19 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=4,
 )
-few = settings(max_examples=40)
+few = settings(max_examples=30)
 
 
 @few
 @given(JSON, st.sampled_from([None, 2]), st.booleans())
-def test_what_is_right_already_stays_as_it_is(value: Any, indent: int | None, ascii_alone: bool) -> None:
+def test_repair_keeps_valid_json(value: Any, indent: int | None, ascii_alone: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone)
     assert json.loads(repaired(text)) == value
 
 
 @few
 @given(st.text(alphabet="{}[]\",:'\\ \n`aTN0-.", max_size=40))
-def test_mending_never_raises(text: str) -> None:
+def test_repair_never_raises(text: str) -> None:
     assert isinstance(repaired(text), str)
     for style in CallStyle:
         parse_tool_calls(hermes(text), style=style, repair=True)

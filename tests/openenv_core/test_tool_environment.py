@@ -1,11 +1,13 @@
-"""An environment of tools: its calls, whoever makes them, and what they come to."""
+"""An environment of tools: its calls, whoever makes them, and what they come to, odd and hostile ones included."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar, cast
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from openenv_core import Observation, State, is_infrastructure_failure
 from openenv_core.errors import EpisodeOver
@@ -34,24 +36,31 @@ from openenv_core.tools import (
     ToolResult,
     ToolUnavailable,
     completion,
-    is_tool_host,
     prompt,
     resource,
     tool,
 )
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Base(ToolEnvironment[State]):
+    def reset(self) -> Observation:
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State()
 
 
 class Point(BaseModel):
     x: int
 
 
-class Room(ToolEnvironment[State]):
+class Room(Base):
     def __init__(self) -> None:
         self.calls: list[tuple[str, bool]] = []
         self.over = False
-
-    def reset(self) -> Observation:
-        return Observation()
 
     @property
     def state(self) -> State:
@@ -150,7 +159,7 @@ def step(room: Room, name: str, **arguments: Any) -> CallToolObservation:
     return observation
 
 
-def test_a_step_lists_and_calls(room: Room) -> None:
+def test_step_lists_and_calls(room: Room) -> None:
     listed = room.step(ListToolsAction())
     assert isinstance(listed, ListToolsObservation)
     assert [found.name for found in listed.tools][:2] == ["add", "win"]
@@ -158,7 +167,7 @@ def test_a_step_lists_and_calls(room: Room) -> None:
     assert room.state.step_count == 1, "a list is no call"
 
 
-def test_a_call_is_told_to_readers_and_to_programs(room: Room) -> None:
+def test_call_is_told_to_readers_and_to_programs(room: Room) -> None:
     assert call(room, "add", a=1) == ToolResult(
         content=[{"type": "text", "text": "2.5"}], value=2.5, structured={"result": 2.5}
     )
@@ -184,7 +193,7 @@ def test_arguments_are_held_against_the_schema(room: Room, arguments: dict[str, 
     assert room.calls == [("add", True)], "a failed call counts"
 
 
-def test_a_failure_is_an_outcome(room: Room) -> None:
+def test_failure_is_an_outcome(room: Room) -> None:
     for how, kind, message in (
         ("told", ToolErrorType.EXECUTION_ERROR, "no paint left"),
         ("down", ToolErrorType.TRANSPORT_ERROR, "it burned"),
@@ -211,37 +220,25 @@ def test_hooks_decide_what_a_call_is_worth(room: Room) -> None:
     assert (won.result, won.reward, won.done) == ("won", 1.0, True)
     with pytest.raises(EpisodeOver):
         step(room, "add", a=1)
-
-
-def test_the_end_of_an_episode_is_no_failure_of_a_tool(room: Room) -> None:
+    room.over = False
     with pytest.raises(EpisodeOver):
         step(room, "end")
 
 
-async def test_an_asynchronous_tool_is_awaited(room: Room) -> None:
+async def test_asynchronous_tool_is_awaited(room: Room) -> None:
     waiting = room.step(CallToolAction(tool_name="wait", arguments={"seconds": 0}))
     assert not isinstance(waiting, Observation)
     assert await waiting == CallToolObservation(tool_name="wait", result="waited")
     assert room.calls == [("wait", False)]
 
 
-async def test_a_tool_that_takes_too_long_is_given_up(room: Room) -> None:
+async def test_tool_that_takes_too_long_is_given_up(room: Room) -> None:
     hanging = room.call_tool("hang", {}, SILENT)
     assert not isinstance(hanging, ToolResult)
     result = await hanging
     assert result.error is not None
     assert result.error.error_type is ToolErrorType.TIMEOUT
     assert room.calls == [("hang", True)]
-
-
-async def test_a_call_that_is_cancelled_is(room: Room) -> None:
-    waiting = room.call_tool("wait", {"seconds": 60}, SILENT)
-    assert not isinstance(waiting, ToolResult)
-    task = asyncio.ensure_future(waiting)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 async def test_nobody_answers_behind_a_step(room: Room) -> None:
@@ -313,7 +310,253 @@ def test_content_becomes_blocks() -> None:
     assert ToolResult.of(None) == ToolResult(content=[], structured={"result": None})
 
 
-def test_who_has_tools() -> None:
-    assert is_tool_host(Room)
-    assert is_tool_host(Room())
-    assert not is_tool_host(object())
+# What authors write by mistake or on purpose, and what hostile callers send
+
+
+class Node(BaseModel):
+    value: float = 0.0
+    below: "list[Node]" = []
+
+
+class Options(TypedDict, total=False):
+    deep: bool
+
+
+def logged(function: F) -> F:
+    """Stand for any decorator of an author's: a plain function, whatever is below it."""
+
+    @functools.wraps(function)
+    def wrapper(*given: Any, **named: Any) -> Any:
+        return function(*given, **named)
+
+    return cast(F, wrapper)
+
+
+async def later(value: int) -> int:
+    return value
+
+
+class Odd(Base):
+    @tool
+    @staticmethod
+    def static(x: int) -> int:
+        return x
+
+    @staticmethod
+    @tool
+    def still(x: int) -> int:
+        return x
+
+    @classmethod
+    @tool
+    def of_class(cls, x: int) -> str:
+        return f"{cls.__name__} {x}"
+
+    @logged
+    @tool
+    async def below(self, x: int) -> int:
+        return x
+
+    @tool
+    @logged
+    async def above(self, x: int) -> int:
+        return x
+
+    @tool
+    def promised(self, x: int) -> Awaitable[int]:
+        return later(x)
+
+    @tool
+    def forgotten(self, x: int) -> Any:
+        return later(x)
+
+    @tool
+    def names(
+        self,
+        *,
+        copy: int = 1,
+        json: int = 2,
+        model_config: int = 3,
+        schema: int = 4,
+        argument_x: int = 5,
+        secret: object = SILENT,
+    ) -> list[int]:
+        return [copy, json, model_config, schema, argument_x, int(secret is SILENT)]
+
+    @tool
+    def twice_heard(self, one: ToolContext, other: ToolContext) -> bool:
+        return one is other
+
+    @tool
+    def data(self, blob: bytes) -> bytes:
+        return blob
+
+    @tool
+    def tree(self, tree: Node, options: Options | None = None) -> Node:
+        return tree
+
+    @tool
+    def liar(self) -> dict[str, int]:
+        return cast(dict[str, int], [1])
+
+    @tool
+    def words(self, how: str) -> Any:
+        return {"plain": "\ud800", "content": [Text("\ud800")], "data": ["\ud800"]}[how]
+
+    @tool
+    def bounded(self, x: Annotated[str, Field(ge=3)]) -> str:
+        return x
+
+    @tool
+    def leave(self, how: str) -> None:
+        raise {"exit": SystemExit(3), "cancelled": asyncio.CancelledError(), "key": KeyboardInterrupt()}[how]
+
+    @tool
+    async def leave_later(self, how: str) -> None:
+        if how == "exit":
+            raise SystemExit(3)
+        if how == "itself":
+            cast(asyncio.Task[Any], asyncio.current_task()).cancel()
+            await asyncio.sleep(60)
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    @resource("odd://{name}.{end}")
+    def named(self, name: str, end: str) -> str:
+        return f"{name} {end}"
+
+    @prompt
+    def junk(self, a: str = "", b: str = "") -> list[str]:
+        return cast(list[str], [3])
+
+    @completion(prompt="junk", argument="a")
+    def word(self, value: str) -> list[str]:
+        return cast(list[str], value)
+
+    @completion(prompt="junk", argument="b")
+    def nothing(self, value: str) -> list[str]:
+        return cast(list[str], None)
+
+
+async def outcome(name: str, **arguments: Any) -> Any:
+    """Call a tool; return what it gave, or how it failed and why."""
+    result = Odd().call_tool(name, arguments, SILENT)
+    result = result if isinstance(result, ToolResult) else await result
+    return result.value if result.error is None else (result.error.error_type, result.error.message)
+
+
+async def test_decorators_stand_in_any_order() -> None:
+    for name in ("static", "still", "below", "above", "promised"):
+        assert await outcome(name, x=3) == 3
+        assert (await outcome(name, x="3"))[0] is ToolErrorType.INVALID_ARGS
+    assert await outcome("of_class", x=1) == "Odd 1"
+    asynchronous = {name for name, declared in Odd.TOOLSET.tools.items() if declared.asynchronous}
+    assert asynchronous == {"below", "above", "promised", "leave_later"}
+
+
+async def test_arguments_are_called_and_results_typed_as_the_author_likes() -> None:
+    assert await outcome("names", copy=9, model_config=8) == [9, 2, 8, 4, 5, 1]
+    assert await outcome("twice_heard") is True
+    assert await outcome("data", blob="aGk=") == "aGk="
+    assert (await outcome("data", blob="%%"))[0] is ToolErrorType.INVALID_ARGS
+    for name, arguments, words in (
+        ("forgotten", {"x": 1}, "async def"),
+        ("liar", {}, "expected an object"),
+        ("bounded", {"x": "a"}, "TypeError"),
+    ):
+        kind, why = await outcome(name, **arguments)
+        assert (kind, words in why) == (ToolErrorType.EXECUTION_ERROR, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "why"),
+    [
+        ("words", "plain", "surrogates"),
+        ("words", "content", "surrogates"),
+        ("words", "data", "surrogates"),
+        ("leave", "exit", "SystemExit: 3"),
+        ("leave", "cancelled", "CancelledError"),
+        ("leave_later", "exit", "SystemExit: 3"),
+        ("leave_later", "cancelled", "awaited what was cancelled"),
+        ("leave_later", "itself", "cancelled itself"),
+    ],
+)
+async def test_whatever_a_tool_does_is_told(name: str, how: str, why: str) -> None:
+    kind, message = await outcome(name, how=how)
+    assert kind is ToolErrorType.EXECUTION_ERROR
+    assert why in message
+
+
+async def test_ctrl_c_ends_a_tool() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        await outcome("leave", how="key")
+
+
+def test_models_within_models_are_objects_whose_numbers_may_be_null() -> None:
+    spec = Odd.TOOLSET.tools["tree"].spec
+    schema = spec.output_schema
+    assert schema is not None
+    assert (schema["type"], schema["properties"]["value"]["type"]) == ("object", ["number", "null"])
+    # Nobody may send one that is none.
+    assert spec.input_schema["$defs"]["Node"]["properties"]["value"]["type"] == "number"
+    result = Odd().call_tool("tree", {"tree": {"below": [{}]}, "options": {"deep": True}}, SILENT)
+    assert isinstance(result, ToolResult)
+    assert result.structured == {"value": 0.0, "below": [{"value": 0.0, "below": []}]}
+
+
+class Forgetful(Odd):
+    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        return cast(ToolResult, None)
+
+
+def test_what_hooks_prompts_and_completions_must_return_is_said() -> None:
+    for name in ("static", "unknown"):
+        with pytest.raises(TypeError, match="expected a ToolResult from after_call, got NoneType"):
+            Forgetful().step(CallToolAction(tool_name=name, arguments={"x": 1}))
+    with pytest.raises(TypeError, match="messages from junk, got int"):
+        Odd().get_prompt("junk", {}, SILENT)
+    for argument in ("a", "b"):
+        with pytest.raises(TypeError, match="expected a list of texts"):
+            Odd().complete({"type": "ref/prompt", "name": "junk"}, {"name": argument, "value": "v"}, SILENT)
+
+
+async def test_call_that_is_given_up_ends_before_whoever_gave_it_up_goes_on() -> None:
+    ended: list[str] = []
+
+    class Slow(Base):
+        @tool
+        async def slow(self) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0)
+                ended.append("slow")
+
+    waiting = asyncio.ensure_future(cast(Awaitable[ToolResult], Slow().call_tool("slow", {}, SILENT)))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended == ["slow"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x": "\ud800"},
+        {"\ud800": 1},
+        {"x": functools.reduce(lambda inner, _: [inner], range(300), [])},
+        {"x": 10**5000},
+        {"x": float("nan")},
+        {"x": object()},
+        {str(number): 1 for number in range(10_000)},
+        {str(number) * 10_000: 1 for number in range(20)},
+        {"x": "long" * 250_000},
+    ],
+)
+async def test_hostile_arguments_are_invalid_in_few_words(arguments: dict[str, Any]) -> None:
+    kind, why = await outcome("static", **arguments)
+    assert kind is ToolErrorType.INVALID_ARGS
+    assert len(why) < 5000
+    assert "of 0 characters" not in why

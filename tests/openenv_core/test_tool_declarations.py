@@ -1,6 +1,8 @@
 """What an author declares, and what callers are told of it."""
 
-from collections.abc import Callable
+import functools
+import time
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ from openenv_core.tools import (
     resource,
     tool,
 )
+from openenv_core.tools.addresses import AddressForm
 
 
 class Base(ToolEnvironment[State]):
@@ -117,25 +120,17 @@ def test_a_tool_is_told_by_its_types_and_its_docstring() -> None:
     }
 
 
-def test_what_is_no_object_is_promised_below_a_key() -> None:
+def test_structure_is_promised_by_what_a_tool_returns() -> None:
     assert spec("look-at")["outputSchema"] == {
         "type": "object",
         "required": ["result"],
         "properties": {"result": {"type": "array", "items": {"type": "integer"}}},
     }
     assert spec("look-at")["description"] == "See."
-    assert list(spec("look-at")["inputSchema"]["properties"]) == ["deep"], (
-        "the context is not the caller's to give"
-    )
-
-
-def test_content_promises_no_structure() -> None:
+    # The context is not the caller's to give.
+    assert list(spec("look-at")["inputSchema"]["properties"]) == ["deep"]
     assert "outputSchema" not in spec("picture")
-
-
-def test_a_step_lists_name_description_and_schema_alone() -> None:
-    told = Shop().list_tools()[0].wire().model_dump()
-    assert set(told) == {"name", "description", "input_schema"}
+    assert set(Shop().list_tools()[0].wire().model_dump()) == {"name", "description", "input_schema"}
 
 
 def test_resources_and_prompts_are_told() -> None:
@@ -225,10 +220,106 @@ def test_a_declaration_that_cannot_be_is_refused_when_the_class_is_made(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Toolset.of(type("Declared", (), methods))
-
-
-def test_a_decorator_in_the_wrong_place_says_so() -> None:
     with pytest.raises(ConfigurationError, match="expected a method below @tool, got staticmethod"):
         tool(staticmethod(7))  # type: ignore[type-var, arg-type]
     with pytest.raises(ConfigurationError, match="neither or both"):
         completion(argument="x")
+
+
+def complete() -> Callable[[Any], str]:
+    def complete(self: Any) -> str: ...  # type: ignore[empty-body]
+
+    return complete
+
+
+def fielded(self: Any, x: int = Field(3, ge=0)) -> int: ...
+
+
+def broken(self: Any, x: "1 +") -> int: ...  # type: ignore[valid-type]  # noqa: F722
+
+
+async def before_call(self: Any, name: str, arguments: Mapping[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("message", "members"),
+    [
+        ("name of its own, got .*complete, which servers call", {"complete": tool(complete())}),
+        ("Field as its default: write Annotated", {"fielded": tool(fielded)}),
+        ("types that can be found where broken", {"broken": tool(broken)}),
+        ("expected a plain before_call", {"before_call": before_call}),
+        ("expected a method, got the property 'complete'", {"p": property(tool(complete()))}),
+        ("expected a method, got the cached_property", {"p": functools.cached_property(tool(complete()))}),
+        ("letters without accents", {"größe": tool(complete())}),
+        ("letters without accents", {"other": tool(name="two words")(complete())}),
+        ("None takes the declaration back", {"paint": 3}),
+    ],
+)
+def test_what_would_not_work_is_refused_when_the_class_is_made(message: str, members: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        type("Made", (Shop,), members)
+
+
+def test_one_method_is_several_things_and_an_override_is_described_as_what_it_overrides() -> None:
+    class Task(Base):
+        @resource("task://current")
+        @prompt
+        @tool
+        def task(self) -> str:
+            """What to do."""
+            return "do it"
+
+        @tool
+        def look(self, where: str) -> str:
+            """Look.
+
+            Args:
+                where: At what.
+            """
+            return where
+
+    class Other(Task):
+        def look(self, where: str) -> str:
+            return where * 2
+
+    assert (list(Other.TOOLSET.resources), list(Other.TOOLSET.prompts)) == (["task://current"], ["task"])
+    assert list(Other.TOOLSET.tools) == ["task", "look"]
+    told = Other.TOOLSET.tools["look"].spec
+    assert (told.description, told.input_schema["properties"]["where"]["description"]) == (
+        "Look.",
+        "At what.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "uri", "values"),
+    [
+        ("x://{a}/{b}", "x://1/2", {"a": "1", "b": "2"}),
+        ("x://{a}/{b}", "x://1/2/3", None),
+        ("x://{a}", "x://", None),
+        ("x://{+a}/{b}", "x://1/2/3", {"a": "1/2", "b": "3"}),
+        ("x://{+a}x{b}", "x://1x/x2", {"a": "1x/", "b": "2"}),
+        ("x://{a}-{b}", "x://1-2-3", {"a": "1-2", "b": "3"}),
+        ("x://{a}", "x://..%2F..%2Fetc", None),
+        ("x://{+a}", "x://..%2Fetc", {"a": "../etc"}),
+        ("x://{a}", "x://50%25%20", {"a": "50% "}),
+        ("x://(.*)", "x://anything", None),
+        ("x://{a}", "x://" + "a" * 10_000, None),
+    ],
+)
+def test_an_address_is_of_a_form_or_not(form: str, uri: str, values: dict[str, str] | None) -> None:
+    assert AddressForm(form).match(uri) == values
+
+
+def test_an_address_that_fits_in_too_many_ways_takes_no_longer() -> None:
+    # A backtracking expression takes the fourth power of the length: years.
+    form = AddressForm("x://{+a}/{+b}/{+c}/{+d}z")
+    begun = time.process_time()
+    assert form.match("x://" + "/" * 8000) is None
+    assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize("uri", ["x://{a}/{a}", "x://{?q}", "x://{a,b}", "x://{1}", "x://{a", "x://{}"])
+def test_a_form_of_another_kind_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected values"):
+        AddressForm(uri)

@@ -1,4 +1,4 @@
-"""A loop on a thread of its own: what is submitted is answered, one way or the other."""
+"""What engines are made of: a loop on a thread of its own, and weights for another process."""
 
 import asyncio
 import contextlib
@@ -6,11 +6,13 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+import torch
+from generator_fixtures import WAIT_S
+from torch import Tensor
 
 from rl_bridge.errors import GeneratorError
+from rl_bridge.generator.handover import Giver, Taker
 from rl_bridge.generator.loop_thread import LoopThread
-
-WAIT_S = 20.0
 
 
 class Stage:
@@ -31,6 +33,8 @@ async def forever() -> None:
 
 def test_work_begins_in_the_order_in_which_it_is_submitted() -> None:
     stage = Stage()
+    with pytest.raises(GeneratorError, match="closed"):  # before the start nothing is taken
+        stage.thread.submit(forever())
     stage.thread.start()
     begun: list[int] = []
 
@@ -41,11 +45,12 @@ def test_work_begins_in_the_order_in_which_it_is_submitted() -> None:
     futures = [stage.thread.submit(work(number)) for number in range(50)]
     assert [future.result(WAIT_S) for future in futures] == [(number, "test") for number in range(50)]
     assert begun == list(range(50))
+    assert not stage.thread.ended.cancel()  # who waits no longer does not take it from the others
     stage.thread.close(WAIT_S)
     assert (stage.thread.ended.result(0), stage.cleaned) == (None, 1)
 
 
-def test_a_cancelled_future_ends_its_work() -> None:
+def test_cancelled_future_ends_its_work() -> None:
     stage = Stage()
     stage.thread.start()
     ended: Future[None] = Future()
@@ -63,7 +68,7 @@ def test_a_cancelled_future_ends_its_work() -> None:
     stage.thread.close(WAIT_S)
 
 
-def test_the_end_fails_what_is_under_way_and_what_comes_after() -> None:
+def test_end_fails_what_is_under_way_and_what_comes_after() -> None:
     stage = Stage()
     stage.thread.start()
     futures = [stage.thread.submit(forever()) for _ in range(20)]
@@ -80,9 +85,9 @@ def test_the_end_fails_what_is_under_way_and_what_comes_after() -> None:
     assert stage.cleaned == 1
 
 
-def test_work_that_clings_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_ignores_its_cancellation_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_bridge.generator.loop_thread.GRACE_S", 0.05)
-    stage = Stage()
+    stage = Stage(RuntimeError("the clean-up is stuck"))
     stage.thread.start()
 
     async def work() -> None:
@@ -93,26 +98,38 @@ def test_work_that_clings_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPat
     stage.thread.submit(work())
     stage.thread.submit(asyncio.sleep(0)).result(WAIT_S)
     stage.thread.close(WAIT_S)
-    assert (stage.thread.ended.result(0), stage.cleaned) == (None, 1)
+    assert (str(stage.thread.ended.exception(0)), stage.cleaned) == ("the clean-up is stuck", 1)
 
 
-def test_before_the_start_nothing_is_taken() -> None:
-    stage = Stage()
-    with pytest.raises(GeneratorError, match="closed"):
-        stage.thread.submit(forever())
-    stage.thread.close(WAIT_S)
+def state(seed: int) -> dict[str, Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    return {
+        "odd": torch.randn(3, 5, generator=drawn),
+        "half": torch.randn(7, generator=drawn).to(torch.bfloat16),
+        "turned": torch.randn(4, 6, generator=drawn).T,
+        "number": torch.tensor(2.5),
+        "none": torch.empty(0, 3),
+    }
 
 
-def test_who_waits_for_its_end_no_longer_does_not_take_it_from_the_others() -> None:
-    stage = Stage()
-    stage.thread.start()
-    assert not stage.thread.ended.cancel()
-    stage.thread.close(WAIT_S)
-    assert stage.thread.ended.result(WAIT_S) is None
+def same(read: dict[str, Tensor], written: dict[str, Tensor]) -> bool:
+    return list(read) == list(written) and all(
+        torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype
+        for name, tensor in written.items()
+    )
 
 
-def test_a_clean_up_that_fails_is_told_of() -> None:
-    stage = Stage(RuntimeError("it is stuck"))
-    stage.thread.start()
-    stage.thread.close(WAIT_S)
-    assert str(stage.thread.ended.exception(0)) == "it is stuck"
+def test_handed_over_tensors_are_read_as_written_and_their_memory_is_reused() -> None:
+    giver, taker = Giver(), Taker()
+    first = giver.write(state(1))
+    read = taker.read(first)
+    assert same(read, state(1))
+    second = giver.write(state(2))
+    again = taker.read(second)
+    assert (second["inode"], again["odd"].data_ptr()) == (first["inode"], read["odd"].data_ptr())
+    assert same(again, state(2))
+    larger = {**state(3), "more": torch.ones(100_000)}
+    third = giver.write(larger)
+    assert third["inode"] != first["inode"]
+    assert same(taker.read(third), larger)
+    giver.close()

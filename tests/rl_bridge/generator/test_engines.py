@@ -1,0 +1,300 @@
+"""Real engines of both kinds: tokens and their log-probabilities, seeds, new weights amid answers, refusals."""
+
+import itertools
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from generator_fixtures import (
+    WAIT_S,
+    engine_settings,
+    logprobs,
+    perturbed,
+    process_of,
+    prompts,
+    runs,
+    wait_until,
+)
+from torch import Tensor
+
+from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.types import SamplingSettings
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+
+WARM = SamplingSettings(temperature=0.8, max_new_tokens=60)
+GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=6)
+# 64 prompts of these have 19,200 tokens: more than one step of the engine takes.
+MANY = prompts(64, length=300)
+SEEDS = [10_000_000_000 + place for place in range(len(MANY))]
+
+
+@pytest.fixture(scope="module", params=["vllm", pytest.param("vllm_async", marks=pytest.mark.soak)])
+def engine(request: pytest.FixtureRequest, long_policy: Path, engine_environment: None) -> Iterator[Any]:
+    from rl_bridge.generator.engines import make_engine
+
+    one = make_engine(
+        engine_settings(
+            long_policy,
+            engine=request.param,
+            max_length=512,
+            weight_update="continue",
+            kv_cache_bytes=64 << 20,
+        )
+    )
+    one.start().result(200)
+    inner: Any = one
+    pid = process_of(inner) if request.param == "vllm_async" else None
+    yield one
+    one.close()
+    assert one.ended.result(WAIT_S) is None
+    if pid is not None:
+        assert not runs(pid)
+        assert inner._llm.engine_core.resources.ctx.closed
+
+
+@pytest.fixture
+def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], dict[str, Tensor]]]:
+    """Versions: other weights for each number; 0 is the checkpoint, to which the module's engine returns."""
+    from rl_bridge.generator.checkpoint import Checkpoint
+
+    yield (
+        lambda version: perturbed(long_policy, seed=version) if version else Checkpoint(long_policy).tensors()
+    )
+    engine.load(0, Checkpoint(long_policy).tensors()).result(WAIT_S)
+
+
+def unfinished(engine: Any) -> int:
+    inner = engine._llm if hasattr(engine, "_llm") else engine._engine
+    return int(inner.get_num_unfinished_requests())
+
+
+def until_generating(engine: Any) -> None:
+    """Wait until the engine is in the middle of what it was asked for."""
+    wait_until(lambda: engine._doing["generate"] if hasattr(engine, "_doing") else engine._batches)
+    time.sleep(0.05)  # some steps
+
+
+def test_logprobs_are_those_of_the_sampling_distribution(engine: Any, reference: Any) -> None:
+    batch = prompts(70)  # more than the engine works on at once
+    for temperature in (1.0, 0.7):
+        answers = engine.generate(batch, replace(WARM, temperature=temperature, max_new_tokens=8)).result(
+            WAIT_S
+        )
+        for prompt, answer in zip(batch, answers, strict=True):
+            assert (len(answer.tokens), set(answer.versions), answer.stopped) == (8, {0}, False)
+            assert answer.logprobs == pytest.approx(
+                logprobs(reference, prompt, answer, temperature), abs=1e-4
+            )
+    assert engine.generate([], WARM).result(WAIT_S) == []
+
+
+def test_sampling_follows_the_distribution(engine: Any, reference: Any) -> None:
+    (prompt,) = prompts(1)
+    one = SamplingSettings(temperature=1.0, max_new_tokens=1)
+    answers = engine.generate([prompt] * 3000, one).result(WAIT_S)
+    counts = torch.bincount(
+        torch.tensor([answer.tokens[0] for answer in answers]), minlength=reference.config.vocab_size
+    )
+    with torch.no_grad():
+        expected = torch.softmax(reference(torch.tensor([prompt])).logits[0, -1], -1) * 3000
+    # Pearson's statistic: of V - 1 degrees of freedom, so V + 6 sqrt(2 V) is six deviations away.
+    statistic = ((counts - expected).square() / expected).sum().item()
+    size = len(expected)
+    assert statistic < size + 6 * (2 * size) ** 0.5
+
+
+def test_greedy_answers_take_the_most_likely_and_include_their_stop_token(
+    engine: Any, reference: Any
+) -> None:
+    batch = prompts(20)
+    answers = engine.generate(batch, GREEDY).result(WAIT_S)
+    for prompt, answer in zip(batch, answers, strict=True):
+        with torch.no_grad():
+            assert answer.tokens[0] == reference(torch.tensor([prompt])).logits[0, -1].argmax().item()
+    stop = answers[0].tokens[2]
+    (stopped,) = engine.generate(batch[:1], replace(GREEDY, stop_token_ids=(stop,))).result(WAIT_S)
+    length = list(answers[0].tokens).index(stop) + 1
+    assert (list(stopped.tokens), stopped.stopped) == (list(answers[0].tokens[:length]), True)
+
+
+def test_trainer_and_engine_agree(engine: Any, long_policy: Path, tmp_path: Path) -> None:
+    """The metric of every iteration: at most 1e-4 in fp32."""
+    from rl_bridge.buffer.batch import TrainBatch
+    from rl_bridge.config import AlgorithmConfig, TrainerConfig
+    from rl_bridge.reference.reference import Reference
+    from rl_bridge.tokens.accumulator import training_rows
+    from rl_bridge.trainer.settings import TrainerSettings
+    from rl_bridge.types import Ending, Trajectory, Turn
+
+    batch = prompts(30)
+    answers = engine.generate(batch, replace(WARM, max_new_tokens=4)).result(WAIT_S)
+    rows = []
+    for index, (prompt, answer) in enumerate(zip(batch, answers, strict=True)):
+        turns = [Turn(prompt=prompt, completion=answer)]
+        played = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
+        rows.extend(training_rows(played, advantage=1.0, index=index))
+    laid_out = TrainBatch.from_samples(rows)
+    settings = TrainerSettings(
+        model_path=str(long_policy),
+        dtype="float32",
+        folder=str(tmp_path),
+        max_length=32,
+        max_loss_tokens=4,
+        temperature=WARM.temperature,
+        seed=0,
+        trainer=TrainerConfig(),
+        algorithm=AlgorithmConfig(),
+    )
+    assert abs(Reference(settings).logprobs(laid_out) - laid_out.old_logprobs).max() <= 1e-4
+
+
+def test_seed_decides_an_answer_whatever_the_batch(engine: Any) -> None:
+    together = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
+    # Backwards, three at a time, beside others that are drawn.
+    drawing = engine.generate([MANY[0]] * 3, WARM)
+    parts = [
+        engine.generate(MANY[end - 3 : end][::-1], WARM, SEEDS[end - 3 : end][::-1])
+        for end in range(len(MANY), 1, -3)
+    ]
+    assert list(itertools.chain.from_iterable(part.result(WAIT_S) for part in parts)) == together[:0:-1]
+    assert len({tuple(answer.tokens) for answer in drawing.result(WAIT_S)}) == 3
+    one, again, other = engine.generate([MANY[0]] * 3, WARM, [7, 7, 8]).result(WAIT_S)
+    assert one == again
+    assert list(one.tokens) != list(other.tokens)
+
+
+def test_answer_goes_on_under_new_weights(
+    engine: Any, reference: Any, weights: Callable[[int], dict[str, Tensor]]
+) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    plain = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    figures = engine.load(3, weights(3)).result(WAIT_S)
+    assert not answering.done()  # nothing was waited for
+    assert 0 < figures.load_s <= figures.pause_s
+    answers = answering.result(WAIT_S)
+    models = {0: reference, 3: Qwen3ForCausalLM(reference.config).eval()}
+    models[3].load_state_dict({**weights(3), "lm_head.weight": weights(3)["model.embed_tokens.weight"]})
+    mixed = 0
+    for prompt, answer, before in zip(MANY, answers, plain, strict=True):
+        assert list(answer.versions) == sorted(answer.versions)
+        assert set(answer.versions) <= {0, 3}
+        mixed += set(answer.versions) == {0, 3}
+        old = list(answer.versions).count(0)
+        assert list(answer.tokens[:old]) == list(before.tokens[:old])
+        # Each token comes from exactly the distribution of the weights that it names.
+        for version in set(answer.versions):
+            told, expected = (
+                [value for value, v in zip(values, answer.versions, strict=True) if v == version]
+                for values in (answer.logprobs, logprobs(models[version], prompt, answer, WARM.temperature))
+            )
+            assert told == pytest.approx(expected, abs=1e-4)
+    assert mixed > len(MANY) / 2
+
+
+def test_answer_interrupted_by_the_same_weights_ends_as_if_it_were_not(
+    engine: Any, weights: Callable[[int], dict[str, Tensor]]
+) -> None:
+    plain = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    for _ in range(3):
+        engine.load(0, weights(0)).result(WAIT_S)
+    assert answering.result(WAIT_S) == plain
+
+
+def test_no_cached_prefix_outlives_its_weights(
+    engine: Any, weights: Callable[[int], dict[str, Tensor]]
+) -> None:
+    engine.load(4, weights(4)).result(WAIT_S)
+    expected = engine.generate(MANY[:8], GREEDY).result(WAIT_S)
+    engine.load(0, weights(0)).result(WAIT_S)
+    held = engine.generate(MANY[:8], WARM)  # these prompts' prefixes are in the cache, and in use
+    until_generating(engine)
+    engine.load(4, weights(4)).result(WAIT_S)
+    assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == expected
+    held.result(WAIT_S)
+
+
+def test_refused_batch_fails_alone(engine: Any) -> None:
+    for bad in ([5] * 513, [5, 10_000_000], [], [-1]):
+        beside = engine.generate(MANY[:8], GREEDY)
+        with pytest.raises(PromptRefused) as refused:
+            engine.generate([*MANY[:8], bad], GREEDY).result(WAIT_S)
+        assert refused.value.prompt == 8
+        assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == beside.result(WAIT_S)
+    for temperature in (-1.0, float("nan")):
+        with pytest.raises(GeneratorError, match="refused settings"):
+            engine.generate(MANY[:2], replace(WARM, temperature=temperature)).result(WAIT_S)
+    for seeds in ([1], [1, 2, 3], [1, -1], [1, 2**63], [1, 2.5]):
+        with pytest.raises(GeneratorError, match="refused settings: expected 2 seeds from 0"):
+            engine.generate(MANY[:2], WARM, seeds).result(WAIT_S)
+    wait_until(lambda: unfinished(engine) == 0)
+
+
+def test_cancelled_or_late_batch_is_worked_on_no_longer(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = replace(WARM, max_new_tokens=200)
+    plain = engine.generate(MANY[:2], WARM, SEEDS[:2]).result(WAIT_S)
+    answering = engine.generate(MANY, long)
+    until_generating(engine)
+    assert answering.cancel()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.1))
+        late = engine.generate(MANY, long)
+        with pytest.raises(GeneratorError, match=r"expected answers to 64 prompts within 0.1 s"):
+            late.result(WAIT_S)
+    assert engine.generate(MANY[:2], WARM, SEEDS[:2]).result(WAIT_S) == plain
+    wait_until(lambda: unfinished(engine) == 0)
+
+
+class Unbound:
+    """Like a proxy of Flask's outside of a request."""
+
+    @property
+    def __dict__(self) -> Any:
+        raise RuntimeError("outside of its context")
+
+
+def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
+    long_policy: Path, engine_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tqdm import tqdm
+
+    from rl_bridge.generator.vllm_api import build_engine
+
+    proxies = ModuleType("proxies_of_a_request")
+    proxies.request = Unbound()
+    monkeypatch.setitem(sys.modules, proxies.__name__, proxies)
+    monkeypatch.delattr(tqdm, "_lock", raising=False)  # the first bar of a process makes one
+    monkeypatch.delattr("tqdm.std.TqdmDefaultWriteLock.mp_lock", raising=False)
+    before = multiprocessing.get_start_method(allow_none=True)
+    made: list[str] = []
+    monkeypatch.setattr("multiprocessing.resource_tracker.register", lambda name, kind: made.append(name))
+    multiprocessing.set_start_method("spawn", force=True)  # as in an actor's process
+    try:
+        engine = build_engine(engine_settings(long_policy))
+        assert multiprocessing.get_start_method() == "spawn"
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    engine.engine_core.shutdown()
+    assert made == []
+    assert sys.modules[proxies.__name__] is proxies
+
+
+def test_folder_without_a_checkpoint_is_an_error(tmp_path: Path, engine_environment: None) -> None:
+    from rl_bridge.generator.engine import VllmEngine
+
+    broken = VllmEngine(engine_settings(tmp_path))
+    with pytest.raises(GeneratorError, match="vLLM cannot start"):
+        broken.start().result(WAIT_S)
+    broken.close()

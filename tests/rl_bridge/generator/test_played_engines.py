@@ -1,0 +1,507 @@
+"""What engines ask of vLLM, in which order, and what they tell to whom; vLLM is played."""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from generator_fixtures import WAIT_S, engine_settings, wait_until
+
+from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.generator import async_engine, batches
+from rl_bridge.generator import engine as engine_module
+from rl_bridge.generator.async_engine import AsyncVllmEngine
+from rl_bridge.generator.engine import VllmEngine
+from rl_bridge.generator.engines import make_engine
+from rl_bridge.generator.handover import Taker
+from rl_bridge.metrics.spans import PROCESS_SPANS
+from rl_bridge.types import SamplingSettings
+
+HOW = SamplingSettings(temperature=1.0, max_new_tokens=4)
+ENDLESS = replace(HOW, max_new_tokens=1_000_000)
+VOCABULARY = 10
+RUNNING = 2
+
+
+def params(sampling: SamplingSettings, seeds: Any, *, prompts: int) -> list[int]:
+    """Stands for vLLM's sampling parameters: how many tokens each prompt may get."""
+    if sampling.temperature < 0:
+        raise ValueError("a negative temperature")
+    return [sampling.max_new_tokens] * prompts
+
+
+def answer_of(tokens: int, token: int, versions: Sequence[str]) -> Any:
+    spans = []
+    for version, run in itertools.groupby(enumerate(versions), key=lambda one: one[1]):
+        places = [place for place, _ in run]
+        spans.append(SimpleNamespace(version=version, start=places[0], end=places[-1] + 1))
+    return SimpleNamespace(
+        token_ids=[token] * tokens,
+        logprobs=[{token: SimpleNamespace(logprob=-0.5)}] * tokens,
+        weight_versions=spans,
+        finish_reason="length",
+    )
+
+
+@dataclass(eq=False)
+class Collector:
+    request_id: str
+    tokens: int
+    prompt: Sequence[int]
+    versions: list[str] = field(default_factory=list)
+    answered: "asyncio.Future[Any]" = field(default_factory=asyncio.Future)
+
+    async def get(self) -> Any:
+        return await self.answered
+
+
+class PlayedLLM:
+    """Does what `AsyncLLM` does: a token a step of each of the first requests, unless it is paused."""
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
+        self.calls: list[str] = []
+        self.requests: dict[str, Collector] = {}
+        self.version = "?"
+        self.paused = False
+        self.weights: dict[str, Any] = {}
+        self.failure: Exception | None = None
+        self.hangs = False
+        self.breaks = False
+        self.enough = False
+        self.stands_still = asyncio.Event()
+        self.stands_still.set()
+        self.stepping = asyncio.ensure_future(self.step_on())
+
+    async def step_on(self) -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            if self.paused:
+                continue
+            for collector in list(self.requests.values())[:RUNNING]:
+                collector.versions.append(self.version)
+                if len(collector.versions) == collector.tokens or self.enough:
+                    del self.requests[collector.request_id]
+                    answer = answer_of(len(collector.versions), collector.prompt[0], collector.versions)
+                    collector.answered.set_result(SimpleNamespace(outputs=[answer]))
+
+    async def add_request(self, request_id: str, prompt: dict[str, Any], how: Any) -> Collector:
+        await asyncio.sleep(0)
+        await self.stands_still.wait()
+        if not prompt["prompt_token_ids"]:
+            raise ValueError("an empty prompt")
+        self.calls.append(f"add {prompt['prompt_token_ids'][0]}")
+        collector = self.requests[request_id] = Collector(request_id, how, prompt["prompt_token_ids"])
+        return collector
+
+    async def abort(self, ids: list[str], *, internal: bool) -> None:
+        assert internal
+        if self.failure is not None:
+            raise self.failure
+        self.calls.append(f"abort {len(ids)}")
+        for one in ids:
+            self.requests.pop(one, None)
+
+    async def pause_generation(self, *, mode: str) -> None:
+        self.calls.append(f"pause {mode}")
+        assert mode == "keep"
+        self.paused = True
+        await asyncio.sleep(0.001)
+
+    async def resume_generation(self) -> None:
+        self.calls.append("resume")
+        self.paused = False
+
+    async def collective_rpc(self, method: str, args: Any) -> None:
+        self.calls.append(method)
+        if self.breaks:
+            raise RuntimeError("a shape does not fit")
+        await asyncio.sleep(0.02)
+        await self.stands_still.wait()
+        self.weights = {name: tensor.clone() for name, tensor in Taker().read(args[0]).items()}
+
+    async def update_weight_version(self, version: str) -> None:
+        self.calls.append(f"version {version}")
+        self.version = version
+
+    async def check_health(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    async def is_paused(self) -> bool:
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        return self.paused
+
+    async def end(self) -> None:
+        self.calls.append("shutdown")
+        self.stepping.cancel()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncVllmEngine]:
+    monkeypatch.setattr(async_engine, "build_async_engine", lambda settings: PlayedLLM())
+    monkeypatch.setattr(async_engine, "end_async_engine", PlayedLLM.end)
+    monkeypatch.setattr(async_engine, "sampling_params", params)
+    monkeypatch.setattr(async_engine, "refusals", lambda: (ValueError,))
+    monkeypatch.setattr(async_engine, "LOOK_S", 0.01)
+    one = AsyncVllmEngine(engine_settings(Path("nowhere"), engine="vllm_async"))
+    one.start().result(WAIT_S)
+    yield one
+    one.close()
+
+
+def played(engine: AsyncVllmEngine) -> PlayedLLM:
+    llm: PlayedLLM = engine._llm
+    return llm
+
+
+def calls(engine: AsyncVllmEngine) -> list[str]:
+    return played(engine).calls
+
+
+def go_on(engine: AsyncVllmEngine) -> None:
+    loop = engine._thread._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(played(engine).stands_still.set)
+
+
+def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: AsyncVllmEngine) -> None:
+    answers = engine.generate([[3], [1], [2]], HOW).result(WAIT_S)
+    assert [answer.tokens for answer in answers] == [[3] * 4, [1] * 4, [2] * 4]
+    assert [answer.versions for answer in answers] == [[0] * 4] * 3
+    assert answers[0].logprobs == [-0.5] * 4
+    assert engine.generate([], HOW).result(WAIT_S) == []
+    assert calls(engine) == ["version 0", "add 3", "add 1", "add 2"]
+    played(engine).hangs = True  # from now on it gives no sign of life
+    engine.check()
+    asked = engine._asked
+    wait_until(lambda: engine._asked not in (None, asked))
+    engine._asked = time.monotonic() - engine._settings.timeout_s - 1.0
+    with pytest.raises(GeneratorError, match=r"make a step within 300 s"):
+        engine.check()
+    llm = played(engine)
+    engine.close()
+    assert (engine.ended.result(0), llm.calls[-1]) == (None, "shutdown")
+
+
+def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmEngine) -> None:
+    earlier = [engine.generate([[1], [2]], ENDLESS) for _ in range(3)]  # more than are worked on at a time
+    wait_until(lambda: len(played(engine).requests) == 6)
+    loading = engine.load(5, {"weight": torch.full((3,), 5.0)})
+    time.sleep(0.05)
+    assert "pause keep" not in calls(engine)
+    played(engine).enough = True
+    figures = loading.result(WAIT_S)
+    played(engine).enough = False
+    assert all(future.done() for future in earlier)
+    later = engine.generate([[3]], HOW).result(WAIT_S)
+    assert {answer.version for future in earlier for answer in future.result()} == {0}
+    assert later[0].versions == [5] * 4
+    assert engine.version == 5
+    assert played(engine).weights["weight"].tolist() == [5.0, 5.0, 5.0]
+    assert 0.02 <= figures.load_s <= figures.pause_s
+    assert figures.handover_s > 0.0
+    asked = [call for call in calls(engine) if not call.startswith("add")]
+    assert asked == ["version 0", "pause keep", "load_handed_over", "version 5", "resume"]
+
+
+def test_continued_answers_name_the_weights_of_each_token(
+    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_settings", replace(engine._settings, weight_update="continue"))
+    answering = engine.generate([[1]], ENDLESS)
+    wait_until(lambda: any(one.versions for one in list(played(engine).requests.values())))
+    engine.load(2, {}).result(WAIT_S)
+    wait_until(lambda: any("2" in one.versions for one in list(played(engine).requests.values())))
+    played(engine).enough = True
+    (answer,) = answering.result(WAIT_S)
+    assert list(answer.versions) == sorted(answer.versions)
+    assert set(answer.versions) == {0, 2}
+
+
+def test_loads_are_made_one_after_the_other(engine: AsyncVllmEngine) -> None:
+    loads = [engine.load(version, {"weight": torch.tensor(float(version))}) for version in (1, 2, 3)]
+    for load in loads:
+        load.result(WAIT_S)
+    one_load = ("pause keep", "load_handed_over", "version {}", "resume")
+    assert calls(engine)[1:] == [call.format(version) for version in (1, 2, 3) for call in one_load]
+    assert played(engine).weights["weight"] == 3.0
+
+
+def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: AsyncVllmEngine) -> None:
+    played(engine).stands_still.clear()
+    loading = engine.load(1, {})
+    wait_until(lambda: "load_handed_over" in calls(engine))
+    asked = engine.generate([[1]], HOW)
+    assert loading.cancel()
+    go_on(engine)
+    assert asked.result(WAIT_S)[0].versions == [1] * 4
+    assert calls(engine)[-2:] == ["resume", "add 1"]
+
+
+def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> None:
+    played(engine).breaks = True
+    with pytest.raises(GeneratorError, match="loading version 1 failed half-way: a shape does not fit"):
+        engine.load(1, {}).result(WAIT_S)
+    assert "half-way" in str(engine.ended.exception(WAIT_S))
+    with pytest.raises(GeneratorError, match="half-way"):
+        engine.generate([[1]], HOW)
+    assert calls(engine)[-1] == "shutdown"
+    assert engine.version == 0
+
+
+@pytest.mark.parametrize("stuck", ["load_handed_over", "earlier answers"])
+def test_load_that_does_not_end_ends_the_engine(
+    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.1, weight_update="drain"))
+    if stuck == "load_handed_over":
+        played(engine).stands_still.clear()
+    else:
+        engine._idle.clear()
+    with pytest.raises(GeneratorError, match=r"expected the engine to load version 1 within 0\.2 s"):
+        engine.load(1, {}).result(WAIT_S)
+    assert "load version 1" in str(engine.ended.exception(WAIT_S))
+    assert engine.version == 0
+
+
+@pytest.mark.parametrize("bad", [[], [VOCABULARY], [-1]])
+def test_refused_prompt_fails_its_own_batch_alone(engine: AsyncVllmEngine, bad: list[int]) -> None:
+    beside = engine.generate([[1]], HOW)
+    with pytest.raises(PromptRefused) as refused:
+        engine.generate([[2], [3], bad], HOW).result(WAIT_S)
+    assert refused.value.prompt == 2
+    assert len(beside.result(WAIT_S)) == 1
+    assert "abort 2" in calls(engine)
+    with pytest.raises(GeneratorError, match="refused settings: a negative temperature"):
+        engine.generate([[2]], replace(HOW, temperature=-1.0)).result(WAIT_S)
+
+
+def test_cancelled_or_late_batch_is_aborted(engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering = engine.generate([[1], [2]], ENDLESS)
+    wait_until(lambda: len(played(engine).requests) == 2)
+    assert answering.cancel()
+    wait_until(lambda: not played(engine).requests)
+    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.05))
+    with pytest.raises(GeneratorError, match=r"answers to 1 prompts within 0.05 s"):
+        engine.generate([[1]], ENDLESS).result(WAIT_S)
+    assert not played(engine).requests
+
+
+def test_engine_that_does_not_abort_in_time_ends(
+    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(ids: list[str], *, internal: bool) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(async_engine, "ABORT_S", 0.01)
+    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.05))
+    monkeypatch.setattr(played(engine), "abort", hang)
+    with pytest.raises(GeneratorError, match=r"1 prompts within 0\.05 s|give answers up"):
+        engine.generate([[1]], ENDLESS).result(WAIT_S)
+    assert "give answers up within 0.01 s" in str(engine.ended.exception(WAIT_S))
+
+
+def test_too_many_waiting_batches_are_refused(
+    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_engine, "MAX_WAITING_BATCHES", 3)
+    played(engine).stands_still.clear()
+    waiting = [engine.generate([[1]], HOW) for _ in range(4)]  # of which one is being handed over
+    with pytest.raises(GeneratorError, match="at most 3 batches waiting"):
+        engine.generate([[1]], HOW).result(WAIT_S)
+    go_on(engine)
+    for future in waiting:
+        assert len(future.result(WAIT_S)) == 1
+
+
+def test_death_of_the_engine_reaches_whoever_waits(engine: AsyncVllmEngine) -> None:
+    waiting = [engine.generate([[1]], ENDLESS) for _ in range(3)]
+    wait_until(lambda: len(played(engine).requests) == 3)
+    played(engine).failure = RuntimeError("its process is gone")
+    for future in waiting:
+        with pytest.raises(GeneratorError, match="the engine has failed: its process is gone"):
+            future.result(WAIT_S)
+    assert str(engine.ended.exception(WAIT_S)) == "its process is gone"
+    with pytest.raises(GeneratorError, match="its process is gone"):
+        engine.check()
+
+
+def test_time_is_accounted_as_work_or_rest(engine: AsyncVllmEngine) -> None:
+    before = PROCESS_SPANS.totals()
+    time.sleep(0.05)
+    engine.generate([[1]], replace(HOW, max_new_tokens=50)).result(WAIT_S)
+    engine.load(1, {}).result(WAIT_S)
+    spent = PROCESS_SPANS.totals().since(before)
+    assert spent.work["generate"] >= 0.04
+    assert spent.work["load weights"] >= 0.015
+    assert spent.idle["prompts"] >= 0.04
+
+
+class PlayedCore:
+    """Does what `LLMEngine` does for the engine in this process: a token a step of each request."""
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
+        self.requests: dict[str, Any] = {}
+        self.version = "?"
+        self.broken = ""
+        self.may_step = threading.Event()
+        self.may_step.set()
+
+    def set_weight_version(self, version: str) -> None:
+        self.version = version
+
+    def add_request(self, request_id: str, prompt: dict[str, Any], how: int) -> None:
+        self.require("add_request")
+        self.requests[request_id] = SimpleNamespace(
+            tokens=how, prompt=prompt["prompt_token_ids"], versions=[]
+        )
+
+    def step(self) -> list[Any]:
+        assert self.may_step.wait(WAIT_S)
+        self.require("step")
+        outputs = []
+        for request_id, one in list(self.requests.items()):
+            one.versions.append(self.version)
+            if len(one.versions) == one.tokens:
+                del self.requests[request_id]
+                answer = answer_of(one.tokens, one.prompt[0], one.versions)
+                outputs.append(SimpleNamespace(request_id=request_id, finished=True, outputs=[answer]))
+        return outputs
+
+    def abort_request(self, ids: list[str]) -> None:
+        for one in ids:
+            self.requests.pop(one, None)
+
+    def collective_rpc(self, method: str, args: Any) -> None:
+        self.require("collective_rpc")
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
+        assert reset_running_requests
+
+    def require(self, method: str) -> None:
+        if method == self.broken:
+            raise RuntimeError(f"{method} is broken")
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> PlayedCore:
+    one = PlayedCore()
+    monkeypatch.setattr(batches, "sampling_params", params)
+    monkeypatch.setattr(batches, "refusals", lambda: (ValueError,))
+    monkeypatch.setattr(engine_module, "build_engine", lambda settings: one)
+    return one
+
+
+@pytest.fixture
+def inner(core: PlayedCore) -> Iterator[VllmEngine]:
+    """The engine in this process, which has not been started."""
+    one = VllmEngine(engine_settings(Path("nowhere")))
+    yield one
+    core.may_step.set()
+    one.close()
+
+
+def test_inner_engine_drains_before_it_loads(inner: VllmEngine) -> None:
+    earlier = [inner.generate([[1], [2]], replace(HOW, max_new_tokens=50)) for _ in range(3)]
+    loaded, later = inner.load(9, {}), inner.generate([[3]], HOW)
+    inner.start().result(WAIT_S)
+    assert {answer.version for answer in later.result(WAIT_S)} == {9}
+    assert loaded.done()
+    assert {answer.version for future in earlier for answer in future.result(0)} == {0}
+
+
+@pytest.mark.parametrize("method", ["add_request", "step", "collective_rpc"])
+def test_inner_engine_that_breaks_reaches_whoever_waits(
+    inner: VllmEngine, core: PlayedCore, method: str
+) -> None:
+    core.broken = method
+    futures: list[Any] = [inner.generate([[1]], HOW), inner.load(1, {}), inner.generate([[1]], HOW)]
+    inner.start().result(WAIT_S)
+    for future in futures[(1 if method == "collective_rpc" else 0) :]:
+        assert isinstance(future.exception(WAIT_S), GeneratorError)
+    assert f"{method} is broken" in str(inner.ended.exception(WAIT_S))
+    with pytest.raises(GeneratorError, match="the engine has failed"):
+        inner.generate([[1]], HOW)
+
+
+def test_inner_engine_bounds_what_waits_and_close_fails_it(
+    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "MAX_WAITING_BATCHES", 3)
+    waiting = [inner.generate([[1]], ENDLESS) for _ in range(3)]
+    with pytest.raises(GeneratorError, match="at most 3 batches waiting"):
+        inner.generate([[1]], HOW)
+    inner.start().result(WAIT_S)
+    wait_until(lambda: len(core.requests) == 3)
+    inner.close()
+    for future in waiting:
+        assert "closed" in str(future.exception(WAIT_S))
+    with pytest.raises(GeneratorError, match="closed"):
+        inner.generate([[1]], HOW)
+    assert inner.ended.result(WAIT_S) is None
+
+
+def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
+    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner.start().result(WAIT_S)
+    inner.check()
+    core.may_step.clear()
+    answering = inner.generate([[1]], HOW)
+    wait_until(lambda: core.requests)
+    inner.check()
+    with monkeypatch.context() as patch:
+        patch.setattr(inner, "_settings", replace(inner._settings, timeout_s=0.01))
+        wait_until(lambda: time.monotonic() - inner._beat > 0.05)
+        with pytest.raises(GeneratorError, match=r"expected the engine to make a step within 0.01 s"):
+            inner.check()
+    core.may_step.set()
+    assert len(answering.result(WAIT_S)) == 1
+    inner.check()
+
+
+async def test_who_gives_up_waiting_for_the_start_leaves_an_engine_that_can_be_closed(
+    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = threading.Event()
+
+    def build(settings: Any) -> Any:
+        assert loaded.wait(WAIT_S)
+        return core
+
+    monkeypatch.setattr(engine_module, "build_engine", build)
+    waiting = asyncio.wrap_future(inner.start())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(waiting, 0.001)
+    asyncio.wrap_future(inner.ended).cancel()
+    loaded.set()
+    assert inner.generate([], HOW).result(WAIT_S) == []
+    inner.close()
+    assert inner.ended.result(WAIT_S) is None
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm_async"])
+def test_engine_that_cannot_start_says_so(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(settings: Any) -> None:
+        raise GeneratorError("vLLM cannot start on 'nowhere'")
+
+    monkeypatch.setattr(async_engine, "build_async_engine", fail)
+    monkeypatch.setattr(engine_module, "build_engine", fail)
+    engine = make_engine(engine_settings(Path("nowhere"), engine=kind))
+    with pytest.raises(GeneratorError, match="vLLM cannot start"):
+        engine.start().result(WAIT_S)
+    assert "vLLM cannot start" in str(engine.ended.exception(WAIT_S))
+    with pytest.raises(GeneratorError, match="the engine has failed"):
+        engine.generate([[1]], HOW)
+    engine.close()
