@@ -19,15 +19,17 @@ BEST_BLIND = -0.064
 TRAINING_TIMEOUT_S = 2400.0
 
 SHORT = (
-    "trainer.iterations=50",
-    "rollout.batch_size=512",
+    "trainer.iterations=40",
+    "rollout.batch_size=1024",
     "trainer.updates_per_iteration=8",
-    "trainer.learning_rate=2e-3",
     "trainer.warmup_updates=10",
     "algorithm.entropy_coef=0.15",
     "evaluation.episodes=1000",
 )
-"""Overrides by which half a minute teaches more than to stand: -0.078 to -0.080 with each of three seeds."""
+"""Overrides by which half a minute teaches more than to stand: -0.064 to -0.100 with each of six seeds.
+
+Twice the learning rate with half the batch is as quick, and now and then ends at always standing.
+"""
 
 
 def test_short_training_beats_always_standing(ropewalk: Callable[..., Watched], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fuzzing import EXAMPLES
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -161,6 +161,9 @@ def test_any_bytes_are_a_call_or_a_fault(body: bytes) -> None:
     st.booleans(),
     st.dictionaries(TEXT, VALUE, max_size=3),
 )
+@example("", None, math.inf, False, {})
+@example("", None, -math.inf, False, {})
+@example("", None, math.nan, False, {})
 def test_observation_is_read_as_it_was_written(
     text: str, anything: Any, reward: Any, done: bool, metadata: dict[str, Any]
 ) -> None:
