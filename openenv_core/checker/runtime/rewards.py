@@ -40,10 +40,10 @@ def check_reward_finite(subject: Subject) -> str:
                 f"expected a finite reward {where}, got {number}: it crosses the wire as null",
                 change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
             )
-        rewarded += bool(number)
+        rewarded += reward is not None
     if steps and not rewarded:
         raise CheckWarned(
-            f"expected some step to be rewarded, got null or 0 for each of {steps}: nobody can learn from that",
+            f"expected some step to be rewarded, got null for each of {steps}: nobody can learn from that",
             change="set the reward of observations; where only good play is rewarded, show some in openenv.yaml: "
             "validation.episodes.example_actions",
         )
