@@ -1,11 +1,14 @@
 """What a command is pointed at: an environment's name, a folder, a module, a running server, an image."""
 
+import importlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +92,7 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
         match = _MODULE.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"expected module:attribute, got {text!r}")
-        file = _file_of(match["module"])
+        file = find_module(match["module"])
         return Target(found, text, None if file is None else _folder_around(file))
     if found is TargetKind.NAME:
         return Target(found, text, _folder_of_name(text))
@@ -171,7 +174,7 @@ def _kind_of(text: str) -> TargetKind:
     path = _path_of(text)
     if path.is_file() or (path.is_dir() and (_is_path(text) or is_environment_folder(path))):
         return TargetKind.PATH
-    if (match := _MODULE.fullmatch(text)) is not None and _file_of(match["module"]) is not None:
+    if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
         return TargetKind.MODULE
     if _folder_of_name(text) is not None:
         return TargetKind.NAME
@@ -210,7 +213,7 @@ def exposed_port(image: str) -> int:
 def can_be_found(target: Target) -> bool:
     """Whether there is something to import, for a name or a module; what becomes of the import is open."""
     if target.kind is TargetKind.MODULE:
-        return _file_of(target.text.partition(":")[0]) is not None
+        return find_module(target.text.partition(":")[0]) is not None
     return target.kind is not TargetKind.NAME or target.folder is not None
 
 
@@ -244,36 +247,45 @@ def _folder_around(path: Path) -> Path | None:
     return next((folder for folder in path.parents if is_environment_folder(folder)), None)
 
 
-def _file_of(module: str) -> Path | None:
-    """Find a module's file without importing anything."""
+def find_module(module: str) -> Path | None:
+    """Return a module's file, or a package's folder, from the working directory or installed; None where there is none.
+
+    Nothing is imported.
+    """
     top, *rest = module.split(".")
-    spec = PathFinder.find_spec(top, [str(Path.cwd()), *_import_path()])
+    if not all(part.isidentifier() for part in (top, *rest)):
+        return None
+    importlib.invalidate_caches()
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if spec is None:
+        # Installations of source trees have finders of their own.
+        with suppress(ImportError, ValueError):
+            spec = find_spec(top)
+    name = top
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
     if spec is None:
         return None
-    if not rest:
-        return Path(spec.origin) if spec.origin else None
-    for place in spec.submodule_search_locations or ():
-        path = Path(place).joinpath(*rest)
-        for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if file.is_file():
-                return file
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec.has_location and spec.origin else None
+
+
+def package_of(name: str) -> str | None:
+    """Return the package of the environment of a name, one of this tree first; None where there is none."""
+    short = name.lower().replace("-", "_").removesuffix(_SUFFIX)
+    for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}") if short.isidentifier() else ():
+        if (place := find_module(package)) is not None and (place / "server").is_dir():
+            return package
     return None
-
-
-def _import_path() -> list[str]:
-    import sys
-
-    return sys.path
 
 
 def _folder_of_name(text: str) -> Path | None:
-    """Return where an environment of this name is, of this tree or installed, as `ropewalk serve` finds it."""
-    short = text.lower().replace("-", "_").removesuffix(_SUFFIX)
-    if short.isidentifier():
-        for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}"):
-            if (file := _file_of(package)) is not None and (file.parent / "server").is_dir():
-                return file.parent
-    return None
+    package = package_of(text)
+    return None if package is None else find_module(package)
 
 
 def _engine_knows(image: str) -> bool:

@@ -23,6 +23,7 @@ from servers.routes.description import describe_api
 from servers.routes.http import http_router
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.mcp import McpSocketRoute, mcp_router
+from servers.routes.page import page_router
 from servers.routes.paths import MCP_PATH, SESSION_PATH, path_of
 from servers.routes.sockets import Sockets
 from servers.routes.tasks import tasks_router
@@ -74,7 +75,9 @@ class EnvironmentApp(FastAPI):
     """
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
-        super().__init__(title=_title(served), version=API_VERSION, lifespan=_lifespan)
+        super().__init__(
+            title=_title(served), version=API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None
+        )
         self._served = served
         self._routes: list[BaseRoute] = []
         self._started = False
@@ -142,7 +145,9 @@ class EnvironmentApp(FastAPI):
         before = list(self.router.routes)
         if not production:
             self.include_router(http_router(sessions, decoder))
-        self.include_router(about_router(sessions, served.models, MetadataSource(sessions, served.name)))
+        metadata = MetadataSource(sessions, served.name)
+        self.include_router(about_router(sessions, served.models, metadata))
+        self.include_router(page_router(_title(served), metadata, served.models, self.openapi))
         self.include_router(mcp_router(rpc))
         self.include_router(tasks_router(sessions, _title(served)))
         self._routes = [route for route in self.router.routes if route not in before]

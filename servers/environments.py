@@ -1,10 +1,9 @@
 """Which environments there are: below a folder, in this tree, installed. None of their code is run."""
 
 import ast
-import contextlib
-import importlib.util
 import pkgutil
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
-from servers.finding import find, import_from_here
-from servers.target import APP, MANIFEST, packages_of
+from openenv_core.targets import find_module, package_of
+from servers.target import APP, MANIFEST
 
 _SUFFIX: Final = "_env"
 _DISTRIBUTION: Final = re.compile(r"openenv[-_.](?P<name>.+)", re.IGNORECASE)
@@ -66,10 +65,9 @@ def environments_below(folder: Path) -> list[Listed]:
 
 def environments() -> list[Listed]:
     """Return the environments that can be served from here: by their names, and those of the working directory."""
-    import_from_here()
     found: dict[Path, Listed] = {}
     for package in _packages():
-        folder = find(package)
+        folder = find_module(package)
         if folder is not None and folder.is_dir() and _serves(folder):
             found.setdefault(folder.resolve(), _listed(folder.resolve(), _target(package, folder)))
     for folder in _folders(Path.cwd()):
@@ -99,11 +97,11 @@ def _serves(folder: Path) -> bool:
 
 def _packages() -> Iterator[str]:
     """Yield the packages that may be environments, those of this tree first."""
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("envs")
-        places = [] if spec is None else list(spec.submodule_search_locations or ())
-        yield from (f"envs.{one.name}" for one in pkgutil.iter_modules(places) if one.ispkg)
-    yield from sorted(one.name for one in pkgutil.iter_modules() if one.ispkg and one.name.endswith(_SUFFIX))
+    envs = find_module("envs")
+    if envs is not None:
+        yield from (f"envs.{one.name}" for one in pkgutil.iter_modules([str(envs)]) if one.ispkg)
+    here = pkgutil.iter_modules([str(Path.cwd()), *sys.path])
+    yield from sorted({one.name for one in here if one.ispkg and one.name.endswith(_SUFFIX)})
     for distribution in distributions():
         if (match := _DISTRIBUTION.fullmatch(distribution.name or "")) is not None:
             yield from _modules(distribution, match["name"].replace("-", "_"))
@@ -119,12 +117,7 @@ def _modules(distribution: Distribution, name: str) -> list[str]:
 def _target(package: str, folder: Path) -> str:
     """Return a name where that leads to the package, else the module of its app."""
     short = package.rpartition(".")[2].removesuffix(_SUFFIX)
-    for candidate in packages_of(short):
-        if (found := find(candidate)) is not None and (found / "server").is_dir():
-            if found.resolve() == folder.resolve():
-                return short
-            break
-    return f"{package}.{APP}"
+    return short if package_of(short) == package else f"{package}.{APP}"
 
 
 def _listed(folder: Path, target: str) -> Listed:
@@ -195,7 +188,10 @@ def _flaw(folder: Path, app: str) -> str | None:
     if folder.name.replace("-", "_") in parts:
         parts = parts[parts.index(folder.name.replace("-", "_")) + 1 :]
     place = folder.joinpath(*parts)
-    if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()) and find(module) is None:
+    if (
+        not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file())
+        and find_module(module) is None
+    ):
         return f"expected the app at {app}, got no {'/'.join(parts)}.py in the folder"
     for file in sorted([*folder.glob("*.py"), *folder.glob("server/*.py")]):
         try:

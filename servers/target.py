@@ -12,13 +12,14 @@ import keyword
 import pkgutil
 import re
 import sys
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from openenv_core import compat
 from openenv_core.errors import ConfigurationError
+from openenv_core.targets import package_of
 
 SERVER_NAMES: Final[compat.Extra] = {
     "openenv.core.env_server.http_server": {
@@ -274,33 +275,14 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
     return value
 
 
-def packages_of(name: str) -> tuple[str, ...]:
-    """Return the packages that an environment's name stands for, that of this tree first."""
-    short = _short(name)
-    return (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}") if short.isidentifier() else ()
-
-
-def _short(name: str) -> str:
-    return name.lower().replace("-", "_").removesuffix(_SUFFIX)
-
-
 def _by_name(target: str) -> Any:
     """Find an environment by its name, among those of this tree first."""
-    short = _short(target)
-    for package in packages_of(target):
-        if _exists(package) and _exists(f"{package}.server"):
-            return _attribute(_import(f"{package}.server.app", target), "app", target)
+    if (package := package_of(target)) is not None:
+        return _attribute(_import(f"{package}.server.app", target), "app", target)
     names = _names()
-    near = difflib.get_close_matches(short, names, n=1)
+    near = difflib.get_close_matches(target.removesuffix(_SUFFIX), names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}."
     raise ConfigurationError(f"expected the name of an environment, got {target!r}; {hint} {FORMS}")
-
-
-def _exists(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _names() -> list[str]:

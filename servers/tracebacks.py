@@ -4,6 +4,7 @@ import importlib
 import os
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 import openenv_core
@@ -17,9 +18,14 @@ _NOT_THE_AUTHORS: Final = (
 """Beginnings of the names of files that lead to the author's."""
 
 
-def show(error: Exception) -> None:
-    """Print an exception to standard error, from the author's first line on: ours say nothing of what is wrong."""
+def authors_part(error: BaseException) -> TracebackType | None:
+    """Return an exception's traceback from the author's first line on; None where none is of the author's."""
     there = error.__traceback__
     while there is not None and there.tb_frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
         there = there.tb_next
-    traceback.print_exception(error.with_traceback(there))
+    return there
+
+
+def show(error: Exception) -> None:
+    """Print an exception to standard error, from the author's first line on: ours say nothing of what is wrong."""
+    traceback.print_exception(error.with_traceback(authors_part(error)))

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from openenv_core.checker.outcomes import CheckFailed, Level, NotApplicable
+from openenv_core.checker.outcomes import CheckFailed, CheckWarned, Level, NotApplicable
 from openenv_core.checker.subject import Subject
 
-__all__ = ["Check", "CheckFailed", "Level", "NotApplicable", "check"]
+__all__ = ["Check", "CheckFailed", "CheckWarned", "Level", "NotApplicable", "check"]
 
 PREFIX: Final = "check_"
 DEADLINE_S: Final = 120.0
@@ -17,7 +17,7 @@ DEADLINE_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One property. Called with a subject it returns, or raises `CheckFailed` or `NotApplicable`.
+    """One property. Called with a subject it returns, or raises `CheckFailed`, `CheckWarned` or `NotApplicable`.
 
     What it returns, if anything, is a figure or a note that the report shows beside the name.
 

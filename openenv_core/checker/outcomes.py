@@ -36,6 +36,20 @@ def cause_of(error: ClientError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+class CheckWarned(OpenEnvError):  # noqa: N818 - likewise
+    """The property holds as far as it was seen, and is doubtful.
+
+    Args:
+        message: What was expected and what came.
+        change: What the author should look at.
+    """
+
+    def __init__(self, message: str, *, change: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.change = change
+
+
 class NotApplicable(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
     """The property cannot be looked at here: a URL has no Dockerfile, for one."""
 

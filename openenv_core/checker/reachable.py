@@ -1,10 +1,13 @@
 """Whether there is anything to look at, before the first check looks."""
 
+from pathlib import Path
+
 from openenv_core.apps import load_app
 from openenv_core.checker.check import CheckFailed
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ImageNotFound
-from openenv_core.targets import TargetKind, can_be_found
+from openenv_core.manifest import MANIFEST
+from openenv_core.targets import TargetKind, can_be_found, is_environment_folder
 
 
 def require(subject: Subject) -> None:
@@ -18,8 +21,17 @@ def require(subject: Subject) -> None:
         _require_server(subject)
     elif subject.kind is TargetKind.IMAGE:
         _require_image(subject.target.text)
+    elif subject.kind is TargetKind.PATH and _is_no_environment(Path(subject.target.text)):
+        raise ConfigurationError(
+            f"expected an environment in the folder {subject.target.text}, got neither {MANIFEST} nor server/app.py "
+            "there; name the folder that holds them"
+        )
     elif not can_be_found(subject.target):
         load_app(subject.target.text)  # says which there are
+
+
+def _is_no_environment(path: Path) -> bool:
+    return path.is_dir() and not is_environment_folder(path)
 
 
 def _require_server(subject: Subject) -> None:

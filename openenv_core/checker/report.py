@@ -13,6 +13,7 @@ from openenv_core.checker.runner import BAD, Report, Result, Status
 
 MARKS: Final[Mapping[Status, str]] = {
     Status.PASSED: "✓",
+    Status.WARNED: "?",
     Status.FAILED: "✗",
     Status.SKIPPED: "-",
     Status.CRASHED: "!",
@@ -20,6 +21,7 @@ MARKS: Final[Mapping[Status, str]] = {
 _PLAIN_MARKS: Final[Mapping[Status, str]] = {**MARKS, Status.PASSED: "+", Status.FAILED: "x"}
 _COLOURS: Final[Mapping[Status, str]] = {
     Status.PASSED: "32",
+    Status.WARNED: "33",
     Status.FAILED: "31",
     Status.SKIPPED: "2",
     Status.CRASHED: "35",
@@ -54,15 +56,14 @@ class Console:
         """Say what came of it."""
         self._done += 1
         # What a subject says is shown, and must not move the cursor.
-        beside = f"  {printable(result.message)}" if result.message and result.status not in BAD else ""
+        beside = f"  {printable(result.message)}" if result.message and not result.change else ""
         mark = self._paint(result.status, self._marks[result.status])
         start = "\r\x1b[K" if self._terminal else ""
         self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{beside}\n")
 
     def finish(self, report: Report) -> None:
-        """Tell what failed, what to change, and how many there were of each."""
-        bad = report.of(*BAD)
-        for result in bad:
+        """Tell what failed or is doubtful, what to change, and how many there were of each."""
+        for result in report.of(*BAD, Status.WARNED):
             mark = self._paint(result.status, self._marks[result.status])
             self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
             self._write(f"    {result.status}: {_indented(result.message)}\n")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable
+from openenv_core.checker.check import Check, CheckFailed, CheckWarned, Level, NotApplicable
 from openenv_core.checker.deadline import Overran, within
 from openenv_core.checker.outcomes import cause_of
 from openenv_core.checker.subject import Subject
@@ -18,6 +18,7 @@ class Status(StrEnum):
     """How a check came out."""
 
     PASSED = "passed"
+    WARNED = "warned"
     FAILED = "failed"
     SKIPPED = "skipped"
     CRASHED = "crashed"
@@ -119,6 +120,8 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
         note = within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
     except CheckFailed as failure:
         return _told_once(subject, check, failure)
+    except CheckWarned as warning:
+        return Status.WARNED, warning.message, warning.change
     except NotApplicable as reason:
         return Status.SKIPPED, reason.reason, ""
     except Overran:
@@ -162,7 +165,7 @@ def _told_once(subject: Subject, check: Check, failure: CheckFailed) -> tuple[St
     # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
     first = subject.told.setdefault(failure.cause, check.name)
     if first != check.name:
-        return Status.SKIPPED, f"as {first}: {failure.message.splitlines()[0]}", ""
+        return Status.SKIPPED, f"as {first}", ""
     return Status.FAILED, failure.message, failure.change
 
 

@@ -9,6 +9,7 @@
 gives one test a check, called after it. A check that has nothing to look at is skipped.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ def _test_of(check: Check) -> Callable[[Subject], None]:
             pytest.fail(
                 f"{result.says}\n{result.status}: {result.message}\nchange: {result.change}", pytrace=False
             )
+
+        if result.status is Status.WARNED:
+            warnings.warn(f"{result.message}; {result.change}", stacklevel=1)
 
     test.__name__ = test.__qualname__ = f"test_{check.name}"
     test.__doc__ = check.says

@@ -76,6 +76,6 @@ COMMAND = Command(
     examples=(
         "ropewalk init dice",
         "ropewalk init word-search --template tools",
-        "ropewalk init cart --template gymnasium --dir envs",
+        "ropewalk init cart --template gymnasium --dir games",
     ),
 )

@@ -4,17 +4,24 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.cli.command import Command
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, ExecutionFailed, OpenEnvError
 
 if TYPE_CHECKING:
     from openenv_core.play.game import Game
     from openenv_core.targets import Served, Target
+
+TRACEBACK: Final = "Traceback (most recent call last):"
+
+TRACEBACK_S: Final = 2.0
+"""How long, in seconds, a traceback may take from the server's process to here."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,11 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_s = arguments.timeout or None
         with GenericEnvClient(found.url, token=token, message_timeout_s=timeout_s).sync() as client:
             game = Game(client, reporter)
+            explain = partial(_show_traceback, found.provider)
             try:
                 if arguments.action or arguments.random:
                     return _unattended(arguments, game, target, schema)
-                return _attended(arguments, game, terminal, reporter, schema, found)
+                return _attended(arguments, game, terminal, reporter, schema, found, explain)
             except (KeyboardInterrupt, OpenEnvError) as error:
+                explain(error)
                 if isinstance(error, KeyboardInterrupt):
                     terminal.say()  # below the prompt
                 game.leave()
@@ -87,6 +96,7 @@ def _attended(
     reporter: Any,
     schema: dict[str, Any],
     found: "Served",
+    explain: Callable[[Exception], None],
 ) -> int:
     from openenv_core.play.form import forms_of
     from openenv_core.play.loop import Loop
@@ -104,7 +114,14 @@ def _attended(
 
     prompts = Prompts(terminal, forms)
     return Loop(
-        game, terminal, prompts, reporter, schema=schema, options=_options(arguments), serves=serves
+        game,
+        terminal,
+        prompts,
+        reporter,
+        schema=schema,
+        options=_options(arguments),
+        serves=serves,
+        explain=explain,
     ).run()
 
 
@@ -143,6 +160,24 @@ def _drawn(
 
     seed = arguments.seed if arguments.seed is not None else random.randrange(2**32)
     return pool(schema["action"], given, tools, seed).draw(random.Random(seed))
+
+
+def _show_traceback(provider: Any, error: BaseException) -> None:
+    """Print where an environment that is served here raised: its traceback, out of what its server printed."""
+    from openenv_core.play.show import harmless
+    from openenv_core.providers.process import LocalProcessProvider
+
+    if not isinstance(error, ExecutionFailed) or not isinstance(provider, LocalProcessProvider):
+        return
+    deadline = time.monotonic() + TRACEBACK_S
+    # The reply may be here before what was printed ahead of it has been read.
+    while not (blocks := provider.output().rsplit(TRACEBACK, 1)[1:]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for block in blocks:
+        lines = block.strip("\n").splitlines()
+        end = next((n for n, line in enumerate(lines) if not line.startswith(" ")), len(lines))
+        for line in [TRACEBACK, *lines[: end + 1]]:
+            print(harmless(line), file=sys.stderr)
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

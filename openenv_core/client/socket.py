@@ -22,6 +22,7 @@ from openenv_core.client.carrier import CarrierOptions, Inbox
 from openenv_core.client.refusals import refusal
 from openenv_core.client.tcp import dial, silence
 from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
+from openenv_core.protocol.http import detail_text
 from openenv_core.protocol.urls import shown
 from openenv_core.proxies import proxy_for
 
@@ -314,7 +315,7 @@ def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
     status = int(response.status)
     location = response.headers.get("Location")
     if status not in _REDIRECTS or location is None:
-        detail = (error.raw_body or b"").decode(errors="replace").strip()
+        detail = detail_text(error.raw_body) if error.raw_body else ""
         raise refusal(url, status, _lower(response.headers), detail, socket=True) from None
     place = urljoin(url, location)
     parts = urlsplit(place)

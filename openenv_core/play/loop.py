@@ -28,6 +28,7 @@ class Loop:
         schema: What the server says of its models.
         options: What every reset is given.
         serves: Whether there is still somebody to connect to; given the seconds in which an end may yet show.
+        explain: Tells more of what went wrong.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Loop:
         schema: Json,
         options: Json,
         serves: Callable[[float], bool],
+        explain: Callable[[Exception], None],
     ) -> None:
         self._game = game
         self._terminal = terminal
@@ -48,6 +50,7 @@ class Loop:
         self._schema = schema
         self._options = options
         self._serves = serves
+        self._explain = explain
         self._failed = 0
         self._asked_for_tools = False
 
@@ -86,6 +89,7 @@ class Loop:
             if not self._serves(DEATH_S if isinstance(error, ConnectionLost) else 0.0):
                 raise
             self._failed += 1
+            self._explain(error)
             self._reporter.failed(error)
             if isinstance(error, ConnectionLost | SessionFailed):
                 self._game.lost()

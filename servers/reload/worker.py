@@ -3,23 +3,46 @@
 import os
 import socket
 import sys
+import traceback
+from typing import Any
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
 from servers.reload.plan import FAILED, ReloadPlan
-from servers.tracebacks import show
+from servers.tracebacks import authors_part, show
 
 
 def main() -> int:
-    """Load and serve; say why where that cannot be."""
+    """Load and serve; where that cannot be, say why, here and to everybody who asks."""
     plan = ReloadPlan.take(os.environ)
     os.set_inheritable(plan.listener, False)
     try:
         return _serve(plan)
     except OpenEnvError as error:
         print(f"ropewalk: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        why = str(error)
     except Exception as error:
         show(error)
-    return FAILED
+        why = "".join(traceback.format_exception(error.with_traceback(authors_part(error))))
+    print("ropewalk: the server could not start; waiting for the next change", flush=True)  # noqa: T201
+    if plan.settings.exposed:
+        why = "the environment could not be loaded; the server's log tells why"
+    return _turn_all_away(plan, why)
+
+
+def _turn_all_away(plan: ReloadPlan, why: str) -> int:
+    """Answer every request with 503 and the reason, until the supervisor ends this process."""
+    try:
+        from servers.hosting import Assembled, host
+        from servers.security.refusal import Turned, turn_away
+    except ModuleNotFoundError:
+        return FAILED
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await turn_away(Turned(503, why), scope, send)
+
+    with socket.socket(fileno=plan.listener) as listener:
+        return host(Assembled(app), [listener], drain_s=0)
 
 
 def _serve(plan: ReloadPlan) -> int:

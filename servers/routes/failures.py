@@ -4,6 +4,7 @@ import logging
 
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol.faults import text_of
+from servers.tracebacks import authors_part
 
 logger = logging.getLogger("servers")
 
@@ -18,5 +19,6 @@ def reported(error: BaseException, what: str = "the environment raised") -> str:
     if isinstance(error, EnvironmentFailure):
         logger.debug("the environment refused: %s", error)
     else:
-        logger.error("%s", what, exc_info=error)
+        traceback = authors_part(error) or error.__traceback__
+        logger.error("%s", what, exc_info=(type(error), error, traceback))
     return text_of(error)

@@ -14,7 +14,7 @@ from subjects import Here, folder_with, walk
 
 from openenv_core import apps, checker
 from openenv_core.checker.catalogue import MODULES, checks, chosen
-from openenv_core.checker.check import Check, CheckFailed, Level, NotApplicable
+from openenv_core.checker.check import Check, CheckFailed, CheckWarned, Level, NotApplicable
 from openenv_core.checker.drawing.actions import pool
 from openenv_core.checker.drawing.sampling import sample
 from openenv_core.checker.report import Console, as_json, as_junit
@@ -52,6 +52,7 @@ def raising(error: BaseException) -> Any:
             "expected a, got b",
             "do a",
         ),
+        (raising(CheckWarned("doubtful", change="look")), Status.WARNED, "doubtful", "look"),
         (raising(NotApplicable("no folder")), Status.SKIPPED, "no folder", ""),
         (raising(ConnectionLost("gone")), Status.FAILED, "ConnectionLost: gone", "ropewalk serve"),
         (raising(RequestTimeout("late")), Status.FAILED, "within 10 s", "--step-timeout"),
@@ -110,6 +111,7 @@ def report() -> Report:
             raising(CheckFailed("expected a,\n got \x1b[2J\x00b", change="do a")), Level.RUNTIME, name="bad"
         ),
         made(raising(NotApplicable("no folder")), Level.RUNTIME, name="idle"),
+        made(raising(CheckWarned("doubtful", change="look")), Level.RUNTIME, name="odd"),
         made(raising(KeyError("x")), Level.LOAD, name="broken"),
     ]
     return run(subject, works)
@@ -118,7 +120,7 @@ def report() -> Report:
 def test_the_report_as_json() -> None:
     found = json.loads(as_json(report()))
     assert found["ok"] is False
-    assert found["summary"] == {"passed": 1, "failed": 1, "skipped": 1, "crashed": 1}
+    assert found["summary"] == {"passed": 1, "warned": 1, "failed": 1, "skipped": 1, "crashed": 1}
     bad = found["results"][1]
     assert (bad["check"], bad["level"], bad["status"], bad["change"]) == ("bad", "runtime", "failed", "do a")
 
@@ -126,7 +128,7 @@ def test_the_report_as_json() -> None:
 def test_the_report_as_junit() -> None:
     root = ElementTree.fromstring(as_junit(report()))
     assert {key: root.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "4",
+        "tests": "5",
         "failures": "1",
         "errors": "1",
         "skipped": "1",
@@ -141,7 +143,7 @@ def test_the_report_as_junit() -> None:
 
 def test_the_report_for_people() -> None:
     out = StringIO()
-    console = Console(out, 4)
+    console = Console(out, 5)
     found = report()
     for result in found.results:
         console.begin(made(None, result.level, name=result.check))
@@ -150,9 +152,17 @@ def test_the_report_for_people() -> None:
     text = out.getvalue()
     assert "\x1b" not in text  # neither ours, for this is no terminal, nor the subject's
     assert "\x00" not in text
-    for words in ("good", "fine", "no folder", "runtime.bad: It holds.", "change: do a", "crashed: KeyError"):
+    for words in (
+        "good",
+        "fine",
+        "no folder",
+        "runtime.bad: It holds.",
+        "change: do a",
+        "warned: doubtful",
+        "crashed: KeyError",
+    ):
         assert words in text
-    assert "4 checks: 1 passed, 1 failed, 1 skipped, 1 crashed" in text
+    assert "5 checks: 1 passed, 1 warned, 1 failed, 1 skipped, 1 crashed" in text
 
 
 # ---- what is drawn
@@ -293,7 +303,7 @@ def test_what_fails_alike_is_told_once() -> None:
         checks_of += [made(raising(ExecutionFailed("no task", code="EXECUTION_ERROR")), name=n) for n in "cd"]
         found = run(subject, checks_of).results
     assert [one.status for one in found] == [Status.FAILED, Status.SKIPPED] * 2
-    assert found[1].message == "as check a: expected b"
+    assert found[1].message == "as check a"
     assert "reset_options" in found[2].change
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fastapi import FastAPI
@@ -207,6 +207,24 @@ def test_a_fault_is_found(check: str, app: Any, words: str, tmp_path: Path) -> N
     assert result.status is Status.FAILED, result
     assert words in result.message
     assert result.change
+
+
+def test_a_game_that_never_rewards_is_doubtful(tmp_path: Path) -> None:
+    result = look("reward_finite", walk(seen_with("reward", None)), folder_with(tmp_path))
+    assert (result.status, "null for each of" in result.message) == (Status.WARNED, True)
+
+
+def test_what_instances_share_is_named(tmp_path: Path) -> None:
+    class Remembers(Walk):
+        places: ClassVar[list[int]] = []
+
+        def step(self, action: Go) -> Seen:
+            self.places.append(1)
+            seen = super().step(action)
+            return seen.model_copy(update={"place": len(self.places)})
+
+    result = look("same_seed_same_episode", walk(Remembers), folder_with(tmp_path))
+    assert "episodes change the list Remembers.places, which all instances share" in result.message
 
 
 def test_an_end_of_what_is_declared_endless_is_found(tmp_path: Path) -> None:

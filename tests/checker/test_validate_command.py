@@ -55,6 +55,7 @@ def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, cap
         ([], "expected what to look at"),
         (["nosuchenvironment"], "there are:"),
         (["./nosuch"], "expected a folder or file"),
+        (["/"], "got neither openenv.yaml nor server/app.py there"),
         (["nosuch.module:app"], "Could not import"),
         (["http://127.0.0.1:1"], "start it first"),
         (["blackjack", "--check", "episode_end"], "did you mean 'episode_ends'"),

@@ -90,7 +90,10 @@ def test_lines_of_a_pipe_are_answers() -> None:
     assert last["done"]
     assert episode == {"event": "episode", "episode": 2, "steps": 1, "return": 0.5, "done": True}
     assert done.returncode == 1  # for the error, which nobody saw
-    assert done.stderr == ""
+    where, raised = done.stderr.splitlines()[1], done.stderr.splitlines()[-1]
+    assert "playground.py" in where
+    assert where.endswith("in step")
+    assert raised == "RuntimeError: as it was told"
 
 
 def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

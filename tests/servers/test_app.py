@@ -103,8 +103,12 @@ async def test_an_app_tells_of_itself() -> None:
 async def test_the_openapi_document_names_every_status() -> None:
     async with serving(app_of(Counter)) as address:
         document = (await request(address, "GET", "/openapi.json")).json()
-        for page in ("/docs", "/redoc"):
-            assert (await request(address, "GET", page)).status_code == 200
+        for path in ("/", "/docs", "/redoc"):
+            page = await request(address, "GET", path)
+            assert page.status_code == 200
+            assert all(f"POST {one}" in page.text for one in ("/reset", "/step"))
+            assert "amount" in page.text
+            assert "src=" not in page.text  # nothing from elsewhere
     assert document["info"]["version"] == "1.0.0"
     paths = document["paths"]
     assert {"/reset", "/step", "/state", "/health", "/metadata", "/schema", "/mcp"} <= set(paths)

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from serve_process import PATIENCE_S, ServeProcess, eventually, gone, serve
 from terminal_process import in_terminal
 
+from openenv_core import CapacityReached, ConfigurationError, GenericEnvClient
 from openenv_core.cli.main import main
-from openenv_core.errors import ConfigurationError
 from servers.finding import source_of
 from servers.reload.sources import SourceFilter
 
@@ -56,16 +55,6 @@ app = create_app(Clock, Tick, Observation, env_name="clock")
 '''
 
 LOOPS = "print('loading now', flush=True)\nwhile True:\n    pass\n"
-FAILS = """
-import os
-from pathlib import Path
-
-try:
-    from said import said
-except ImportError:
-    Path({failed!r}).write_text(str(os.getppid()))
-    raise
-"""
 ONE, TWO = '"""one"""', '"""two"""'
 
 
@@ -84,6 +73,13 @@ def description(server: ServeProcess) -> str:
     status, body = server.get("/metadata")
     assert status == 200
     return str(body["description"])
+
+
+def serves(server: ServeProcess) -> bool:
+    try:
+        return server.get("/metadata")[0] == 200
+    except (http.client.HTTPException, OSError):  # it met the one that was ended
+        return False
 
 
 def edit(folder: Path, change: Callable[[str], str]) -> None:
@@ -128,10 +124,11 @@ def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Pa
         eventually(lambda: "waiting for the next change" in server.output)
         assert "SyntaxError" in server.output
         assert "importlib" not in server.output
-        with server.connect() as waiting:  # it is not refused, and is answered once there is somebody
-            waiting.sendall(b"GET /metadata HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            edit(folder, lambda text: text.replace("class Tick(Action", "class Tick(Action)"))
-            assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
+        url = f"http://{server.address}"
+        with pytest.raises(CapacityReached, match="SyntaxError"), GenericEnvClient(url).sync() as client:
+            client.reset()
+        edit(folder, lambda text: text.replace("class Tick(Action", "class Tick(Action)"))
+        eventually(lambda: serves(server))
         family += server.family
         server.process.send_signal(signal.SIGINT)
         assert server.ended() == 0
@@ -261,24 +258,16 @@ def test_a_first_start_that_fails_waits_too_and_further_folders_are_watched(
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    failed = tmp_path / "failed"
-    edit(folder, lambda text: FAILS.format(failed=str(failed)) + text.replace(ONE, TWO))
-    process_environ = {"PYTHONPATH": str(shared)}
-
-    def fix() -> None:
-        eventually(lambda: failed.exists() and failed.read_text())
-        guard = int(failed.read_text())
-        eventually(lambda: not psutil.pid_exists(guard))  # so the supervisor has seen its end, and waits
+    edit(folder, lambda text: "from said import said\n" + text.replace(ONE, TWO))
+    with serve("--reload", "--reload-dir", str(shared), app=str(folder), PYTHONPATH=str(shared)) as server:
+        status, refusal = server.get("/metadata")
+        assert status == 503
+        assert "No module named 'said'" in refusal["detail"]
         (shared / "said.py").write_text("said = 1\n")
-
-    fixing = threading.Thread(target=fix)
-    fixing.start()
-    with serve("--reload", "--reload-dir", str(shared), app=str(folder), **process_environ) as server:
-        eventually(lambda: "said.py changed" in server.output)
-        assert "No module named 'said'" in server.output
-        assert "waiting for the next change" in server.output
+        eventually(lambda: serves(server))
         assert description(server) == "two"
-    fixing.join()
+        assert "said.py changed" in server.output
+        assert "waiting for the next change" in server.output
 
 
 @pytest.mark.soak

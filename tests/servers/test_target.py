@@ -3,11 +3,14 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
 
 from openenv_core import ConfigurationError, compat
+from openenv_core.targets import Target, TargetKind, target_of
+from servers.finding import source_of
 from servers.target import is_asgi, load_app
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +109,26 @@ def test_an_installed_environment_by_its_name(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path / "site")
     for name in ("walk", "walk_env"):
         assert load_app(name) is sys.modules["walk_env.server.app"].app
+
+
+def test_an_installed_source_tree_is_the_same_environment_to_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = folder(tmp_path / "checkout" / "walk_env")
+    (tmp_path / "elsewhere" / "walk").mkdir(parents=True)  # a folder of the name that is no environment
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    class Finder:
+        """As pip installs a source tree: no entry of sys.path, but a finder of its own."""
+
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return PathFinder.find_spec(name, [str(source.parent)]) if name == "walk_env" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert target_of("walk") == Target(TargetKind.NAME, "walk", source)
+    assert source_of("walk") == source
+    assert load_app("walk") is sys.modules["walk_env.server.app"].app
 
 
 @pytest.mark.parametrize(

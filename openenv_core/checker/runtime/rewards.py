@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.check import CheckFailed, CheckWarned, Level, NotApplicable, check
 from openenv_core.checker.playing.instance import LocalEnvironment
 from openenv_core.checker.playing.turns import ENOUGH_S, STEPS, played, seeds
 from openenv_core.checker.subject import REFUSED_AT_MOST, Subject, refusing
@@ -22,10 +22,11 @@ SLACK: Final = 1e-9
 @check(Level.RUNTIME)
 def check_reward_finite(subject: Subject) -> str:
     """Every reward is a finite number, or none."""
-    seen = 0
+    seen = steps = rewarded = 0
     for where, observation in _raw(subject):
         reward = getattr(observation, "reward", None)
         seen += 1
+        steps += not where.startswith("of reset(")
         # numpy's numbers are none of Python's; what they are is found out by turning them into one.
         try:
             number = 0.0 if reward is None else float(reward)
@@ -39,6 +40,13 @@ def check_reward_finite(subject: Subject) -> str:
                 f"expected a finite reward {where}, got {number}: it crosses the wire as null",
                 change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
             )
+        rewarded += reward is not None
+    if steps and not rewarded:
+        raise CheckWarned(
+            f"expected some step to be rewarded, got null for each of {steps}: nobody can learn from that",
+            change="set the reward of observations; where only good play is rewarded, show some in openenv.yaml: "
+            "validation.episodes.example_actions",
+        )
     return f"{seen} rewards"
 
 

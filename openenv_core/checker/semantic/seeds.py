@@ -43,8 +43,14 @@ def check_same_seed_same_episode(subject: Subject) -> None:
     """
     need_seeds(subject)
     found = _unlike_here(subject)
-    if found is not None:
-        raise CheckFailed(f"expected the same episode twice, got two: {found}", change=SEEDED)
+    if found is None:
+        return
+    if shared := _shared(subject):
+        raise CheckFailed(
+            f"expected the same episode twice, got two: {found}; episodes change {shared}, which all instances share",
+            change="make it anew for each instance and episode: on self, in reset, never on the class",
+        )
+    raise CheckFailed(f"expected the same episode twice, got two: {found}", change=SEEDED)
 
 
 @check(Level.SEMANTIC)
@@ -185,6 +191,21 @@ def _unlike_here(subject: Subject) -> str | None:
 
     found: str | None = subject.once("unlike_here", find)
     return found
+
+
+def _shared(subject: Subject) -> str | None:
+    """Return an attribute of the environment's class that an episode changes: its name and type."""
+    if not local(subject) or not isinstance(factory := subject.app.served.factory, type):
+        return None
+
+    held = {name: value for one in reversed(factory.__mro__) for name, value in vars(one).items()}
+    shared = {name: value for name, value in held.items() if isinstance(value, list | dict | set)}
+    before = {name: repr(value) for name, value in shared.items()}
+    _fresh_here(subject, *_job(subject)[0])
+    for name, value in shared.items():
+        if repr(value) != before[name]:
+            return f"the {type(value).__name__} {factory.__name__}.{name}"
+    return None
 
 
 def _job(subject: Subject, count: int = SEEDS) -> Job:
