@@ -16,6 +16,9 @@ from servers.fleet.plan import WorkerPlan
 FAILED = 2
 """The exit status of a worker that could not start whatever is tried again."""
 
+ASKED_S = 1.0
+"""How long another worker's socket is waited for."""
+
 READY = b"\x01"
 """What a worker says once it accepts connections; one that cannot start says why instead."""
 
@@ -41,11 +44,26 @@ def main() -> int:
 def _leave(plan: WorkerPlan) -> None:
     if os.getppid() == plan.supervisor:
         return
-    # It was killed, so its folder is for the workers to remove: the last one can.
+    # It was killed, so its folder is for the workers to remove: the last one can. What was killed too, or had not yet
+    # been told its place, has left a socket that nobody answers at.
+    own = plan.private_socket(plan.index)
     with suppress(OSError):
-        os.unlink(plan.private_socket(plan.index))
-    with suppress(OSError):
+        for entry in os.scandir(plan.folder):
+            if entry.path == own or not _answers(entry.path):
+                os.unlink(entry.path)
         os.rmdir(plan.folder)
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(ASKED_S)
+        try:
+            asked.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # a queue that is full, for one
+            return True
+    return True
 
 
 def _take_plan() -> tuple[WorkerPlan, int]:
