@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
@@ -12,10 +12,27 @@ from serving import ask, closing_of, eventually, opened, request, rpc, serving, 
 
 from openenv_core.protocol.codes import Refusal
 from servers.execution import Executor
-from servers.sessions import LocalSlots, SessionTable, reaper
+from servers.sessions import LocalSlots, SessionTable, reaper, session
 
 TOKENS = ("a" * 32, "b" * 32)
 A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
+
+
+# Turns
+
+
+async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_WAITING", 1)
+    asked = session.Session(cast("Any", None))
+    await asked.take_turn()
+    for _ in range(3):
+        waiting = asyncio.create_task(asked.take_turn())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    asked.give_turn()
+    await asked.take_turn()
 
 
 # Owners

@@ -70,6 +70,9 @@ def test_work_that_is_handed_on_is_no_loss_and_keeps_the_age_of_what_was_done() 
     assert ledger.under_way(served=5) == [UnderWay(floor=5)]
     assert leased(ledger, served=4).floor == 4
     assert ledger.lost == 0
+    twice = Ledger(max_losses=1)
+    assert twice.give_back(leased(twice, served=0).id, floor=None)
+    assert twice.lose(leased(twice, served=0).id)  # the first loss of the one that it may have
     kept = Ledger(max_losses=1)
     assert kept.lose(leased(kept, served=3).id, floor=3)  # also where the worker after it is lost
     assert leased(kept, served=4).floor == 3

@@ -25,6 +25,7 @@ def sample(
     trajectory: int = 0,
     advantage: float = 1.0,
     logprob: float = -1.0,
+    reward: float = 0.0,
 ) -> TrainSample:
     return TrainSample(
         tokens=list(tokens),
@@ -33,14 +34,15 @@ def sample(
         versions=[0 if one else NO_VERSION for one in mask],
         advantage=advantage,
         trajectory=trajectory,
+        reward=reward,
     )
 
 
 def test_layout() -> None:
     batch = TrainBatch.from_samples(
         [
-            sample([1, 2, 3, 4], [0, 0, 1, 1], trajectory=3, advantage=0.5),
-            sample([4, 2], [0, 1], trajectory=8, advantage=-1.0),
+            sample([1, 2, 3, 4], [0, 0, 1, 1], trajectory=3, advantage=0.5, reward=2.0),
+            sample([4, 2], [0, 1], trajectory=8, advantage=-1.0, reward=-1.0),
         ]
     )
     # A context ends before the last loss token: that token predicts nothing.
@@ -51,6 +53,7 @@ def test_layout() -> None:
     assert batch.old_logprobs.tolist() == pytest.approx([-1.2, -1.3, -1.1])
     assert batch.advantages.tolist() == [0.5, 0.5, -1.0]
     assert batch.trajectory.tolist() == [3, 3, 8]
+    assert batch.rewards.tolist() == [0.0, 2.0, -1.0]  # at the last token of each trajectory
     assert len(batch) == 3
 
 
