@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from openenv_core.errors import ConfigurationError
 from openenv_core.transforms import Transform
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, StateT
 
@@ -25,8 +26,9 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     A server makes one instance a session and never calls two methods of one instance at once. Rewards
     are deltas: each observation carries the reward of its own step. The same seed gives the same episode.
-    Released environments that write `reset_async` and `step_async` beside the plain ones are served
-    through those.
+
+    Servers prefer `reset_async`, `step_async` and `close_async`, where there are such. A class that writes one of them
+    and not the plain method gets that by itself: it waits for the other, for callers without an event loop.
 
     A rubric, where there is one, is called with the action and the observation and gives the reward; one with
     `reset` is told of a new episode. Neither it nor the transform is applied by itself: `step` says where, with
@@ -92,6 +94,20 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     def state(self) -> StateT:
         """Where the episode stands, without changing it."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("reset", "step", "close"):
+            awaited = f"{name}_async"
+            if not inspect.iscoroutinefunction(getattr(cls, awaited, None)):
+                continue
+            if getattr(cls, name) is vars(Environment)[name]:
+                setattr(cls, name, _waiting_for(awaited))
+            elif inspect.iscoroutinefunction(vars(cls).get(name)) and awaited not in vars(cls):
+                raise ConfigurationError(
+                    f"{cls.__qualname__}.{name} would never be called: its base has {awaited}, which servers prefer; "
+                    f"call the method {awaited}"
+                )
+
     def close(self) -> Awaitable[None] | None:
         """Give back what the instance holds. Called once, after the last other call."""
         return None
@@ -139,3 +155,15 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             self._reset_rubric()
         elif inspect.isawaitable(told := reset_async()):
             await told
+
+
+def _waiting_for(name: str) -> Callable[..., Any]:
+    """Return a method that runs a method of coroutines and waits for it."""
+
+    def wait(self: Any, *args: Any, **options: Any) -> Any:
+        from openenv_core.loop_thread import shared_loop  # asyncio, which most environments do without
+
+        return shared_loop().run(getattr(self, name), *args, **options)
+
+    wait.__name__, wait.__doc__ = name.removesuffix("_async"), f"Run `{name}`, and wait for it."
+    return wait

@@ -27,6 +27,10 @@
         └── OptionUnavailable         the engine cannot give a container what an option asks for
 
 A message says what was expected, what came, and what to do.
+
+Some are builtin exceptions as well, those that callers of the released client catch: ConnectionFailed and
+ConnectionLost are a ConnectionError, RequestTimeout is a TimeoutError, ServerError, ToolCallFailed and ProviderError
+are a RuntimeError, ConfigurationError is a ValueError.
 """
 
 # ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
@@ -57,7 +61,7 @@ class ClientError(OpenEnvError):
     """Something went wrong between a client and its server."""
 
 
-class ConnectionFailed(ClientError):
+class ConnectionFailed(ClientError, ConnectionError):
     """No connection could be made."""
 
 
@@ -69,7 +73,7 @@ class AccessRefused(ConnectionFailed):
     """The server does not serve under this host name, or not for this origin."""
 
 
-class ConnectionLost(ClientError):
+class ConnectionLost(ClientError, ConnectionError):
     """The connection broke while in use. The session, and with it the episode, is gone."""
 
 
@@ -92,8 +96,6 @@ class ProtocolError(ClientError):
 class ToolCallFailed(ClientError, RuntimeError):
     """A tool, or the call of it, failed. The session and its episode live on, unless the tool has ended that.
 
-    It is a RuntimeError too, which callers of the released client catch.
-
     Attributes:
         tool_name: Which tool.
         error_type: How, as `openenv_core.tools.ToolErrorType` has it: "invalid_args", "timeout" and so on.
@@ -109,7 +111,7 @@ class ToolCallFailed(ClientError, RuntimeError):
         self.step_result = step_result
 
 
-class ServerError(ClientError):
+class ServerError(ClientError, RuntimeError):
     """The server answered with an error frame.
 
     Attributes:
@@ -184,11 +186,11 @@ class SessionFailed(ServerError):
     """The session could not be made or kept, for a reason the server gives in its text."""
 
 
-class ConfigurationError(OpenEnvError):
+class ConfigurationError(OpenEnvError, ValueError):
     """Settings that cannot work together, or a name that does not resolve."""
 
 
-class ProviderError(OpenEnvError):
+class ProviderError(OpenEnvError, RuntimeError):
     """A server could not be started, watched or stopped."""
 
 

@@ -81,7 +81,7 @@ class ConcurrencyConfig(BaseModel):
     session_timeout: PositiveFloat | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class StepResult(Generic[ObsT_co]):
     """What `reset` and `step` of a client return.
 

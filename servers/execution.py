@@ -250,7 +250,7 @@ class Runner:
             # Its time does not pass while it waits for a thread: others hold them all then, and it hangs in nothing.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
-                    self._environment.close,
+                    getattr(self._environment, self.plan.close),
                     (),
                     {},
                     then=self._end_own_pool,

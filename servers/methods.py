@@ -27,8 +27,9 @@ class Plan:
     Attributes:
         inline: Every method runs on the loop and returns without waiting.
         on_loop: Plain methods run on the loop.
-        reset: Name of the method that resets, which may be the released `reset_async`.
+        reset: Name of the method that resets, which may be `reset_async`.
         step: Likewise.
+        close: Likewise.
         reset_async: `reset` is a coroutine function.
         step_async: Likewise.
         reset_options: What the method takes beside the action.
@@ -39,6 +40,7 @@ class Plan:
     on_loop: bool
     reset: str
     step: str
+    close: str
     reset_async: bool
     step_async: bool
     reset_options: Options
@@ -48,7 +50,9 @@ class Plan:
 @lru_cache(maxsize=256)
 def plan_of(cls: type) -> Plan:
     """Work out how the methods of an environment class are run."""
-    reset, step = (f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step"))
+    reset, step, close = (
+        f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step", "close")
+    )
     reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
     on_loop = not getattr(cls, "BLOCKING", True)
     # Environments of declared tools say whether one of these is asynchronous; of others a call may wait, and with it
@@ -59,6 +63,7 @@ def plan_of(cls: type) -> Plan:
         on_loop=on_loop,
         reset=reset,
         step=step,
+        close=close,
         reset_async=reset_async,
         step_async=step_async,
         reset_options=_options(getattr(cls, reset), skip=1),

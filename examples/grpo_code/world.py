@@ -53,13 +53,13 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
         super().__init__(tasks=FamilyTasks())
         self._newest = ""
 
-    async def reset(
+    async def reset_async(
         self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> CodeInterpreterObservation:
         """Begin the task of a seed: one of training below `TRAINING_SEEDS`, a held-out one from there on."""
         chosen = randbits(31) if seed is None else seed
         task = {"split": SPLITS[chosen >= TRAINING_SEEDS], "index": chosen % TRAINING_SEEDS}
-        began = await super().reset(seed=chosen, episode_id=episode_id, task=task, **options)
+        began = await super().reset_async(seed=chosen, episode_id=episode_id, task=task, **options)
         self._newest = ""
         assert isinstance(began, CodeInterpreterObservation)  # as every reset with options
         return began

@@ -113,7 +113,7 @@ def load(point: EntryPoint) -> Command:
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _CommandParser(
         prog=f"ropewalk {command.name}",
         description=command.help,
         epilog=_examples(command.examples),
@@ -162,6 +162,16 @@ def _version() -> str:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
         return "(not installed)"
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """Lets a ConfigurationError that reading an argument raises pass: argparse has its own words for a ValueError."""
+
+    def error(self, message: str) -> NoReturn:
+        cause = getattr(sys.exception(), "__context__", None)
+        if isinstance(cause, ConfigurationError):
+            raise cause from None
+        super().error(message)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -289,7 +289,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
     async def _located(self) -> str:
         """Return where the server is, starting it first if that is this client's to do."""
         if self._closed:
-            raise ClientClosed("expected an open client, got a closed one; make a new client")
+            raise ClientClosed("this client is closed; make a new one")
         if self._base_url is None:
             assert self._provider is not None
             self._base_url = _checked_url(await self._started(self._provider))

@@ -1,4 +1,4 @@
-"""The sync face of a client: the async one, driven from a thread with an event loop."""
+"""The sync face of a client: the async one, driven from the thread that all sync clients of a process share."""
 
 import inspect
 import threading
@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-from openenv_core.client.loop_thread import LoopThread
 from openenv_core.client.session import ClientSession
-from openenv_core.errors import ClientClosed, ConfigurationError
+from openenv_core.errors import ConfigurationError
+from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     Methods are those of the async client, awaited; what is not spelled out here (methods that a subclass
     adds, for one) is passed through in the same way. Awaiting an unused sync client gives the async one,
-    connected.
+    connected, and `async with` does so too.
 
     Args:
         client: The async client. It belongs to this object from now on.
@@ -30,9 +30,10 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def __init__(self, client: ClientSession[ActT, ObsT, StateT]) -> None:
         self._client = client
         self._thread: LoopThread | None = None
+        self._dropped: weakref.finalize[..., Any] | None = None
         self._closed = False
         self._first_use = threading.Lock()
-        self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # whose thread this one uses
+        self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # with whose end this one's comes
 
     @property
     def base_url(self) -> str:
@@ -69,29 +70,23 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._run(self._client.disconnect)
 
     def close(self) -> None:
-        """End the session, the thread, and the server if this client's provider started it. Idempotent.
+        """End the session, and the server if this client's provider started it. Idempotent.
 
-        In a fork of the process that has the thread, all of these are left to that process.
+        In a fork of the process that has used the client, both are left to that process.
         """
         if self._closed:
             return
         self._closed = True
-        if self._thread is not None and self._thread.inherited:
-            return
-        try:
+        if self._dropped is not None:
+            self._dropped.detach()
+        if self._thread is None or not self._thread.inherited:
             self._run(self._client.close)
-        except ClientClosed:
-            pass  # the client that this one is a session of was closed before, and this one with it
-        finally:
-            if self._thread is not None and self._parent is None:
-                self._thread.stop()
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        """Return another client on the same server; see `EnvClient.new_session`. They share a thread."""
+        """Return another client on the same server; see `EnvClient.new_session`."""
         other = SyncEnvClient(self._run(self._client.new_session))
-        assert self._thread is not None
         other._parent = self
-        other._use(self._thread)
+        other._begin()
         return other
 
     def sync(self) -> Self:
@@ -107,6 +102,12 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> ClientSession[ActT, ObsT, StateT]:
+        return await self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
 
     def __await__(self) -> Generator[Any, None, ClientSession[ActT, ObsT, StateT]]:
         if self._thread is not None:
@@ -124,21 +125,14 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return partial(self._run, value)
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
-        thread = self._thread
-        if thread is None:
-            with self._first_use:
-                if self._thread is None:
-                    self._use(LoopThread())
-                thread = self._thread
-            assert thread is not None
-        return thread.run(work, *args, **options)
+        return (self._thread or self._begin()).run(work, *args, **options)
 
-    def _use(self, thread: LoopThread) -> None:
-        self._thread = thread
-        # A client that is dropped without close() gives its session, and its thread if it has one, back all the
-        # same. At the end of the interpreter both go by themselves.
-        weakref.finalize(self, _leave, self._client, thread, self._parent is None).atexit = False
-
-
-def _leave(client: ClientSession[Any, Any, Any], thread: LoopThread, end: bool) -> None:
-    thread.leave(client.close, end=end)
+    def _begin(self) -> LoopThread:
+        with self._first_use:
+            if self._thread is None:
+                self._thread = shared_loop()
+                # A client that is dropped without close() gives its session back all the same. At the end of the
+                # interpreter it goes by itself.
+                self._dropped = weakref.finalize(self, self._thread.leave, self._client.close)
+                self._dropped.atexit = False
+        return self._thread

@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
-from openenv_core.client.loop_thread import LoopThread
 from openenv_core.compat.code import CodeExecResult
 from openenv_core.errors import ClientClosed, ConfigurationError
+from openenv_core.loop_thread import LoopThread
 from openenv_core.outcomes import SANDBOX_ERROR
 from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxClosed, SandboxUnavailable, Session
 
@@ -140,7 +140,7 @@ class _Engine:
 
     def leave(self, session: Session) -> None:
         """End an interpreter without waiting for it."""
-        self._thread.leave(session.close, end=False)
+        self._thread.leave(session.close)
 
     def close(self) -> None:
         """End all of it, at the end of the process. Its thread is a daemon, and needs no end of its own."""

@@ -19,7 +19,7 @@ Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
 """Names beyond the table, by released module."""
 
 
-class NotProvided(ImportError):  # noqa: N818 - it says what is wrong
+class NotProvided(ModuleNotFoundError):  # noqa: N818 - it says what is wrong
     """A name of the released package that is not provided here yet."""
 
 

@@ -14,8 +14,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from openenv_core.client.loop_thread import LoopThread
 from openenv_core.errors import ClientClosed, ConfigurationError
+from openenv_core.loop_thread import LoopThread
 from openenv_core.protocol.faults import text_of
 from openenv_core.tools import ToolFailed, ToolUnavailable
 from openenv_core.tools.outcomes import cancellations_of_task

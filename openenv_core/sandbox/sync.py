@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from openenv_core.client.loop_thread import LoopThread
+from openenv_core.loop_thread import LoopThread
 from openenv_core.sandbox.config import SandboxConfig
 from openenv_core.sandbox.levels import Isolation
 from openenv_core.sandbox.limits import Limits

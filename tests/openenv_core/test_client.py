@@ -33,12 +33,16 @@ from openenv_core import (
     LocalProcessProvider,
     Observation,
     ProtocolError,
+    ProviderError,
     RequestTimeout,
+    ServerError,
     SessionFailed,
     StepResult,
+    ToolCallFailed,
     ValidationFailed,
 )
 from openenv_core.client.session import websocket_url
+from openenv_core.compat import NotProvided
 from openenv_core.protocol.urls import shown
 from openenv_core.watchdog import Watchdog
 from servers import create_app
@@ -130,6 +134,29 @@ async def test_released_subclass_brings_its_own_hooks_and_constructor() -> None:
         assert isinstance(child, Released)
         assert child.log is not env.log
         assert child._message_timeout_s == 7.0
+
+
+# What callers of the released client do
+
+
+def test_errors_are_what_released_callers_catch() -> None:
+    for ours, caught in (
+        (ConnectionFailed, ConnectionError),
+        (ConnectionLost, ConnectionError),
+        (RequestTimeout, TimeoutError),
+        (ServerError, RuntimeError),
+        (ToolCallFailed, RuntimeError),
+        (ProviderError, RuntimeError),
+        (ConfigurationError, ValueError),
+        (NotProvided, ModuleNotFoundError),
+    ):
+        assert issubclass(ours, caught)
+
+
+def test_results_of_a_named_type_are_made_and_changed() -> None:
+    result = StepResult[int](observation=1)
+    result.reward, result.done = 0.5, True
+    assert result == StepResult(1, 0.5, True)
 
 
 # The order of replies

@@ -1,11 +1,12 @@
 """What authors inherit: transforms, rubrics, tasks made from numbers."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from openenv_core import Action, Environment, Observation, State
+from openenv_core import Action, ConfigurationError, Environment, Observation, State
 from openenv_core.tasks import LISTED, RANGE, GeneratedTasks
 from openenv_core.transforms import CompositeTransform, NullTransform, Transform
 
@@ -102,6 +103,55 @@ def test_async_rubric_in_a_plain_step_is_refused() -> None:
 def test_transforms_apply_in_order() -> None:
     environment = Bare(CompositeTransform([Mark("a"), NullTransform(), Mark("b")]))
     assert environment.reset().metadata == {"marks": ["a", "b"]}
+
+
+# Methods that are coroutines, for callers who do not await
+
+
+class Slow(Environment[Action, Observation, State]):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def reset_async(self, **options: Any) -> Observation:
+        self.calls.append(f"reset {options}")
+        await asyncio.sleep(0)
+        return Observation()
+
+    async def step_async(self, action: Action) -> Observation:
+        self.calls.append("step")
+        await asyncio.sleep(0)
+        return Observation(reward=1.0)
+
+    async def close_async(self) -> None:
+        self.calls.append("close")
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+def play_slowly() -> None:
+    environment = Slow()
+    assert environment.reset(seed=1) == Observation()
+    assert environment.step(Action()).reward == 1.0  # type: ignore[union-attr]
+    environment.close()
+    assert environment.calls == ["reset {'seed': 1}", "step", "close"]
+
+
+def test_coroutines_are_waited_for_without_an_event_loop() -> None:
+    play_slowly()
+
+
+async def test_coroutines_are_waited_for_by_plain_calls_inside_of_an_event_loop() -> None:
+    play_slowly()
+
+
+def test_coroutine_that_servers_would_not_call_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="call the method step_async"):
+
+        class Deaf(Slow):
+            async def step(self, action: Action) -> Observation:
+                return Observation()
 
 
 # Tasks that are made from numbers: each split has numbers of its own

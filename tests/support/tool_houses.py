@@ -29,21 +29,21 @@ def house_of(servers: dict[str, Any], environ: dict[str, str] | None = None, **s
 async def playing(house: House, **options: Any) -> AsyncIterator[McpToolsEnvironment]:
     env = McpToolsEnvironment(house)
     try:
-        began = await env.reset(**options)
+        began = await env.reset_async(**options)
         assert not began.done, began.metadata
         yield env
     finally:
-        await env.close()
+        await env.close_async()
 
 
 async def call(env: McpToolsEnvironment, tool: str, **arguments: Any) -> CallToolObservation:
-    seen = await env.step(CallToolAction(tool_name=tool, arguments=arguments))
+    seen = await env.step_async(CallToolAction(tool_name=tool, arguments=arguments))
     assert isinstance(seen, CallToolObservation)
     return seen
 
 
 async def names(env: McpToolsEnvironment) -> list[str]:
-    seen = await env.step(ListToolsAction())
+    seen = await env.step_async(ListToolsAction())
     assert isinstance(seen, ListToolsObservation)
     return [tool.name for tool in seen.tools]
 

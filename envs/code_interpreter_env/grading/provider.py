@@ -28,7 +28,7 @@ MAX_LINE: Final = 16 << 20
 _TYPES: Final = ("train", "validation", "test")
 
 
-class BadTask(ConfigurationError, ValueError):  # noqa: N818 - it says what the line is
+class BadTask(ConfigurationError):  # noqa: N818 - it says what the line is
     """A line that holds no task; the message names the file and the line."""
 
 

@@ -82,7 +82,7 @@ class CodeInterpreterEnvironment(
         self._task: TaskSession | None = None
         self._state = CodeInterpreterState(episode_id=str(uuid4()))
 
-    async def reset(
+    async def reset_async(
         self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> CodeObservation:
         """Begins an episode with a fresh interpreter; the one before is ended.
@@ -125,7 +125,7 @@ class CodeInterpreterEnvironment(
             return released(began, None)
         return full(began) if task is None else full(began, prompt=task.prompt, task=task.view)
 
-    async def step(
+    async def step_async(
         self, action: CodeInterpreterAction | ToolAction, *, timeout_s: float | None = None
     ) -> CodeObservation | ToolObservation:
         """Applies an action, or calls a tool that is one.
@@ -181,7 +181,7 @@ class CodeInterpreterEnvironment(
         """Where the episode stands: a copy, so that the holder of it cannot change the episode."""
         return self._state.model_copy()
 
-    async def close(self) -> None:
+    async def close_async(self) -> None:
         """End the interpreter."""
         await self._keeper.close()
 

@@ -62,7 +62,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         self._beginning = asyncio.Lock()
         self._state = McpToolsState(episode_id=str(uuid4()))
 
-    async def reset(
+    async def reset_async(
         self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> ListToolsObservation:
         """Begins an episode with fresh tool servers; those of the one before are ended.
@@ -98,7 +98,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
             },
         )
 
-    async def step(self, action: ToolAction) -> ToolObservation:
+    async def step_async(self, action: ToolAction) -> ToolObservation:
         """Lists the tools, or calls one.
 
         Raises:
@@ -171,7 +171,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
             self._episode.describe(self._state)
         return self._state
 
-    async def close(self) -> None:
+    async def close_async(self) -> None:
         """End the tool servers."""
         await self._end()
 
@@ -179,7 +179,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         """Return the episode that is under way; one with all servers where nobody has begun any."""
         async with self._beginning:
             if self._episode is None:
-                began = await self.reset(episode_id=self._state.episode_id)
+                began = await self.reset_async(episode_id=self._state.episode_id)
                 if began.done:
                     raise EpisodeOver(
                         f"expected tool servers that start, got: {began.metadata[INFRASTRUCTURE_ERROR]}"

@@ -36,13 +36,13 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 async def env(backend: FakeBackend) -> AsyncIterator[CodeInterpreterEnvironment]:
     environment = CodeInterpreterEnvironment(House(SETTINGS))
     yield environment
-    await environment.close()
+    await environment.close_async()
     assert all(one.closed for one in backend.opened)
     assert backend.closed == backend.started
 
 
 async def run(env: CodeInterpreterEnvironment, code: str, **options: Any) -> CodeInterpreterObservation:
-    seen = await env.step(Execute(type="execute", code=code), **options)
+    seen = await env.step_async(Execute(type="execute", code=code), **options)
     assert isinstance(seen, CodeInterpreterObservation)
     return seen
 
@@ -50,9 +50,9 @@ async def run(env: CodeInterpreterEnvironment, code: str, **options: Any) -> Cod
 async def test_a_reset_ends_the_interpreter_before(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
-    await env.reset()
+    await env.reset_async()
     await run(env, "1")
-    began = await env.reset(
+    began = await env.reset_async(
         files={"a": "x"}, packages=["json"], limits={"timeout_s": 3}, snapshot=True, seed=5, episode_id="mine"
     )
     assert [one.closed for one in backend.opened] == [True, False]
@@ -67,8 +67,8 @@ async def test_a_reset_ends_the_interpreter_before(
 async def test_lost_state_is_said_once_and_the_files_of_the_reset_are_back(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
-    await env.reset(files={"a": "given"})
-    await env.step(PutFile(path="b", content="put"))
+    await env.reset_async(files={"a": "given"})
+    await env.step_async(PutFile(path="b", content="put"))
     seen = await run(env, "lose")
     assert (seen.status, seen.state_lost, seen.exit_code, seen.signal) == ("killed", True, 137, 9)
     assert env.state.last_exit_code == 137
@@ -81,17 +81,17 @@ async def test_lost_state_is_said_once_and_the_files_of_the_reset_are_back(
 async def test_the_infrastructure_s_failures_are_no_errors_of_the_code(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
-    await env.reset(files={"a": "x"})
+    await env.reset_async(files={"a": "x"})
     backend.opened[0].broken = True
     seen = await run(env, "1")
     assert (seen.status, seen.error, seen.exit_code, seen.state_lost) == ("sandbox_error", None, -1, True)
     assert "a machine that works" in str(seen.reason)
     backend.refusing = True
     for action in (GetFile(path="a"), PutFile(path="a", content=""), Restart()):
-        told = await env.step(action)
+        told = await env.step_async(action)
         assert isinstance(told, CodeInterpreterObservation)
         assert (told.status, told.error) == ("sandbox_error", None)
-    began = await env.reset()
+    began = await env.reset_async()
     assert began.metadata["execution"]["status"] == "sandbox_error"
     backend.refusing = False
     after = await run(env, "2")
@@ -108,7 +108,7 @@ async def test_a_backend_that_does_not_start_is_the_infrastructure_s_failure(
     backend.isolation = "process"  # and nothing is known of who can reach this
     seen = await run(env, "1")
     assert (seen.status, "MINIMUM_ISOLATION" in str(seen.reason)) == ("sandbox_error", True)
-    assert (await env.reset()).metadata["execution"]["status"] == "sandbox_error"
+    assert (await env.reset_async()).metadata["execution"]["status"] == "sandbox_error"
     backend.isolation, backend.started, backend.closed = "lsm", 0, 0
     assert (await run(env, "1")).status == "ok"
 
@@ -116,9 +116,9 @@ async def test_a_backend_that_does_not_start_is_the_infrastructure_s_failure(
 async def test_a_caller_that_leaves_does_not_keep_an_interpreter_open(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
-    await env.reset()
+    await env.reset_async()
     gate = backend.opened[0].gate = asyncio.Event()
-    reset = asyncio.create_task(env.reset())
+    reset = asyncio.create_task(env.reset_async())
     await backend.opened[0].closing.wait()
     reset.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -129,7 +129,7 @@ async def test_a_caller_that_leaves_does_not_keep_an_interpreter_open(
 
 
 async def test_without_a_task_a_submission_is_the_policy_s_mistake(env: CodeInterpreterEnvironment) -> None:
-    seen = await env.step(Submit(code="1"))
+    seen = await env.step_async(Submit(code="1"))
     assert isinstance(seen, CodeInterpreterObservation)
     assert seen.error is not None
     assert (seen.status, seen.error.ename, seen.done, seen.reward) == ("error", "NoTask", False, None)
@@ -140,17 +140,17 @@ async def test_without_a_task_a_submission_is_the_policy_s_mistake(env: CodeInte
 async def test_a_house_keeps_its_backend_for_as_long_as_anybody_holds_it(backend: FakeBackend) -> None:
     house = House(SETTINGS)
     one, two = CodeInterpreterEnvironment(house), CodeInterpreterEnvironment(house)
-    await one.reset()
-    await two.reset()
-    await one.close()
+    await one.reset_async()
+    await two.reset_async()
+    await one.close_async()
     assert (backend.started, backend.closed) == (1, 0)
-    await one.close()  # again
+    await one.close_async()  # again
     assert (await run(two, "1")).status == "ok"
-    await two.close()
+    await two.close_async()
     assert (backend.started, backend.closed) == (1, 1)
-    await one.reset()
+    await one.reset_async()
     assert backend.started == 2
-    await one.close()
+    await one.close_async()
 
 
 async def test_a_first_step_begins_an_episode_with_the_time_out_and_stdin_it_names(
@@ -159,7 +159,7 @@ async def test_a_first_step_begins_an_episode_with_the_time_out_and_stdin_it_nam
     backend.isolation = "remote"
     assert "Isolation: remote." in (await env.get_metadata()).description
     assert backend.opened == []
-    await env.step(Execute(code="a", timeout_s=3, stdin="in"), timeout_s=7)
+    await env.step_async(Execute(code="a", timeout_s=3, stdin="in"), timeout_s=7)
     await run(env, "b", timeout_s=7)
     seen = await run(env, "c")
     assert backend.opened[0].asked == [("a", 3, "in"), ("b", 7, None), ("c", None, None)]
@@ -171,32 +171,32 @@ async def test_a_first_step_begins_an_episode_with_the_time_out_and_stdin_it_nam
 async def test_bad_options_leave_the_episode_as_it_was(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
-    await env.reset(episode_id="first")
+    await env.reset_async(episode_id="first")
     backend.snapshots = False
     for options in ({"packages": ["os"]}, {"task": "sum"}, {"nonsense": 1}):
         with pytest.raises(InvalidResetOption):
-            await env.reset(**options)  # type: ignore[arg-type]
+            await env.reset_async(**options)  # type: ignore[arg-type]
     assert env.state.episode_id == "first"
     assert (await run(env, "2")).result == "1"
     assert len(backend.opened) == 1
     with pytest.raises(InvalidResetOption, match="no snapshot"):
-        await env.reset(snapshot=True)
+        await env.reset_async(snapshot=True)
 
 
 async def test_files_that_cannot_be_had_are_the_code_s_mistake(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
-    await env.reset()
+    await env.reset_async()
     backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES + 1)
     for action in (GetFile(path="none"), PutFile(path="../a", content=""), GetFile(path="big")):
-        seen = await env.step(action)
+        seen = await env.step_async(action)
         assert isinstance(seen, CodeInterpreterObservation)
         assert seen.error is not None
         assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "FileRefused", 1)
     backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES)
-    assert (await env.step(GetFile(path="big"))).exit_code == 0
-    await env.step(PutFile(path="a", content_base64="AAEC"))
-    got = await env.step(GetFile(path="a"))
+    assert (await env.step_async(GetFile(path="big"))).exit_code == 0
+    await env.step_async(PutFile(path="a", content_base64="AAEC"))
+    got = await env.step_async(GetFile(path="a"))
     assert isinstance(got, CodeInterpreterObservation)
     assert got.file is not None
     assert (got.file.path, got.file.size, got.file.data) == ("a", 3, b"\x00\x01\x02")
@@ -206,14 +206,26 @@ async def test_files_that_cannot_be_had_are_the_code_s_mistake(
 async def test_a_restart_forgets_all_but_what_the_reset_brought(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
-    await env.reset(files={"a": "x"})
+    await env.reset_async(files={"a": "x"})
     await run(env, "1")
-    await env.step(PutFile(path="b", content="y"))
-    seen = await env.step(Restart())
+    await env.step_async(PutFile(path="b", content="y"))
+    seen = await env.step_async(Restart())
     assert isinstance(seen, CodeInterpreterObservation)
     assert (seen.status, seen.execution_count, [file.path for file in seen.files]) == ("ok", 0, ["a"])
     assert backend.opened[0].files == {"a": b"x"}
     assert env.state.execution_count == 0
     await run(env, "lose")
-    assert not (await env.step(Restart())).state_lost  # type: ignore[attr-defined]
+    assert not (await env.step_async(Restart())).state_lost  # type: ignore[attr-defined]
     assert len(backend.opened) == 2
+
+
+async def test_plain_calls_wait_whether_or_not_an_event_loop_runs(backend: FakeBackend) -> None:
+    def play() -> None:
+        env = CodeInterpreterEnvironment(House(SETTINGS))
+        assert env.reset().exit_code == 0  # type: ignore[union-attr]
+        assert env.step(Execute(code="1")).exit_code == 0  # type: ignore[union-attr]
+        env.close()
+
+    play()
+    await asyncio.to_thread(play)
+    assert [one.closed for one in backend.opened] == [True, True]

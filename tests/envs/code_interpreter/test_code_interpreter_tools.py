@@ -50,7 +50,7 @@ class Told(ToolContext):
 async def env() -> AsyncIterator[CodeInterpreterEnvironment]:
     environment = CodeInterpreterEnvironment(House(SETTINGS))
     yield environment
-    await environment.close()
+    await environment.close_async()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def faked(
     monkeypatch.setattr(house_module, "make_backend", lambda *_: backend)
     environment = CodeInterpreterEnvironment(House(SETTINGS))
     yield environment, backend
-    await environment.close()
+    await environment.close_async()
 
 
 async def call(
@@ -82,19 +82,19 @@ def error(result: ToolResult) -> tuple[str, str]:
 
 async def test_tools_are_listed_with_schemas_and_called_as_steps(env: CodeInterpreterEnvironment) -> None:
     assert is_tool_host(CodeInterpreterEnvironment)
-    listed = await env.step(ListTools())
+    listed = await env.step_async(ListTools())
     assert isinstance(listed, ListToolsObservation)
     schemas = {tool.name: tool.input_schema for tool in listed.tools}
     assert list(schemas) == ["run_python", "read_file", "write_file", "list_files"]
     assert schemas["run_python"]["required"] == ["code"]
     assert set(schemas["run_python"]["properties"]) == {"code", "timeout_s"}
     assert env.state.step_count == 0  # looking is no step
-    called = await env.step(
+    called = await env.step_async(
         CallToolAction(tool_name="run_python", arguments={"code": "n = 20\nprint('on')\nn + 1"})
     )
     assert isinstance(called, CallToolObservation)
     assert (called.error, called.result["stdout"], called.result["result"]) == (None, "on\n", "21")
-    seen = await env.step(Execute(type="execute", code="n"))  # the same interpreter, and the same count
+    seen = await env.step_async(Execute(type="execute", code="n"))  # the same interpreter, and the same count
     assert isinstance(seen, CodeInterpreterObservation)
     assert (seen.result, env.state.step_count, env.state.execution_count) == ("20", 2, 2)
 
@@ -202,7 +202,7 @@ async def test_a_caller_who_gives_up_interrupts_the_code_and_the_interpreter_liv
     assert after.value["result"] == "(True, 'x')"
     assert not after.value["state_lost"]
     # Code that ignores an interrupt is ended, and the files of the reset are back.
-    await env.reset(files={"given": "y"}, limits={"grace_s": 0.05})
+    await env.reset_async(files={"given": "y"}, limits={"grace_s": 0.05})
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + code
     told = Told()
     running = asyncio.create_task(call(env, "run_python", told, code=code))

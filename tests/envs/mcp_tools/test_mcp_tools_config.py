@@ -143,7 +143,7 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
             "execution_error",
         ]
         assert (transcript[0].tool, transcript[0].arguments, transcript[0].result) == ("one__count", {}, "1")
-        began = await env.reset(time_s=0.05, transcript=False, servers=["one"])
+        began = await env.reset_async(time_s=0.05, transcript=False, servers=["one"])
         assert {tool.name.partition("__")[0] for tool in began.tools} == {"one"}
         late = await call(env, "one__hang", seconds=60)
         assert (kind(late), late.metadata["budget"], late.done) == ("timeout", "time", True)
@@ -170,7 +170,7 @@ async def test_a_first_step_begins_an_episode_and_a_refused_reset_leaves_it() ->
     env = McpToolsEnvironment(house_of({"one": entry()}))
     assert (await call(env, "count")).result == 1
     with pytest.raises(InvalidResetOption, match="configuration alone"):
-        await env.reset(command="sh")
+        await env.reset_async(command="sh")
     assert (await call(env, "count")).result == 2
     assert env.state.step_count == 2
-    await env.close()
+    await env.close_async()

@@ -92,7 +92,7 @@ async def test_without_restarts_a_death_ends_the_episode() -> None:
         assert env.state.ended == "infrastructure"
         with pytest.raises(EpisodeOver):
             await call(env, "count")
-        assert not (await env.reset()).done
+        assert not (await env.reset_async()).done
         assert (await call(env, "count")).result == 1
 
 
@@ -196,14 +196,14 @@ async def test_a_list_that_changes_is_seen_and_a_removed_tool_is_not_found() -> 
 async def test_nothing_is_left_behind() -> None:
     house = house_of({"one": entry(), "two": entry()})
     env = McpToolsEnvironment(house)
-    await env.reset()
+    await env.reset_async()
     about = (await call(env, "one__about")).result
     pids = [about["pid"], (await call(env, "two__about")).result["pid"]]
     stray = int((await call(env, "one__spawn")).result)
     folder = about["environ"]["HOME"]
     assert os.stat(folder).st_mode & 0o777 == 0o700
     assert not gone(stray)
-    await env.close()
+    await env.close_async()
     assert all(map(gone, (*pids, stray)))
     await until(lambda: not os.path.exists(folder))
 
@@ -219,7 +219,7 @@ async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers
         "from envs.mcp_tools_env.server.environment import McpToolsEnvironment\n"
         "async def main():\n"
         "    env = McpToolsEnvironment(house_of({'one': entry()}))\n"
-        "    await env.reset()\n"
+        "    await env.reset_async()\n"
         "    about = (await call(env, 'about')).result\n"
         "    stray = (await call(env, 'spawn')).result\n"
         "    print(about['pid'], stray, about['environ']['HOME'], flush=True)\n"
@@ -244,11 +244,11 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
     env = McpToolsEnvironment(house_of({"one": entry()}))
-    began = await env.reset()
+    began = await env.reset_async()
     assert "/no/such/place" in (infrastructure_failure(began) or "")
     with pytest.raises(EpisodeOver):
         await call(env, "count")
-    await env.close()
+    await env.close_async()
 
 
 @pytest.mark.parametrize(
@@ -273,12 +273,12 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
 )
 async def test_a_server_that_does_not_start_is_the_infrastructures_fault(servers: Any, why: str) -> None:
     env = McpToolsEnvironment(house_of(servers))
-    began = await env.reset()
+    began = await env.reset_async()
     assert (began.done, began.reward, began.tools) == (True, None, [])
     assert why in (infrastructure_failure(began) or "")
     with pytest.raises(EpisodeOver):
         await call(env, "count")
-    await env.close()
+    await env.close_async()
 
 
 @pytest.mark.parametrize("cancellations", [0, 1, 2])  # a deadline cancels, and then the end of its socket
@@ -294,7 +294,7 @@ async def test_a_reset_that_comes_to_nothing_ends_the_servers_that_were_up(
     house = house_of({"quick": entry(), "late": late})
     env = McpToolsEnvironment(house)
     before = set(psutil.Process().children(recursive=True))
-    reset = asyncio.create_task(env.reset())
+    reset = asyncio.create_task(env.reset_async())
     await until(lambda: "quick" in house.modes)  # which is known of those that are up
     started = [child.pid for child in set(psutil.Process().children(recursive=True)) - before]
     assert started
@@ -312,7 +312,7 @@ async def test_a_reset_that_comes_to_nothing_ends_the_servers_that_were_up(
         assert all(map(gone, started))
     await until_gone(*started)
     await until(lambda: not any(folders.iterdir()))
-    await env.close()
+    await env.close_async()
 
 
 def nested(levels: int) -> Any:
@@ -424,10 +424,10 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
 @pytest.mark.soak
 async def test_a_list_without_end_has_one_time_for_all_its_pages() -> None:
     env = McpToolsEnvironment(house_of({"one": entry("--endless", start_timeout_s=0.3)}))
-    began = await env.reset()
+    began = await env.reset_async()
     assert began.done
     assert "within 0.3 s" in (infrastructure_failure(began) or "")
-    await env.close()
+    await env.close_async()
 
 
 async def test_a_list_is_no_longer_than_a_policy_can_be_given() -> None:
@@ -469,10 +469,10 @@ async def test_a_server_that_never_stops_talking_costs_the_others_little(line: s
     }
     env = McpToolsEnvironment(house_of({"talker": talker}))
     async with playing(house_of({"one": entry()}, calls=10**6)) as other:
-        talking = asyncio.create_task(env.reset())
+        talking = asyncio.create_task(env.reset_async())
         calls = 0
         while not talking.done():
             assert (await call(other, "count")).result == (calls := calls + 1)
     assert infrastructure_failure(await talking)
     assert calls
-    await env.close()
+    await env.close_async()

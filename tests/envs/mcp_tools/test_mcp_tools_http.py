@@ -126,14 +126,14 @@ async def test_no_way_of_writing_this_machine_reaches_it() -> None:
         port = address.rpartition(":")[2]
         for host in ("localhost", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "localhost."):
             env = McpToolsEnvironment(house_of({"site": {"url": f"http://{host}:{port}/mcp"}}))
-            began = await env.reset()
+            began = await env.reset_async()
             said = infrastructure_failure(began) or ""
             assert began.done
             assert any(words in said for words in ("a public address", "a host with", "Invalid IPv4")), (
                 host,
                 said,
             )
-            await env.close()
+            await env.close_async()
     assert not site.seen
 
 
@@ -214,11 +214,11 @@ async def test_a_server_that_goes_away_and_comes_back() -> None:
     site = Site()
     async with serving(site.app) as address:  # type: ignore[arg-type]
         env = McpToolsEnvironment(house_of({"site": site_at(address)}))
-        assert not (await env.reset()).done
+        assert not (await env.reset_async()).done
     seen = await call(env, "count")
     assert kind(seen) == "transport_error"
     assert infrastructure_failure(seen)
-    await env.close()
+    await env.close_async()
 
 
 @pytest.mark.parametrize("protocol", ["auto", pytest.param("stateless", marks=pytest.mark.soak)])
@@ -241,10 +241,10 @@ async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
     async with serving(site.app) as address:  # type: ignore[arg-type]
         env = McpToolsEnvironment(house_of({"site": site_at(address, protocol="handshake")}))
         async with asyncio.timeout(10):
-            began = await env.reset()
+            began = await env.reset_async()
         assert began.done
         assert "refused the connection" in (infrastructure_failure(began) or "")
-        await env.close()
+        await env.close_async()
 
 
 @pytest.mark.soak

@@ -112,7 +112,7 @@ def test_what_does_not_do_what_is_asked_does_not_pass() -> None:
 
 async def called(world: CodeFamilyEnvironment, tool: str, code: str | None = None) -> CallToolObservation:
     arguments = {} if code is None else {"code": code}
-    seen = world.step(CallToolAction(tool_name=tool, arguments=arguments))
+    seen = world.step_async(CallToolAction(tool_name=tool, arguments=arguments))
     if asyncio.iscoroutine(seen):
         seen = await seen
     assert isinstance(seen, CallToolObservation)
@@ -122,7 +122,7 @@ async def called(world: CodeFamilyEnvironment, tool: str, code: str | None = Non
 async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
     world = CodeFamilyEnvironment()
     try:
-        began = await world.reset(seed=TRAINING_SEEDS + 5)
+        began = await world.reset_async(seed=TRAINING_SEEDS + 5)
         assert began.prompt == make_task(5, held_out=True).prompt
         code = solution(began.prompt)
         ran = await called(world, "run_python", f"{code}\nprint({example(began.prompt)})")
@@ -132,11 +132,11 @@ async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
         assert (passed.reward, passed.done) == (1.0, True)
         assert passed.result == {"passed": True, "cases_passed": 7, "cases": 7}
 
-        await world.reset(seed=TRAINING_SEEDS + 5)
+        await world.reset_async(seed=TRAINING_SEEDS + 5)
         nothing = await called(world, "submit")  # the code of the episode before is forgotten
         assert (nothing.reward, nothing.done) == (0.0, True)
 
-        began = await world.reset(seed=5)
+        began = await world.reset_async(seed=5)
         assert began.prompt == make_task(5, held_out=False).prompt
         assert began.prompt != make_task(5, held_out=True).prompt
         await called(world, "run_python", solution(began.prompt))
@@ -145,7 +145,7 @@ async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
         assert (wrong.reward, wrong.done) == (0.0, True)
         assert wrong.result["passed"] is False
     finally:
-        await world.close()
+        await world.close_async()
 
 
 @pytest.mark.slow
@@ -153,13 +153,13 @@ async def test_to_hang_is_not_cheaper_than_to_be_wrong(monkeypatch: pytest.Monke
     monkeypatch.setattr(family, "LIMITS", {"timeout_s": 1.0, "total_s": 60.0})
     world = CodeFamilyEnvironment()
     try:
-        await world.reset(seed=5)
+        await world.reset_async(seed=5)
         await called(world, "run_python", "def f(xs):\n    while True: pass")
         hung = await called(world, "submit")
         assert (hung.reward, hung.done, hung.metadata) == (0.0, True, {})
         assert hung.result == {"passed": False, "cases_passed": 0, "cases": 7}
     finally:
-        await world.close()
+        await world.close_async()
 
 
 async def test_what_nobody_could_judge_is_not_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ async def test_what_nobody_could_judge_is_not_0(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(world, "_submit", judged)
         seen = await called(world, "submit")
         assert (seen.reward, seen.metadata) == (reward, metadata)
-    await world.close()
+    await world.close_async()
 
 
 CONFIG = Path(world.__file__).with_name("config.yaml")

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -18,6 +18,9 @@ LIVENESS_S: Final = 1.0
 
 STOP_S: Final = 10.0
 """How long, in seconds, a stopping thread may take to cancel what still runs in it."""
+
+MAX_HELPERS: Final = 64
+"""Threads that the loop may have for what blocks: so many servers can be started at once. None is made without need."""
 
 
 class _Errand(Generic[T]):
@@ -71,7 +74,7 @@ class _Errand(Generic[T]):
             return self._result
         try:
             if isinstance(error, asyncio.CancelledError):
-                raise ClientClosed("expected a reply, but the client was closed meanwhile") from None
+                raise ClientClosed("the client was closed before the reply came; make a new one") from None
             raise error
         finally:
             self._error = error = None  # its traceback holds this frame
@@ -79,10 +82,11 @@ class _Errand(Generic[T]):
     async def _run(self) -> None:
         try:
             self._result = await self._work(*self._args, **self._options)
-        except BaseException as error:
+        except asyncio.CancelledError as error:
             self._error = error
-            if not isinstance(error, Exception):
-                raise  # a cancellation is the task's as well; SystemExit ends the thread
+            raise  # it is the task's as well
+        except BaseException as error:
+            self._error = error  # SystemExit too: it is for the caller, and others use this thread
         finally:
             self._task = None
             self._done.release()
@@ -116,12 +120,13 @@ class LoopThread:
         loop = self._loop
         if loop is None or not self._alive():
             raise ClientClosed(
-                "expected a running client, got one whose background thread has ended; make a new one"
+                "the client's background thread has ended, or is that of the process that this one was forked from; "
+                "make a new client"
             )
         if threading.get_ident() == self._thread.ident:
             raise ConfigurationError(
-                "expected a call from another thread than the client's own, got one from inside of its event loop; "
-                "await the async client's method there"
+                "a method that waits was called inside of the event loop that it waits for; await the method of the "
+                "async client or environment there"
             )
         errand = _Errand(work, *args, **options)
         try:
@@ -129,9 +134,9 @@ class LoopThread:
             while not errand.wait(LIVENESS_S):
                 if not self._alive() and not errand.wait(0):
                     # The loop was closed before it came to it.
-                    raise ClientClosed("expected a reply, but the client's background thread has ended")
+                    raise ClientClosed("the client's background thread has ended before the reply came")
         except RuntimeError:  # the loop has closed just now
-            raise ClientClosed("expected a running client, got one that was closed meanwhile") from None
+            raise ClientClosed("the client was closed before the reply came; make a new one") from None
         except BaseException:
             with suppress(RuntimeError):  # the loop has closed, and has cancelled what ran in it
                 loop.call_soon_threadsafe(errand.cancel)
@@ -174,27 +179,19 @@ class LoopThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_S)
 
-    def leave(self, work: Callable[[], Coroutine[Any, Any, object]], *, end: bool) -> None:
-        """Call a last coroutine function without waiting: a garbage collector may do this.
-
-        Args:
-            work: What is left to do.
-            end: Whether the thread ends with it.
-        """
+    def leave(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Call a last coroutine function without waiting: a garbage collector may do this."""
         self._ready.wait()
-        loop, over = self._loop, self._end
-        if loop is None or over is None or not self._alive():
+        loop = self._loop
+        if loop is None or not self._alive():
             return
-
-        async def last() -> None:
-            try:
-                await work()
-            finally:
-                if end:
-                    over.set()
-
         with suppress(RuntimeError):  # the loop has closed just now
-            loop.call_soon_threadsafe(self._begin, _Errand(last))
+            loop.call_soon_threadsafe(self._begin, _Errand(work))
+
+    @property
+    def over(self) -> bool:
+        """Whether it takes no more calls: it ends or has ended, or is another process's."""
+        return not self._alive() or (self._ready.is_set() and self._loop is None)
 
     @property
     def inherited(self) -> bool:
@@ -216,6 +213,7 @@ class LoopThread:
         async def forever() -> None:
             self._end = asyncio.Event()
             self._loop = asyncio.get_running_loop()
+            self._loop.set_default_executor(ThreadPoolExecutor(MAX_HELPERS, "openenv-client-helper"))
             self._ready.set()
             await self._end.wait()
             self._loop = None
@@ -229,3 +227,24 @@ class LoopThread:
                 raise
         finally:
             self._ready.set()
+
+
+_lock = threading.Lock()
+_shared: LoopThread | None = None
+
+
+def shared_loop() -> LoopThread:
+    """Return the thread that the sync clients of this process have together. It is there until the process ends."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared.over:
+            _shared = LoopThread()
+        return _shared
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
