@@ -54,6 +54,7 @@ async def play_episode(
     settings: EpisodeSettings,
     sampling_key: tuple[int, int, int] | None = None,
     judge: Judge | None = None,
+    answers: list[tuple[Turn, str]] | None = None,
 ) -> Trajectory | None:
     """Play one episode from its seed to its end.
 
@@ -66,6 +67,9 @@ async def play_episode(
         sampling_key: The run's seed, the group and the sibling, where every completion is to be sampled with a seed
             of its own; None where the engine's generator goes on as it pleases.
         judge: Says what the answers earn beside what the environment gives; None where nothing else counts.
+        answers: What the policy said in earlier attempts at this episode, with its texts; it says so again as long as
+            the prompts are the same, and what it says beyond is added. Were answers drawn anew until nothing fails, those
+            by which an environment fails seldom would be trained more often than the policy gives them.
 
     Returns:
         The trajectory; None where the episode was over before the policy could act.
@@ -85,7 +89,7 @@ async def play_episode(
     first, began = result.observation, time.monotonic()
     with span("begin", waits_for="environment"):
         dialogue = await task.begin(client, policy, first)
-    play = _Play(client, policy, dialogue, settings, sampling_key, began)
+    play = _Play(client, policy, dialogue, settings, sampling_key, began, [] if answers is None else answers)
     play.earn(result.reward)
     ending = await play.to_the_end()
     if not play.turns:
@@ -116,6 +120,7 @@ class _Play:
         settings: EpisodeSettings,
         sampling_key: tuple[int, int, int] | None,
         began: float,
+        answers: list[tuple[Turn, str]],
     ) -> None:
         self.turns: list[Turn] = []
         self.texts: list[str] = []
@@ -128,6 +133,7 @@ class _Play:
         self._sampling_key = sampling_key
         self._steps = 0
         self._began = began
+        self._answers = answers
 
     def earn(self, reward: float | None) -> None:
         try:
@@ -157,13 +163,7 @@ class _Play:
             prompt = self.dialogue.prompt()
         if prompt is None:
             return Ending.TRUNCATED_LENGTH
-        key, number = self._sampling_key, len(self.turns)
-        with span("answer", waits_for="policy"):
-            turn, text = await self._policy.answer(
-                prompt,
-                temperature=self._settings.temperature,
-                seed=None if key is None else sampling_seed(*key, number),
-            )
+        turn, text = await self._answer(prompt)
         self.turns.append(turn)
         self.texts.append(text)
         try:
@@ -171,6 +171,22 @@ class _Play:
         except (ValueError, LookupError) as error:  # what reading odd text comes to, pydantic's own included
             return self._refused(error)
         return meant if isinstance(meant, Ending) else await self._act(meant)
+
+    async def _answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
+        key, number = self._sampling_key, len(self.turns)
+        if number < len(self._answers):
+            turn, text = self._answers[number]
+            if list(turn.prompt) == list(prompt):
+                return turn, text
+            del self._answers[number:]
+        with span("answer", waits_for="policy"):
+            answer = await self._policy.answer(
+                prompt,
+                temperature=self._settings.temperature,
+                seed=None if key is None else sampling_seed(*key, number),
+            )
+        self._answers.append(answer)
+        return answer
 
     async def _act(self, actions: Sequence[Any]) -> Ending | None:
         for action in actions:

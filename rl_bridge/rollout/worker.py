@@ -27,14 +27,14 @@ from rl_bridge.rollout.outcomes import shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.stopping import until_stopped
 from rl_bridge.rollout.task import Task
-from rl_bridge.types import Ending
+from rl_bridge.types import Ending, Turn
 
 
 class RolloutWorker:
     """Plays assignments, each episode in a session of its own for as long as it lasts.
 
     A session that fails, or says that its infrastructure did, is replaced by a fresh one and its episode is tried
-    again. An episode that keeps failing is dropped and counted: infrastructure is never scored as play. One whose
+    again, with the answers that the policy has given. An episode that keeps failing is dropped and counted: infrastructure is never scored as play. One whose
     environment cannot say how well it was played is left out, and counted apart.
 
     Args:
@@ -110,12 +110,13 @@ class RolloutWorker:
         assignment = playing.assignment
         key = None if assignment.sampling_key is None else (*assignment.sampling_key, sibling)
         failure, ending = "", Ending.FAILED_ENVIRONMENT
+        answers: list[tuple[Turn, str]] = []
         for number in range(self._max_attempts):
             if number:
                 with span("back off", waits_for="environment"):
                     await back_off(number)
             try:
-                return await self._play(seed, assignment.settings, key)
+                return await self._play(seed, assignment.settings, key, answers)
             except PromptRefused:
                 raise
             except (ClientError, EpisodeLost, GeneratorError, NoReplica, ReplicaLost) as error:
@@ -127,7 +128,13 @@ class RolloutWorker:
                 playing.retried += 1
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
-    async def _play(self, seed: int, settings: EpisodeSettings, key: tuple[int, int, int] | None) -> Outcome:
+    async def _play(
+        self,
+        seed: int,
+        settings: EpisodeSettings,
+        key: tuple[int, int, int] | None,
+        answers: list[tuple[Turn, str]],
+    ) -> Outcome:
         async with self._sessions.lease() as session:
             try:
                 trajectory = await play_episode(
@@ -138,6 +145,7 @@ class RolloutWorker:
                     settings=settings,
                     sampling_key=key,
                     judge=self._judge,
+                    answers=answers,
                 )
             except EpisodeUnscored as reason:
                 # The policy has played, so it is not played again until it suits; nothing is wrong with the session.

@@ -6,6 +6,7 @@ Imported by the tests, and by the server that serves its apps.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, ClassVar
 
 from fastapi import FastAPI
@@ -43,12 +44,13 @@ class Notes(Observation):
 class Notebook(Environment[Note, Notes, State]):
     """Takes notes until it has `length`, each worth 0.25; what goes wrong is asked for with the reset.
 
-    It raises, waits, is over at once, says that its infrastructure failed, or cannot say what was earned.
+    It raises (also at random: `flaky` is how often a step does), waits, is over at once, says that its infrastructure failed, or cannot say what was earned.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     failures_left = 0
     """Of the whole server: steps that shall still raise."""
+    chance = Random(7)
     failed: ClassVar[Counter[tuple[str, int | None]]] = Counter()
     """Of the whole server: how often a test's seed has failed already."""
 
@@ -68,6 +70,7 @@ class Notebook(Environment[Note, Notes, State]):
         at: int = 2,
         failing: Sequence[int] = (),
         times: int = 1,
+        flaky: float = 0.0,
         unjudged: Sequence[int] = (),
         because: str | bool | None = "the judge took too long",
     ) -> Notes:
@@ -77,6 +80,7 @@ class Notebook(Environment[Note, Notes, State]):
         self._key = (test, seed)
         self._saying, self._at = saying, at
         self._fails = seed in failing and Notebook.failed[self._key] < times
+        self._flaky = flaky
         self._unjudged, self._because = seed in unjudged, because
         return self._notes(None)
 
@@ -84,6 +88,8 @@ class Notebook(Environment[Note, Notes, State]):
         if Notebook.failures_left:
             Notebook.failures_left -= 1
             raise RuntimeError("the environment is out of order")
+        if Notebook.chance.random() < self._flaky:
+            raise RuntimeError("the environment fails at random")
         self._words.append(action.text)
         return self._notes(EARNED)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -111,6 +112,27 @@ def process(no_backoff: None) -> Iterator[str]:
 
 
 @pytest.mark.slow
+async def test_failures_at_random_do_not_select_among_the_answers(notebook: str) -> None:
+    policy, answers = Random(7), list[str]()
+    episodes, illegal = 400, 0.3
+
+    def answer(prompt: str) -> str:
+        answers.append("nonsense" if policy.random() < illegal else "word")
+        return answers[-1]
+
+    async with playing([notebook], NotebookTask, answer, max_attempts=15, sessions=50) as play:
+        result = await play(range(episodes), flaky=0.2)
+    played = trajectories(result)
+    assert result.retried > 50
+    assert len(played) == episodes
+    # Every answer that was drawn is in a trajectory, and each once: so they are as the policy gives them.
+    assert len(answers) == sum(len(one.turns) for one in played)
+    # An environment that is sound ends an episode so where one of three answers means nothing.
+    share = sum(one.ending is Ending.ILLEGAL for one in played) / episodes
+    expected = 1 - (1 - illegal) ** LENGTH
+    assert abs(share - expected) < 4 * (expected * (1 - expected) / episodes) ** 0.5
+
+
 async def test_server_that_dies_is_never_scored_as_play(process: str) -> None:
     prompts = 0
 
