@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from openenv_core.play.game import Game
     from openenv_core.targets import Served, Target
 
-TRACEBACK: Final = "Traceback (most recent call last):"
-
 TRACEBACK_S: Final = 2.0
 """How long, in seconds, a traceback may take from the server's process to here."""
 
@@ -165,19 +163,16 @@ def _drawn(
 def _show_traceback(provider: Any, error: BaseException) -> None:
     """Print where an environment that is served here raised: its traceback, out of what its server printed."""
     from openenv_core.play.show import harmless
-    from openenv_core.providers.process import LocalProcessProvider
+    from openenv_core.providers.process import LocalProcessProvider, last_traceback
 
     if not isinstance(error, ExecutionFailed) or not isinstance(provider, LocalProcessProvider):
         return
     deadline = time.monotonic() + TRACEBACK_S
     # The reply may be here before what was printed ahead of it has been read.
-    while not (blocks := provider.output().rsplit(TRACEBACK, 1)[1:]) and time.monotonic() < deadline:
+    while not (told := last_traceback(provider.output())) and time.monotonic() < deadline:
         time.sleep(0.02)
-    for block in blocks:
-        lines = block.strip("\n").splitlines()
-        end = next((n for n, line in enumerate(lines) if not line.startswith(" ")), len(lines))
-        for line in [TRACEBACK, *lines[: end + 1]]:
-            print(harmless(line), file=sys.stderr)
+    if told:
+        print(harmless(told), file=sys.stderr)
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

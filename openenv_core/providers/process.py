@@ -1,6 +1,7 @@
 """A server in a process of its own on this machine."""
 
 import fcntl
+import logging
 import os
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from openenv_core.errors import ProviderError, ServerStartFailed
 from openenv_core.providers.health import LOOPBACK, status_of
 from openenv_core.providers.stopping import stopped
 from openenv_core.providers.tokens import TOKEN_FILE, TOKENS, first_token
+
+logger = logging.getLogger(__name__)
 
 _GUARD: Final = Path(__file__).with_name("_guard.py")
 _FIRST_FREE_FD: Final = 3
@@ -35,6 +38,11 @@ SERVE_COMMAND: Final = (
 BACKLOG: Final = 2048
 OUTPUT_BYTES: Final = 16_384
 """How much of the server's last output is kept for error messages."""
+
+LOG_BYTES: Final = 16 << 20
+"""Where a log has grown beyond that, it is begun anew; the one before is kept under its name with `.1` behind it."""
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
 
 KILL_MARGIN_S: Final = 5.0
 """How long, beyond the server's own grace, its guard may take before it is killed too."""
@@ -61,6 +69,7 @@ class LocalProcessProvider:
         stop_timeout_s: Seconds that the server gets to end in order.
         command: What runs instead of `ropewalk serve`; `{app}` and `{fd}` in it are replaced by the app and
             the number of the listening socket.
+        log: A file that everything the server prints is added to.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class LocalProcessProvider:
         start_timeout_s: float = 60.0,
         stop_timeout_s: float = 5.0,
         command: Sequence[str] | None = None,
+        log: Path | None = None,
     ) -> None:
         self.app = app
         self._env_vars = dict(env_vars or {})
@@ -79,6 +89,7 @@ class LocalProcessProvider:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._command = command or SERVE_COMMAND
+        self._log = log
         self._lock = threading.Lock()
         self._url: str | None = None
         self._running: weakref.finalize[..., LocalProcessProvider] | None = None
@@ -122,7 +133,7 @@ class LocalProcessProvider:
             with _listen() as listener:
                 port = int(listener.getsockname()[1])
                 guard = self._spawn(listener.fileno())
-            output = _Tail(guard)
+            output = _Tail(guard, self._log)
             self._guard, self._tail = guard, output
             self._running = weakref.finalize(
                 self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S, os.getpid()
@@ -211,11 +222,12 @@ class LocalProcessProvider:
 
 
 class _Tail:
-    """Keeps the last of what a process prints, reading on so that it never blocks."""
+    """Keeps the last of what a process prints, reading on so that it never blocks; a log has all of it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path | None) -> None:
         assert process.stdout is not None
         self._kept = bytearray()
+        self._log = _added(b"", log) if log is not None else None
         self._thread = threading.Thread(
             target=self._read, args=(process.stdout,), name="openenv-output", daemon=True
         )
@@ -235,6 +247,29 @@ class _Tail:
             while chunk := os.read(stream.fileno(), 65_536):
                 self._kept += chunk
                 del self._kept[:-OUTPUT_BYTES]
+                if self._log is not None:
+                    self._log = _added(chunk, self._log)
+
+
+def last_traceback(output: str) -> str:
+    """Return the last traceback in what a server printed, with its exception; empty where there is none."""
+    _, found, block = output.rpartition(_TRACEBACK)
+    lines = block.strip("\n").splitlines()
+    end = next((n for n, line in enumerate(lines) if not line.startswith(" ")), len(lines))
+    return "\n".join([found, *lines[: end + 1]]) if found else ""
+
+
+def _added(chunk: bytes, log: Path) -> Path | None:
+    """Add to a log, and return it; None where it cannot be written: the server is worth more than its log."""
+    try:
+        with log.open("ab") as file:
+            file.write(chunk)
+            if file.tell() > LOG_BYTES:
+                log.replace(f"{log}.1")
+    except OSError as error:
+        logger.warning("what a server prints is no longer added to %s: %s", log, error)
+        return None
+    return log
 
 
 def _listen() -> socket.socket:

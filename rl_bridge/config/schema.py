@@ -123,6 +123,9 @@ class RolloutConfig(Section):
     siblings that are there, or is dropped."""
     max_attempts: Count = 3
     """How often an episode, or a group whose worker was lost, is tried again after a failure not the policy's."""
+    max_lost_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """With more than this share of the latest episodes dropped because their environment or engine failed, the run
+    ends: eight groups of them, or as many as a step takes. 1 never ends it."""
     spot_eligible: bool = False
     """Rollout workers may be taken away at any time: a group is played again however often its worker is lost. The
     workers' own restarts are bounded by `monarch.restarts` either way."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeAlias
 
@@ -38,6 +39,7 @@ class EnvironmentServers:
         container: Fields of `openenv_core.providers.ContainerOptions` for `image`.
         restarts: How often one server may be started again, and how soon.
         on_change: Told the URLs whenever they change.
+        logs: A folder where each server of `app` has a file with what it prints, `environment-0.log` and so on.
 
     Raises:
         ValueError: Not exactly one of `app`, `image` and `urls` is given.
@@ -53,6 +55,7 @@ class EnvironmentServers:
         container: Mapping[str, Any] | None = None,
         restarts: RestartPolicy | None = None,
         on_change: OnChange | None = None,
+        logs: Path | None = None,
     ) -> None:
         if [app is not None, image is not None, bool(urls)].count(True) != 1:
             raise ValueError(
@@ -64,7 +67,10 @@ class EnvironmentServers:
         self._pool: DockerPool | None = None
         providers: list[Watchable] = []
         if app is not None:
-            providers = [LocalProcessProvider(app) for _ in range(count)]
+            if logs is not None:
+                logs.mkdir(parents=True, exist_ok=True)
+            files = [None if logs is None else logs / f"environment-{number}.log" for number in range(count)]
+            providers = [LocalProcessProvider(app, log=file) for file in files]
         elif image is not None:
             self._pool = DockerPool(image, count + SPARE_CONTAINERS, **(container or {}))
             providers = [self._pool.provider() for _ in range(count)]
@@ -111,6 +117,11 @@ class EnvironmentServers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stop()
+
+    async def traceback(self) -> str:
+        """The last traceback that a server printed which was started here; empty where there is none."""
+        told = await asyncio.gather(*(server.traceback() for server in self._servers))
+        return next(filter(None, told), "")
 
     async def watch(self) -> None:
         """Wait for the worst; it never returns while the servers can be had.

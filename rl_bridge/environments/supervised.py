@@ -10,7 +10,9 @@ from typing import NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from openenv_core.errors import ProviderError
+from openenv_core.play.show import harmless
 from openenv_core.providers.health import status_of
+from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import RoleFailed
 from rl_bridge.services.restarts import RestartBudget, RestartPolicy
 
@@ -128,6 +130,10 @@ class SupervisedServer:
         """
         self._state = ServerState.STARTING
         await self._start()
+
+    async def traceback(self) -> str:
+        """The last traceback that it printed; empty where there is none."""
+        return harmless(await self._call(lambda: last_traceback(self._provider.output())))
 
     async def supervise(self) -> NoReturn:
         """Start it again whenever it dies, or answers nobody.

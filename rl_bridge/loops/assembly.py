@@ -75,7 +75,9 @@ async def open_run(
         stack.push_async_callback(introductions.close)
         servers = None
         if config.env is not None:
-            servers = await stack.enter_async_context(_servers(config, config.env, introductions))
+            servers = await stack.enter_async_context(
+                _servers(config, config.env, introductions, folder / LOGS)
+            )
             stack.callback(_watch(servers, buffer).cancel)
         if config.monarch.roles.coder is not None:
             coders = await stack.enter_async_context(
@@ -111,7 +113,12 @@ async def open_run(
             rollout = LocalService(
                 SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
             )
-        dispatcher = Dispatcher(rollout, buffer, dispatch_settings(config))
+        dispatcher = Dispatcher(
+            rollout,
+            buffer,
+            dispatch_settings(config),
+            explain=None if servers is None else servers.traceback,
+        )
         metrics = stack.enter_context(
             MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
         )
@@ -184,11 +191,11 @@ async def _introduce(
     await introductions.begin(rollout)
 
 
-def _servers(config: Config, env: EnvConfig, introductions: Introductions) -> EnvironmentServers:
+def _servers(config: Config, env: EnvConfig, introductions: Introductions, logs: Path) -> EnvironmentServers:
     async def changed(urls: tuple[str, ...]) -> None:
         introductions.tell("take_servers", urls)
 
-    return environment_servers(config, env, changed)
+    return environment_servers(config, env, changed, logs)
 
 
 def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> EnvironmentServers:

@@ -157,7 +157,9 @@ async def _session(config: Config, env: EnvConfig, model_path: Path, folder: Pat
         servers = await stack.enter_async_context(environment_servers(config, env, changed))
         sessions.replace(servers.urls)
         worker = RolloutWorker(sessions, task=task, policy=policy, max_attempts=rollout.max_attempts)
-        dispatcher = Dispatcher(LocalService(worker), _nothing_to_train(), dispatch_settings(config))
+        dispatcher = Dispatcher(
+            LocalService(worker), _nothing_to_train(), dispatch_settings(config), explain=servers.traceback
+        )
         looking = evaluate(_Look(config=config, console=console, dispatcher=dispatcher))
         result = await _while_served(servers, looking)
         if not result.rewards:

@@ -70,8 +70,10 @@ def restart_policy(monarch: MonarchConfig) -> RestartPolicy:
     )
 
 
-def environment_servers(config: Config, env: EnvConfig, on_change: OnChange) -> EnvironmentServers:
-    """The servers of the environment, not started yet."""
+def environment_servers(
+    config: Config, env: EnvConfig, on_change: OnChange, logs: Path | None = None
+) -> EnvironmentServers:
+    """The servers of the environment, not started yet. Their output goes into `logs`, where that is given."""
     return EnvironmentServers(
         app=env.app,
         image=env.image,
@@ -79,6 +81,7 @@ def environment_servers(config: Config, env: EnvConfig, on_change: OnChange) -> 
         count=config.monarch.roles.environment.replicas,
         restarts=replace(restart_policy(config.monarch), budget=env.restarts),
         on_change=on_change,
+        logs=logs,
     )
 
 
@@ -120,6 +123,7 @@ def dispatch_settings(config: Config) -> DispatchSettings:
         episode=episode_settings(config, temperature=rollout.temperature),
         deterministic=config.deterministic,
         timeout_s=rollout.timeout_s,
+        max_lost_share=rollout.max_lost_share,
         filter=group_filter(config),
     )
 

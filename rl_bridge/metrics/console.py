@@ -11,6 +11,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward/mean", "reward", "+.3f"),
     ("policy/entropy", "entropy", ".3f"),
     ("rollout/ending/illegal_answer", "illegal", ".1%"),
+    ("rollout/ending/failed_environment", "failed", ".1%"),
+    ("rollout/episodes_retried", "retried", ".0f"),
     ("rollout/zero_variance_share", "zero-var", ".0%"),
     ("policy/kl_to_reference", "kl", ".4f"),
     ("mismatch/logprob_max", "mismatch", ".0e"),
@@ -20,13 +22,19 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("time/sync_s", "sync", ".2f"),
 )
 """Figure, heading, format. A figure that an iteration lacks is left out of its line."""
+TROUBLES: frozenset[str] = frozenset({"rollout/ending/failed_environment", "rollout/episodes_retried"})
+"""Those that are left out where they are 0. Attempts are counted since the run began."""
 
 
 def iteration_line(
     iteration: int, iterations: int, figures: Mapping[str, float], *, remaining_s: float
 ) -> str:
     """The line of one iteration; `remaining_s` is an estimate."""
-    cells = [f"{heading} {figures[name]:{form}}" for name, heading, form in COLUMNS if name in figures]
+    cells = [
+        f"{heading} {figures[name]:{form}}"
+        for name, heading, form in COLUMNS
+        if name in figures and (figures[name] or name not in TROUBLES)
+    ]
     probes = [
         f"{name.removeprefix('probe/')} {value:+.4f}"
         for name, value in figures.items()

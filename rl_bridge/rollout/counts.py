@@ -3,11 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.types import Ending, Trajectory
+
+FEWEST_FAILED: Final = 8
+"""So many episodes have to fail before an environment is called one that takes no step."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,6 +20,7 @@ class EpisodeCounts:
     Attributes:
         played: Episodes with a trajectory.
         retried: Attempts that failed through no fault of the policy's.
+        failed: Those of the dropped ones that their environment failed.
         dropped: Episodes given up after as many attempts as are allowed.
         unscored: Episodes played to an end that has no reward.
         without_turn: Episodes that were over before the policy could act.
@@ -31,6 +35,7 @@ class EpisodeCounts:
     played: int = 0
     retried: int = 0
     dropped: int = 0
+    failed: int = 0
     unscored: int = 0
     without_turn: int = 0
     refused: int = 0
@@ -56,6 +61,7 @@ class EpisodeCounts:
                     self.last_refusal = outcome.refusal
             elif outcome.absence is Absence.DROPPED:
                 self.dropped += 1
+                self.failed += outcome.ending is Ending.FAILED_ENVIRONMENT
             elif outcome.absence is Absence.UNSCORED:
                 self.unscored += 1
                 self.last_unscored = outcome.reason
@@ -65,14 +71,20 @@ class EpisodeCounts:
                 self.unfinished += 1
 
     def require_understood(self, episodes: int) -> None:
-        """Tell a policy that writes nonsense from a task whose actions are not the environment's.
+        """Tell a policy that writes nonsense from a task whose actions are not the environment's, or that fail in it.
 
         Args:
             episodes: After how many that ended by a refused action it is the task, if no other action was ever taken.
 
         Raises:
-            RolloutError: It is the task.
+            RolloutError: It is the task, or the environment.
         """
+        ended = self.played + self.dropped + self.unscored + self.without_turn
+        if not self.understood and ended >= episodes and self.failed >= FEWEST_FAILED:
+            raise RolloutError(
+                f"the environment has not taken a single step: {self.failed} of {ended} episodes failed in every "
+                f"attempt. The last failure: {self.last_failure}"
+            )
         if not self.understood and self.refused >= episodes:
             raise RolloutError(
                 f"the environment refuses what it is sent: none of {self.refused} episodes had an action that it took; "

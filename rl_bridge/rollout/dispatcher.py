@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from rl_bridge.buffer.ledger import Lease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.counts import EpisodeCounts, final_outcomes, summary
 from rl_bridge.rollout.dispatching import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
@@ -38,9 +39,17 @@ class Dispatcher:
         rollout: The service of the workers.
         buffer: Where groups are leased from and added to.
         settings: How they are played.
+        explain: Asked for the traceback of the first failure, where the environment's servers are at hand.
     """
 
-    def __init__(self, rollout: RolloutService, buffer: ReplayBuffer, settings: DispatchSettings) -> None:
+    def __init__(
+        self,
+        rollout: RolloutService,
+        buffer: ReplayBuffer,
+        settings: DispatchSettings,
+        *,
+        explain: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
         self.counts = EpisodeCounts()
         """What became of the episodes that were played for training."""
         self._rollout = rollout
@@ -54,6 +63,9 @@ class Dispatcher:
         """Of groups that wait for another worker: the outcomes of the siblings that are finished."""
         self._held_out_leases = itertools.count(-1, -1)
         self._lost_in_a_row = 0
+        self._lately: deque[tuple[int, int]] = deque(maxlen=self._window)
+        self._explain = explain
+        self._has_failed = False
         self._tally = Tally()
         self._losses = LossReport()
         buffer.cut = self._cut
@@ -118,6 +130,7 @@ class Dispatcher:
         await self._recall()
         self._kept.clear()
         self._lost_in_a_row = 0
+        self._lately.clear()
         self._tally = Tally()
         if state is None:
             self.counts = EpisodeCounts()
@@ -189,6 +202,7 @@ class Dispatcher:
             )
             with contextlib.suppress(ReplicaLost, NoReplica):
                 result = await self._rollout.play.route(assignment)
+                await self._tell_first_failure(result)
                 outcomes |= final_outcomes(zip(left, result.outcomes, strict=True))
         return [outcomes[place] for place in range(len(seeds))]
 
@@ -226,6 +240,7 @@ class Dispatcher:
             if isinstance(error, TimeoutError):
                 self._cut([lease])
             return
+        await self._tell_first_failure(result)
         await self._settle(lease, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
 
     async def _settle(
@@ -258,13 +273,40 @@ class Dispatcher:
             )
             self._tally.ended(outcomes.values(), refused=refusal is not None)
             self._require_some_success(refusal, outcomes.values())
+            self._require_few_lost(outcomes.values())
 
     def _hand_on(self, lease: Lease, kept: dict[int, Outcome], *, waits: bool) -> None:
         if waits and kept:
             self._kept[lease.group] = kept
 
+    async def _tell_first_failure(self, result: AssignmentResult) -> None:
+        if result.last_failure is None or self._has_failed:
+            return
+        self._has_failed = True
+        traceback = await self._explain() if self._explain is not None else ""
+        logger.warning(
+            "an episode failed, not by the policy's doing; others that do so are counted (failed, retried): %s%s",
+            result.last_failure,
+            f"\n{traceback}" if traceback else "",
+        )
+
+    @property
+    def _window(self) -> int:
+        return max(FEWEST_LOST, self._buffer.admission.groups_per_batch)
+
+    def _require_few_lost(self, outcomes: Collection[Outcome]) -> None:
+        lost = [one for one in outcomes if isinstance(one, NoTrajectory) and one.absence is Absence.DROPPED]
+        self._lately.append((len(lost), len(outcomes)))
+        share = sum(lost for lost, _ in self._lately) / sum(whole for _, whole in self._lately)
+        if len(self._lately) == self._lately.maxlen and share > self._settings.max_lost_share:
+            raise RolloutError(
+                f"expected at most {self._settings.max_lost_share:.0%} of the episodes to be lost to failures of their "
+                f"environment or engine (rollout.max_lost_share), got {share:.0%} of the last {len(self._lately)} "
+                f"groups; the last failure: {self.counts.last_failure}"
+            )
+
     def _require_some_success(self, refusal: str | None, outcomes: Iterable[Outcome]) -> None:
-        if self._lost_in_a_row >= max(FEWEST_LOST, self._buffer.admission.groups_per_batch):
+        if self._lost_in_a_row >= self._window:
             absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
             because = f"; the last because: {absent[-1].reason}" if absent else ""
             raise RolloutError(

@@ -18,6 +18,7 @@ class DispatchSettings:
         episode: How an episode is played.
         deterministic: Sample every completion with a seed of its own.
         timeout_s: How long a worker may take for an assignment, before it is taken for lost.
+        max_lost_share: With more than this share of the latest episodes dropped for failures, the run ends.
         filter: Which finished groups are worth training.
     """
 
@@ -28,4 +29,5 @@ class DispatchSettings:
     episode: EpisodeSettings
     deterministic: bool
     timeout_s: float
+    max_lost_share: float = 0.5
     filter: GroupFilter = ACCEPT_ALL

@@ -68,8 +68,8 @@ async def play_episode(
             of its own; None where the engine's generator goes on as it pleases.
         judge: Says what the answers earn beside what the environment gives; None where nothing else counts.
         answers: What the policy said in earlier attempts at this episode, with its texts; it says so again as long as
-            the prompts are the same, and what it says beyond is added. Were answers drawn anew until nothing fails, those
-            by which an environment fails seldom would be trained more often than the policy gives them.
+            the prompts are the same, and what it says beyond is added. Were answers drawn anew until nothing fails,
+            those by which an environment fails seldom would be trained more often than the policy gives them.
 
     Returns:
         The trajectory; None where the episode was over before the policy could act.

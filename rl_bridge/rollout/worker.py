@@ -34,8 +34,9 @@ class RolloutWorker:
     """Plays assignments, each episode in a session of its own for as long as it lasts.
 
     A session that fails, or says that its infrastructure did, is replaced by a fresh one and its episode is tried
-    again, with the answers that the policy has given. An episode that keeps failing is dropped and counted: infrastructure is never scored as play. One whose
-    environment cannot say how well it was played is left out, and counted apart.
+    again, with the answers that the policy has given. An episode that keeps failing is dropped and counted:
+    infrastructure is never scored as play. One whose environment cannot say how well it was played is left out, and
+    counted apart.
 
     Args:
         sessions: Bounds the episodes in flight.

@@ -16,7 +16,7 @@ import pytest
 from slow_server import SlowClient, Wait
 
 from openenv_core import ServerStartFailed
-from openenv_core.errors import ProviderError
+from openenv_core.errors import ExecutionFailed, ProviderError
 from rl_bridge.environments import supervised
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.environments.supervised import ServerState, SupervisedServer
@@ -71,6 +71,26 @@ async def step(url: str) -> int:
     async with SlowClient(url) as client:
         await client.reset()
         return int((await client.step(Wait())).observation.pid)
+
+
+async def test_servers_keep_a_log_each_and_tell_where_one_raised(tmp_path: Path) -> None:
+    async with none_left(), EnvironmentServers(app=APP, count=2, logs=tmp_path) as servers:
+        assert await servers.traceback() == ""
+        async with SlowClient(servers.urls[1]) as client:
+            await client.reset()
+            with pytest.raises(ExecutionFailed):
+                await client.step(Wait(seconds=-1.0))
+        async with asyncio.timeout(HANG_S):
+            while not (told := await servers.traceback()):  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(0.01)
+    first, *_, line, error = told.splitlines()
+    assert (first, error) == (
+        "Traceback (most recent call last):",
+        "RuntimeError: time does not run backwards",
+    )
+    assert "time does not run backwards" in line
+    assert "RuntimeError" not in (tmp_path / "environment-0.log").read_text()
+    assert told in (tmp_path / "environment-1.log").read_text()
 
 
 @pytest.mark.slow

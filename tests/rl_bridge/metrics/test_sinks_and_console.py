@@ -50,20 +50,27 @@ def test_json_lines_are_there_at_once_and_a_resumed_run_goes_on(tmp_path: Path) 
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-def test_the_line_of_an_iteration() -> None:
+@pytest.mark.parametrize(
+    ("failed", "retried", "told"), [(0.0, 0.0, ""), (0.125, 31.0, "  failed 12.5%  retried 31")]
+)
+def test_the_line_of_an_iteration(failed: float, retried: float, told: str) -> None:
     line = iteration_line(
         7,
         150,
         {
             "reward/mean": -0.2512,
             "rollout/ending/illegal_answer": 0.0312,
+            "rollout/ending/failed_environment": failed,
+            "rollout/episodes_retried": retried,
             "mismatch/logprob_max": 3e-6,
             "probe/exact_return": -0.0512,
             "something/else": 1.0,
         },
         remaining_s=125.4,
     )
-    assert line == ("   7/150  reward -0.251  illegal 3.1%  mismatch 3e-06  exact_return -0.0512  2:05 left")
+    assert line == (
+        f"   7/150  reward -0.251  illegal 3.1%{told}  mismatch 3e-06  exact_return -0.0512  2:05 left"
+    )
 
 
 def test_progress_without_a_terminal_is_a_line_a_tenth() -> None:

@@ -87,6 +87,8 @@ class Bridge:
         max_losses: int | None = 2,
         deterministic: bool = False,
         group_filter: GroupFilter = ACCEPT_ALL,
+        min_group_size: int = 2,
+        explain: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self.workers = Workers(how)
         self.groups = groups
@@ -102,13 +104,14 @@ class Bridge:
             DispatchSettings(
                 run_seed=7,
                 group_size=SIBLINGS,
-                min_group_size=2,
+                min_group_size=min_group_size,
                 slots=slots,
                 episode=EPISODE,
                 deterministic=deterministic,
                 timeout_s=300.0,
                 filter=group_filter,
             ),
+            explain=explain,
         )
 
     async def sample(self, version: int = 0) -> list[Group]:

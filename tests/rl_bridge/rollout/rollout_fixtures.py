@@ -44,7 +44,8 @@ class Notes(Observation):
 class Notebook(Environment[Note, Notes, State]):
     """Takes notes until it has `length`, each worth 0.25; what goes wrong is asked for with the reset.
 
-    It raises (also at random: `flaky` is how often a step does), waits, is over at once, says that its infrastructure failed, or cannot say what was earned.
+    It raises (also at random: `flaky` is how often a step does), waits, is over at once, says that its infrastructure
+    failed, or cannot say what was earned.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True

@@ -1,5 +1,7 @@
 """The dispatcher over workers that are simulated: groups that are not trained, and when nothing can be."""
 
+from collections.abc import Callable
+
 import pytest
 from dispatcher_stage import (
     EPISODE,
@@ -152,7 +154,8 @@ async def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None
 @simulated
 async def test_run_of_unusable_groups_ends_and_says_why() -> None:
     def lost(assignment: Assignment) -> AssignmentResult:
-        return AssignmentResult(lease=assignment.lease, outcomes=(LOST,) * SIBLINGS)
+        unscored = NoTrajectory(absence=Absence.UNSCORED, reason="the judge is gone")
+        return AssignmentResult(lease=assignment.lease, outcomes=(unscored,) * SIBLINGS)
 
     # Once is no reason to end: a success in between counts.
     bridge = Bridge(in_order(lost, *[None] * 4, *[lost] * 8), slots=1)
@@ -160,9 +163,74 @@ async def test_run_of_unusable_groups_ends_and_says_why() -> None:
         for version in range(2):
             await bridge.sample(version)
             bridge.serve(version + 1)
-        with pytest.raises(RolloutError, match=r"none of the last 8 .* 4 dropped; .*the server is gone"):
+        with pytest.raises(RolloutError, match=r"none of the last 8 .* 4 unscored; .*the judge is gone"):
             await bridge.sample(2)
     assert len(bridge.workers.assignments) == 13
+
+
+FAILED = NoTrajectory(
+    absence=Absence.DROPPED,
+    reason="ExecutionFailed: the environment raised",
+    ending=Ending.FAILED_ENVIRONMENT,
+)
+
+
+@simulated
+@pytest.mark.parametrize(("lost", "ends"), [(2, False), (3, True)])
+async def test_run_that_loses_most_episodes_ends_though_the_others_could_be_trained(
+    lost: int, ends: bool
+) -> None:
+    def how(failed: int) -> Callable[[Assignment], AssignmentResult]:
+        def play(assignment: Assignment) -> AssignmentResult:
+            outcomes = answer(assignment).outcomes[failed:] + (FAILED,) * failed
+            return AssignmentResult(
+                lease=assignment.lease, outcomes=outcomes, retried=3 * failed, last_failure=FAILED.reason
+            )
+
+        return play
+
+    bridge = Bridge(in_order(None, *[how(lost)] * 40), slots=1, min_group_size=1)
+
+    async def steps() -> None:
+        for version in range(10):
+            await bridge.sample(version)
+            bridge.serve(version + 1)
+
+    async with bridge.dispatcher:
+        if not ends:
+            await steps()
+            return
+        with pytest.raises(
+            RolloutError, match=r"at most 50% .*max_lost_share.*got 66% of the last 8 .*raised"
+        ):
+            await steps()
+
+
+@simulated
+async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = 0
+
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        played = (await altered(workers, assignment, ending=Ending.ILLEGAL)).outcomes
+        return AssignmentResult(
+            lease=assignment.lease, outcomes=(*played[1:], FAILED), retried=3, last_failure=FAILED.reason
+        )
+
+    async def traceback() -> str:
+        nonlocal asked
+        asked += 1
+        return "Traceback (most recent call last):\nKeyError: 'price'"
+
+    bridge = Bridge(how, groups=8, slots=8, explain=traceback)
+    async with bridge.dispatcher:
+        await bridge.sample(0)
+        with pytest.raises(RolloutError, match=r"not taken a single step: 8 of 32 episodes failed .* raised"):
+            await bridge.sample(1)
+    (line,) = caplog.messages
+    assert "the environment raised\nTraceback (most recent call last):\nKeyError: 'price'" in line
+    assert asked == 1
 
 
 @simulated
