@@ -40,7 +40,7 @@ from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, O
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
-    from openenv_core.providers import ContainerOptions, LocalDockerProvider, LocalProcessProvider
+    from openenv_core.providers import ContainerOptions, DockerPool, LocalDockerProvider, LocalProcessProvider
 
 __all__ = [
     "AccessRefused",
@@ -54,6 +54,7 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "ContainerOptions",
+    "DockerPool",
     "EngineRefused",
     "EngineUnavailable",
     "EnvClient",
@@ -95,14 +96,26 @@ _LAZY = {
     "MCPToolClient": "openenv_core.client.tools",
     "SyncEnvClient": "openenv_core.client",
     "ContainerOptions": "openenv_core.providers",
+    "DockerPool": "openenv_core.providers",
     "LocalDockerProvider": "openenv_core.providers",
     "LocalProcessProvider": "openenv_core.providers",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("ropewalk")
+        except PackageNotFoundError:
+            return "(not installed)"
     if name in _LAZY:
         value = getattr(import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [name for name in globals() if name.startswith("__")] + __all__

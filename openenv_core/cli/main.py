@@ -6,15 +6,15 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final, NoReturn
 
+import openenv_core
 from openenv_core import compat
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
 
 GROUP: Final = "ropewalk.commands"
-DISTRIBUTION: Final = "ropewalk"
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
@@ -132,7 +132,7 @@ def _overview(points: Sequence[EntryPoint], words: Sequence[str]) -> int:
         epilog="commands:\n" + "\n".join(_lines(points)) + "\n\nropewalk COMMAND --help tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"ropewalk {_version()}")
+    parser.add_argument("--version", action="version", version=f"ropewalk {openenv_core.__version__}")
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="one of the commands below")
     asked = parser.parse_known_args(words)[0].command
     if asked is None:
@@ -155,13 +155,6 @@ def _lines(points: Iterable[EntryPoint]) -> Iterable[str]:
 
 def _examples(examples: Sequence[str]) -> str | None:
     return "examples:\n" + "\n".join(f"  {line}" for line in examples) if examples else None
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 class _CommandParser(argparse.ArgumentParser):

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
 from openenv_core.client.conversation import SESSION_ENDED, Conversation
@@ -23,6 +23,7 @@ from openenv_core.errors import (
 )
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
+from openenv_core.protocol.urls import shown
 from openenv_core.providers.adapt import adapted, last_words
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
@@ -84,6 +85,11 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         self._conversation: Conversation | None = None
         self._lost: str | None = None
         self._closed = False
+
+    def __repr__(self) -> str:
+        where = "a server that it starts" if self._base_url is None else shown(self._base_url)
+        how = "closed" if self._closed else "connected" if self.connected else "not connected"
+        return f"<{type(self).__name__} {where}, {how}>"
 
     @property
     def base_url(self) -> str | None:
@@ -198,6 +204,14 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                 await self._hang_up()
         finally:
             await self._stop_provider()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            f"expected `async with`, as {type(self).__name__} is for asyncio, got `with`; without asyncio write "
+            f"`with {type(self).__name__}(...).sync() as env:`"
+        )
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         try:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from openenv_core.client.session import ClientSession
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
@@ -34,6 +34,9 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._closed = False
         self._first_use = threading.Lock()
         self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # with whose end this one's comes
+
+    def __repr__(self) -> str:
+        return f"{self._client!r}.sync()"
 
     @property
     def base_url(self) -> str:
@@ -125,7 +128,11 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return partial(self._run, value)
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
-        return (self._thread or self._begin()).run(work, *args, **options)
+        try:
+            return (self._thread or self._begin()).run(work, *args, **options)
+        except OpenEnvError as error:
+            # Its traceback leads through the thread, and hides where the caller stands.
+            raise error.with_traceback(None) from error.__cause__
 
     def _begin(self) -> LoopThread:
         with self._first_use:

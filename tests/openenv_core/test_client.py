@@ -334,6 +334,16 @@ async def test_replies_that_are_not_the_wire() -> None:
                     await env.reset()
 
 
+async def test_client_shows_where_it_is_and_how_it_stands(counter_url: str) -> None:
+    async with CounterEnv(counter_url) as env:
+        assert repr(env) == f"<CounterEnv {counter_url}, connected>"
+    assert repr(env) == f"<CounterEnv {counter_url}, closed>"
+    assert repr(CounterEnv("http://me:hush@h").sync()) == "<CounterEnv http://h, not connected>.sync()"
+    assert "a server that it starts" in repr(CounterEnv.from_process())
+    with pytest.raises(TypeError, match=r"`with CounterEnv\(\.\.\.\)\.sync\(\) as env:`"), env:
+        pass
+
+
 async def test_nobody_there() -> None:
     with pytest.raises(ConnectionFailed, match="check that it runs"):
         await CounterEnv("http://127.0.0.1:9").reset()

@@ -58,4 +58,7 @@ def test_every_name_that_is_promised_is_there() -> None:
     for name in openenv_core.__all__:
         assert getattr(openenv_core, name) is not None
     assert sorted(openenv_core.__all__) == openenv_core.__all__
+    # Those as well that are not imported yet, and nothing else.
+    assert {name for name in dir(openenv_core) if not name.startswith("_")} == set(openenv_core.__all__)
+    assert openenv_core.__version__[0].isdigit()
     assert not hasattr(openenv_core, "no_such_name")

@@ -72,8 +72,10 @@ def test_server_that_does_not_start_is_told() -> None:
 
 def test_errors_and_extra_methods_pass_through(counter_url: str) -> None:
     with DoublingEnv(counter_url).sync() as env:
-        with pytest.raises(ValidationFailed):
+        with pytest.raises(ValidationFailed) as raised:
             env.step({"amount": "x"})  # type: ignore[arg-type]
+        # The caller's line, `step`, and what raises.
+        assert [entry.frame.code.raw.co_name for entry in raised.traceback][1:] == ["step", "_run"]
         assert env.double_reset() == 2
         assert env.connected is True
         assert env.sync() is env
