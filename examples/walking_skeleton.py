@@ -12,12 +12,12 @@ import torch
 
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
 from examples.grpo_blackjack import chat
-from examples.grpo_blackjack.tiny_policy import make_tiny_policy
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
 from rl_bridge.services import Fleet
+from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
@@ -32,7 +32,7 @@ ENVIRONMENT = engine_environment(on_gpu=torch.cuda.is_available())
 async def main() -> None:
     """Walk the way once."""
     with tempfile.TemporaryDirectory() as folder:
-        policy = make_tiny_policy(Path(folder) / "policy", seed=0)
+        policy = make_tiny_policy(Path(folder) / "policy", chat.texts(), seed=0)
         tokenizer = ChatTokenizer(policy)
         async with Fleet(Path(folder) / "logs"), await BlackjackEnv.from_process() as env:
             store = WeightStore.create()

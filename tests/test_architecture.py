@@ -21,7 +21,7 @@ ALLOWED = {
     "servers": {"servers", "openenv_core"},
     "rl_bridge": {"rl_bridge", "openenv_core"},
     "envs": {"envs", "servers", "openenv_core"},
-    TEMPLATES: {"servers", "openenv_core"},
+    TEMPLATES: {"servers", "openenv_core", "rl_bridge"},
 }
 
 

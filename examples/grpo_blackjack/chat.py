@@ -1,7 +1,9 @@
 """What the policy reads, and what its answer means."""
 
+from collections.abc import Iterator
 from typing import Literal
 
+from envs.blackjack_env.oracle import DECISION_STATES
 from rl_bridge.tokens.chat import Message
 
 
@@ -23,6 +25,11 @@ def prompt(total: int, usable_ace: bool, dealer: int) -> list[Message]:
             "content": f"blackjack total={total} ace={ace} dealer={dealer} answer hit or stand",
         }
     ]
+
+
+def texts() -> Iterator[str]:
+    """All that is ever read: the prompt of every decision, which has the answers in it."""
+    return (prompt(*state)[0]["content"] for state in DECISION_STATES)
 
 
 def parse(text: str) -> Literal["hit", "stand"] | None:

@@ -9,6 +9,7 @@ from envs.blackjack_env.oracle import DECISION_STATES, Answer, DecisionState, Ru
 from examples.grpo_blackjack import chat
 from examples.grpo_blackjack.report import write_report
 from rl_bridge.rollout import EvaluationResult, Policy, Task
+from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.chat import Message
 from rl_bridge.types import Trajectory
 
@@ -32,13 +33,7 @@ class BlackjackTask(Task):
 
     def make_policy(self) -> Path:
         """A random one of Qwen3's architecture, decided by the run's seed."""
-        from examples.grpo_blackjack.tiny_policy import make_tiny_policy
-
-        made = self.folder / "initial_policy"
-        if not made.exists():  # a resumed run keeps the one that it began with
-            making = self.folder / "initial_policy.partial"
-            make_tiny_policy(making, seed=self.config.seed).replace(made)
-        return made
+        return make_tiny_policy(self.folder / "initial_policy", chat.texts(), seed=self.config.seed)
 
     def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """The share of hands won while exploring."""

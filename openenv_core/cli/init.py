@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from openenv_core.cli.command import Command
+from openenv_core.errors import ConfigurationError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="where its folder is made; the working directory by default",
     )
+    parser.add_argument(
+        "--task",
+        action="store_true",
+        help="beside it, what trains a policy on the game: a task, and a run's YAML file with a tiny policy; "
+        "to an environment that is there, only these are added",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,10 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: It cannot be called that, or it is there already.
     """
-    from openenv_core.scaffold.making import TEMPLATES, make
+    from openenv_core.scaffold.making import TEMPLATES, make, make_task
     from openenv_core.scaffold.names import names_of
 
     names = names_of(arguments.name)
+    if arguments.task and arguments.template != "game":
+        raise ConfigurationError(
+            f"expected --task with --template game, got {arguments.template}; environments of tools need no task, and "
+            "docs/tasks.md shows how another one is written"
+        )
+    parent = arguments.dir or Path.cwd()
+    if arguments.task and (parent / names.package / "openenv.yaml").is_file():
+        _tell_task(make_task(names, parent))
+        return 0
     folder = make(names, arguments.template, arguments.dir)
     files = sum(path.is_file() for path in folder.rglob("*"))
     shown = os.path.relpath(folder)
@@ -60,8 +76,21 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{shown}: {TEMPLATES[arguments.template]}; {files} files, class {names.prefix}Env.\n")
     for command, why in steps.items():
         print(f"  {command:<{width}}{why}".rstrip())
+    if arguments.task:
+        _tell_task(make_task(names, parent))
     print(f"\nThe rules are in {Path('server') / 'environment.py'}, what crosses the wire is in models.py.")
     return 0
+
+
+def _tell_task(files: list[Path]) -> None:
+    run, task = sorted(files)  # NAME.yaml, NAME_task.py
+    folder = os.path.relpath(task.parent)
+    print(
+        f"{os.path.relpath(task)}, {os.path.relpath(run)}: what trains a policy on it; in two minutes on a processor:\n"
+    )
+    if folder != ".":
+        print(f"  cd {shlex.quote(folder)}")
+    print(f"  ropewalk train --config {run.name}")
 
 
 def _lacks_gymnasium(template: str) -> bool:
@@ -75,6 +104,7 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk init dice",
+        "ropewalk init dice --task",
         "ropewalk init word-search --template tools",
         "ropewalk init cart --template gymnasium --dir games",
     ),

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -58,6 +58,38 @@ def make(names: Names, template: str = "game", parent: Path | None = None) -> Pa
     return folder
 
 
+def make_task(names: Names, parent: Path | None = None) -> list[Path]:
+    """Make what trains a policy on the game: a task and a run's file, beside the environment's folder.
+
+    Args:
+        names: What the environment is called.
+        parent: Where its folder is. The working directory by default.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigurationError: One is there already, or cannot be written.
+    """
+    parent = Path.cwd() if parent is None else parent
+    spell = _spelling(names)
+    texts = {
+        parent / spell(path.name): spell(path.read_text(encoding="utf-8"))
+        for path in _files(_FOLDER / "task")
+    }
+    for path in texts:
+        if os.path.lexists(path):
+            raise ConfigurationError(
+                f"expected no {path} yet, it is there; choose another name, or remove it"
+            )
+    try:
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"expected to write a task into {parent}, got: {error}") from error
+    return list(texts)
+
+
 def _refuse_what_is_there(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
@@ -100,6 +132,27 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 
 def _copy(template: Path, folder: Path, names: Names) -> None:
     """Copy a template into an empty folder, spelling its name in the new way wherever it stands."""
+    spell = _spelling(names)
+    # Contents alone: an installed package may be read-only, and what is made of it should not be.
+    for path in _files(template):
+        part = path.relative_to(template)
+        if path.is_dir():
+            (folder / part).mkdir()
+        else:
+            (folder / part).write_text(spell(path.read_text(encoding="utf-8")), encoding="utf-8")
+    folder.chmod(0o777 & ~_umask())  # a temporary folder is its owner's alone
+
+
+def _files(template: Path) -> Iterator[Path]:
+    """Yield what a template has, folders before what is in them."""
+    for path in sorted(template.rglob("*")):
+        parts = path.relative_to(template).parts
+        if not any(fnmatch(name, left_out) for name in parts for left_out in _LEFT_OUT):
+            yield path
+
+
+def _spelling(names: Names) -> Callable[[str], str]:
+    """Return what spells the templates' name in the new way, wherever it stands in a text."""
     spellings = {
         PLACE_HOLDER.short: names.short,
         PLACE_HOLDER.short.replace("_", "-"): names.short.replace("_", "-"),
@@ -107,17 +160,7 @@ def _copy(template: Path, folder: Path, names: Names) -> None:
         PLACE_HOLDER.title: names.title,
     }
     pattern = re.compile("|".join(map(re.escape, spellings)))
-    # Contents alone: an installed package may be read-only, and what is made of it should not be.
-    for path in sorted(template.rglob("*")):
-        part = path.relative_to(template)
-        if any(fnmatch(name, left_out) for name in part.parts for left_out in _LEFT_OUT):
-            continue
-        if path.is_dir():
-            (folder / part).mkdir()
-        else:
-            text = path.read_text(encoding="utf-8")
-            (folder / part).write_text(pattern.sub(lambda found: spellings[found[0]], text), encoding="utf-8")
-    folder.chmod(0o777 & ~_umask())  # a temporary folder is its owner's alone
+    return lambda text: pattern.sub(lambda found: spellings[found[0]], text)
 
 
 def _umask() -> int:

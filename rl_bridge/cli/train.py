@@ -40,6 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         config, folder = _prepare(arguments)
         _warn(config)
+        from rl_bridge.rollout.rehearsal import rehearse
+
+        rehearse(config)
         # The heavy stack loads only now, after everything that can be wrong with the words has been said.
         from rl_bridge.loops.session import train_run
 

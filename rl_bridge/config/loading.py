@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib
 import re
+import sys
 import types
 import typing
 from collections.abc import Hashable, Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from openenv_core.tracebacks import shown
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import NAME_PATTERN, Config
 from rl_bridge.config.section import Section
@@ -108,12 +110,16 @@ def resolve(reference: str, *, key: str) -> Any:
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"expected {key} as 'package.module:name', got {reference!r}")
+    if str(Path.cwd()) not in sys.path:  # what a command is asked for is usually where one stands
+        sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{key}: cannot import {module_name!r} ({error}); start from the folder that contains it, or install it"
         ) from error
+    except Exception as error:
+        raise ConfigError(f"{key}: to import {module_name!r} raised\n{shown(error)}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -68,13 +69,17 @@ async def open_run(
     model_path = _model_path(config, task)
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
 
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     async with AsyncExitStack() as stack:
-        console.print("starting the inference engine, the trainer and what is learned from …")
+        began = time.perf_counter()
         buffer = _buffer(config)
         introductions = Introductions(failed=buffer.fail)
         stack.push_async_callback(introductions.close)
         servers = None
         if config.env is not None:
+            tell(f"starting the environment: {config.env.app or config.env.image or config.env.url} …")
             servers = await stack.enter_async_context(
                 _servers(config, config.env, introductions, folder / LOGS)
             )
@@ -85,6 +90,7 @@ async def open_run(
             )
             tell_coders(coders_file(folder), coders.urls)
             stack.callback(_watch(coders, buffer).cancel)
+        tell(f"loading {model_path} into the inference engine and the trainer …")
         fleet = await stack.enter_async_context(
             Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
         )
@@ -105,6 +111,7 @@ async def open_run(
             max_new_tokens=config.rollout.max_new_tokens,
             max_length=config.rollout.max_length,
         )
+        tell(f"everything has started, after {time.perf_counter() - began:.0f} s")
         rollout: Any
         if roles.rollout is not None and servers is not None:
             rollout = roles.rollout

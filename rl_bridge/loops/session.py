@@ -5,7 +5,6 @@ import contextlib
 import logging
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,9 +46,6 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
 
 
 def _train(config: Config, folder: Path, *, resume: bool) -> int:
-    # Tasks are named by dotted paths, usually relative to where one stands.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     console = Console()
     try:
         whole = asyncio.run(_session(config, folder, console=console, resume=resume))
@@ -61,8 +57,11 @@ def _train(config: Config, folder: Path, *, resume: bool) -> int:
             # Nothing was started: the next attempt may have the name.
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    if not whole:
-        console.print(_interrupted(config, folder), highlight=False, soft_wrap=True)
+    console.print(
+        _next_steps(config, folder) if whole else _interrupted(config, folder),
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0 if whole else INTERRUPTED
 
 
@@ -110,6 +109,18 @@ def _writing_to(folder: Path) -> Iterator[None]:
             f"cannot write to the run's folder {str(folder)!r}: {error.strerror}; "
             "see that there is room, and that it is yours to write to"
         ) from error
+
+
+def _next_steps(config: Config, folder: Path) -> str:
+    """Where everything is, and what may be done with it."""
+    steps = {
+        f"ropewalk rollouts {folder}": "read what was played",
+        f"tensorboard --logdir {config.output_dir}": "see the figures",
+        f"ropewalk train --resume {folder} trainer.iterations={2 * config.trainer.iterations}": "train on",
+    }
+    width = max(map(len, steps)) + 3
+    lines = [f"  {command:<{width}}{why}" for command, why in steps.items()]
+    return "\n".join([f"the policy is in {folder / 'policy'}, and everything else beside it; next:", *lines])
 
 
 def _interrupted(config: Config, folder: Path) -> str:

@@ -2,14 +2,16 @@
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from pydantic_core import PydanticSerializationError
 
-from openenv_core.errors import ValidationFailed
-from rl_bridge.errors import EpisodeUnscored, NoReplica, ReplicaLost
+from openenv_core.errors import OpenEnvError, ValidationFailed
+from openenv_core.tracebacks import shown
+from rl_bridge.errors import BridgeError, EpisodeUnscored, NoReplica, ReplicaLost, RolloutError
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.outcomes import require_play, shortened
 from rl_bridge.rollout.policy import ChatPolicy
@@ -80,6 +82,7 @@ async def play_episode(
         rl_bridge.errors.EpisodeUnscored: It, or the judge, says that nobody knows how well the episode was played, or
             gives a reward that is no number; or there is no judge to be had.
         rl_bridge.errors.GeneratorError: The engine failed.
+        rl_bridge.errors.RolloutError: The task raised something.
     """
     with span("reset", waits_for="environment"):
         result = await client.reset(seed=seed, **settings.reset_options)
@@ -87,7 +90,7 @@ async def play_episode(
     if result.done:
         return None
     first, began = result.observation, time.monotonic()
-    with span("begin", waits_for="environment"):
+    with span("begin", waits_for="environment"), _of_the_task():
         dialogue = await task.begin(client, policy, first)
     play = _Play(client, policy, dialogue, settings, sampling_key, began, [] if answers is None else answers)
     play.earn(result.reward)
@@ -159,7 +162,7 @@ class _Play:
         return None
 
     async def _exchange(self) -> Ending | None:
-        with span("prompt"):
+        with span("prompt"), _of_the_task():
             prompt = self.dialogue.prompt()
         if prompt is None:
             return Ending.TRUNCATED_LENGTH
@@ -167,7 +170,8 @@ class _Play:
         self.turns.append(turn)
         self.texts.append(text)
         try:
-            meant = self.dialogue.read(turn.completion, text)
+            with _of_the_task():
+                meant = self.dialogue.read(turn.completion, text)
         except (ValueError, LookupError) as error:  # what reading odd text comes to, pydantic's own included
             return self._refused(error)
         return meant if isinstance(meant, Ending) else await self._act(meant)
@@ -200,7 +204,8 @@ class _Play:
             self._steps += 1
             require_play(result)
             self.earn(result.reward)
-            self.dialogue.hear(result.observation)
+            with _of_the_task():
+                self.dialogue.hear(result.observation)
             if result.done:  # nobody is there to take what comes behind it
                 return Ending.COMPLETED
         return None
@@ -211,9 +216,22 @@ class _Play:
         return Ending.REFUSED_ACTION
 
 
+@contextmanager
+def _of_the_task() -> Iterator[None]:
+    """What the task raises is a mistake in it, unless it says that an answer means nothing."""
+    try:
+        yield
+    except (BridgeError, OpenEnvError, ValueError, LookupError):
+        raise
+    except Exception as error:
+        raise RolloutError(f"the task raised\n{shown(error)}") from error
+
+
 async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) -> float:
     try:
-        earned = await judge(task.messages(first), "\n".join(texts), task.target(first))
+        with _of_the_task():
+            asked, target = task.messages(first), task.target(first)
+        earned = await judge(asked, "\n".join(texts), target)
     except (ReplicaLost, NoReplica) as error:  # calls to judges are repeated, so by now there is none
         raise EpisodeUnscored(f"no reward function answered: {error}") from error
     if earned is None:

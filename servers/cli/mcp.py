@@ -72,12 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _serve(
     arguments: argparse.Namespace, options: dict[str, Any], settings: ServerSettings, wire: Any
 ) -> int:
+    from openenv_core.tracebacks import show
     from servers.app import EnvironmentApp
     from servers.hosting import End
     from servers.logs import configure_logging
     from servers.mcp.stdio import serve_stdio
     from servers.target import load_app
-    from servers.tracebacks import show
 
     configure_logging(arguments.log_level)
     try:

@@ -73,8 +73,8 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 
 
 def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
+    from openenv_core.tracebacks import show
     from servers.target import load_app
-    from servers.tracebacks import show
 
     try:
         app = load_app(arguments.app)

@@ -7,8 +7,8 @@ import traceback
 from typing import Any
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.tracebacks import authors_part, show
 from servers.reload.plan import FAILED, ReloadPlan
-from servers.tracebacks import authors_part, show
 
 
 def main() -> int:

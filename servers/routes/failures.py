@@ -4,7 +4,7 @@ import logging
 
 from openenv_core.errors import EnvironmentFailure
 from openenv_core.protocol.faults import text_of
-from servers.tracebacks import authors_part
+from openenv_core.tracebacks import authors_part
 
 logger = logging.getLogger("servers")
 

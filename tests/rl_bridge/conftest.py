@@ -9,9 +9,10 @@ import pytest
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of Qwen3's architecture with random weights, as the example makes it."""
-    from examples.grpo_blackjack.tiny_policy import make_tiny_policy
+    from examples.grpo_blackjack import chat
+    from rl_bridge.tiny_policy import make_tiny_policy
 
-    return make_tiny_policy(tmp_path_factory.mktemp("tiny_policy"), seed=1)
+    return make_tiny_policy(tmp_path_factory.mktemp("tiny_policy") / "policy", chat.texts(), seed=1)
 
 
 @pytest.fixture(scope="session")

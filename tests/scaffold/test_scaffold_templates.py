@@ -21,7 +21,7 @@ __all__ = ["engine"]
 pytestmark = pytest.mark.timeout(900)
 
 PLAYED = {
-    "game": {"guess": 50},
+    "game": {"guess": 5},
     "tools": {"tool_name": "look", "arguments": {"shelf": "north"}},
     "gymnasium": {"action": 1},
 }

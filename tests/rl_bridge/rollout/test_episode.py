@@ -11,7 +11,7 @@ from tool_fixtures import DeskTask, LoggingEngine, PieceTokenizer, Told, calling
 from openenv_core import Observation, StepResult
 from openenv_core.protocol.requests import encode_request
 from openenv_core.tools import CallToolObservation, ListToolsObservation, Tool
-from rl_bridge.errors import EpisodeUnscored, NoReplica, ReplicaLost
+from rl_bridge.errors import EpisodeUnscored, NoReplica, ReplicaLost, RolloutError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
@@ -100,7 +100,7 @@ async def test_episode_of_tools_may_end_with_another_observation(monkeypatch: py
     assert (found.ending, found.reward, found.tool_calls) == (Ending.COMPLETED, 1.5, 2)
     # One that does not end it is read, and there it is to be told what it means.
     other = (Observation(), None)
-    with pytest.raises(TypeError, match=r"override DeskTask\.result"):
+    with pytest.raises(RolloutError, match=r"override DeskTask\.result"):
         await play(Listed(first, (ONE_TOOL, None), other), task_of(DeskTask), policy)
 
 

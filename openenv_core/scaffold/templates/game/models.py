@@ -7,8 +7,8 @@ from pydantic import Field
 from openenv_core import Action, Observation, State
 
 LOWEST: Final = 1
-HIGHEST: Final = 100
-GUESSES: Final = 8
+HIGHEST: Final = 10
+GUESSES: Final = 4
 
 Hint: TypeAlias = Literal["higher", "lower", "found"]
 

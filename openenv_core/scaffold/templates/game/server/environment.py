@@ -22,7 +22,7 @@ _DRAWN_SEED_BITS = 53
 
 
 class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservation, PlaceHolderState]):
-    """A number from 1 to 100 is to be found in 8 guesses; each is answered with "higher" or "lower".
+    """A number from 1 to 10 is to be found in 4 guesses; each is answered with "higher" or "lower".
 
     The seed decides the number, so the same seed and guesses give the same episode.
     """

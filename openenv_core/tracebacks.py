@@ -7,11 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-import openenv_core
-
+_HERE: Final = Path(__file__).parent
 _NOT_THE_AUTHORS: Final = (
-    f"{Path(__file__).parent}{os.sep}",
-    f"{Path(openenv_core.__file__).parent}{os.sep}",
+    *(f"{_HERE.parent / room}{os.sep}" for room in (_HERE.name, "servers", "rl_bridge")),
     f"{Path(importlib.__file__).parent}{os.sep}",
     "<frozen ",
 )
@@ -26,6 +24,12 @@ def authors_part(error: BaseException) -> TracebackType | None:
     return there
 
 
+def shown(error: BaseException) -> str:
+    """Return an exception as Python shows it, from the author's first line on: ours say nothing of what is wrong."""
+    lines = traceback.format_exception(type(error), error, authors_part(error))
+    return "".join(lines).rstrip()
+
+
 def show(error: Exception) -> None:
-    """Print an exception to standard error, from the author's first line on: ours say nothing of what is wrong."""
+    """Print an exception to standard error, from the author's first line on."""
     traceback.print_exception(error.with_traceback(authors_part(error)))

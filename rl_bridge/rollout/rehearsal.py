@@ -1,0 +1,108 @@
+"""A run's model, environment and task, tried before anything heavy is loaded."""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from openenv_core import ClientError, EnvClient, LocalProcessProvider, OpenEnvError
+from openenv_core.errors import ConfigurationError
+from openenv_core.targets import find_module
+from openenv_core.tracebacks import shown
+from rl_bridge.config import Config, EnvConfig
+from rl_bridge.environments.token import read_token
+from rl_bridge.errors import BridgeError, ConfigError
+from rl_bridge.rollout.task import Task, load_task
+from rl_bridge.rollout.tool_task import ToolTask
+
+ANSWERS: Final = ("", "1", "yes", "{}", "a word, and more")
+"""What `parse` is tried on, beside the prompt itself: a policy may write anything."""
+
+
+def rehearse(config: Config) -> None:
+    """Look for the model; have the task show the first observation of an episode and read a few answers.
+
+    Nothing is left of it. Environments in containers are not started for it.
+
+    Raises:
+        ConfigError: There is no model where one should be, the environment's server does not start, or the task
+            cannot be made, or raises.
+    """
+    _require_model(config.model.path)
+    env = config.env
+    if env is None or config.rollout.task is None:
+        return
+    if env.app is not None:
+        _require_module(env.app)
+    with tempfile.TemporaryDirectory() as folder:
+        with _faults_of(config.rollout.task, "making the task"):
+            task = load_task(config.rollout.task, config, Path(folder))
+        if env.app is not None:
+            try:
+                with LocalProcessProvider(env.app) as server:
+                    asyncio.run(_try(config, env, task, server.start()))
+            except OpenEnvError as error:
+                raise ConfigError(f"env.app: {error}") from error
+        elif env.url is not None:
+            # It is somebody else's: what it lacks now, a free session for one, it may have when the run begins.
+            with suppress(ClientError):
+                asyncio.run(_try(config, env, task, env.url if isinstance(env.url, str) else env.url[0]))
+
+
+def _require_model(given: str | None) -> None:
+    if given is None or (Path(given).expanduser() / "config.json").is_file():
+        return
+    folder = Path(given).expanduser()
+    remedy = ""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not folder.exists():
+        remedy = f"; for a model of that name: hf download {given} --local-dir {folder.name}"
+    raise ConfigError(
+        f"model.path: expected a folder with a checkpoint in the Hugging Face layout, got {given!r}, "
+        f"{'which has no config.json' if folder.is_dir() else 'which is no folder'}{remedy}"
+    )
+
+
+def _require_module(app: str) -> None:
+    module = app.partition(":")[0]
+    try:
+        found = find_module(module)
+    except ConfigurationError as error:
+        raise ConfigError(f"env.app: {error}") from error
+    if found is None:
+        raise ConfigError(
+            f"env.app: expected a module that can be imported, got {module!r}; start from the folder that contains "
+            f"{module.partition('.')[0]!r}, or install it"
+        )
+
+
+async def _try(config: Config, env: EnvConfig, task: Task, url: str) -> None:
+    name = str(config.rollout.task)
+    client: EnvClient[Any, Any, Any]
+    async with task.client_type(
+        url, token=read_token(env.token_file), message_timeout_s=env.reset_timeout_s
+    ) as client:
+        first = (await client.reset(seed=config.seed, **env.reset)).observation
+        with _faults_of(name, "messages() of the first observation"):
+            chat = task.messages(first)
+        if isinstance(task, ToolTask):
+            with _faults_of(name, "functions() of the first observation"):
+                await task.functions(client, first)
+        for text in (*ANSWERS, chat[-1]["content"]):
+            # A ValueError, or a LookupError, says that an answer is no action.
+            with _faults_of(name, f"parse({text!r:.80})"), suppress(ValueError, LookupError):
+                task.parse(text)
+        with _faults_of(name, "target() of the first observation"):
+            task.target(first)
+
+
+@contextmanager
+def _faults_of(task: str, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except (BridgeError, OpenEnvError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"rollout.task {task}: {doing} raised\n{shown(error)}") from error

@@ -1,0 +1,106 @@
+"""Mistakes in a run's model, environment and task are told before anything heavy is loaded, and without our stack."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenv_core.scaffold.making import make, make_task
+from openenv_core.scaffold.names import names_of
+from rl_bridge.config.loading import load_config
+from rl_bridge.errors import ConfigError
+from rl_bridge.rollout.rehearsal import rehearse
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rehearsed")
+    make(names_of("pebble"), parent=folder)
+    make_task(names_of("pebble"), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(made)
+    monkeypatch.setattr(sys, "path", [str(made), *sys.path])
+    yield made
+    for name in [name for name in sys.modules if name.startswith("pebble")]:
+        del sys.modules[name]
+
+
+def rehearsed(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        rehearse(load_config("pebble.yaml", overrides))
+    return str(refused.value)
+
+
+def test_what_is_sound_leaves_nothing(folder: Path) -> None:
+    before = sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    rehearse(load_config("pebble.yaml"))
+    assert sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("model.path=Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"),
+        ("model.path=pebble_env", "'pebble_env', which has no config.json"),
+        ("rollout.task=pebble_tsk:PebbleTask", "cannot import 'pebble_tsk'"),
+        ("rollout.task=pebble_task:PebbleTsk", "did you mean 'PebbleTask'?"),
+        ("env.app=peble_env.server.app:app", "from the folder that contains 'peble_env'"),
+        ("env.app=pebble_env.server.app:ap", "did you mean 'app'?"),
+    ],
+)
+def test_wrong_names(folder: Path, override: str, told: str) -> None:
+    assert told in rehearsed(override)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        (
+            "observation.lowest",
+            "observation.lowst",
+            ["messages() of the first observation", "in messages", "lowst"],
+        ),
+        ("int(text)", "itn(text)", ["parse('1') raised", "NameError: name 'itn' is not defined"]),
+        ("class ", "clas ", ["to import 'wrong_task' raised", "SyntaxError"]),
+        ("NUMBERS = ", "NUMBERS = 1 / 0 or ", ["in <module>", "ZeroDivisionError"]),
+    ],
+)
+def test_mistakes_in_a_task_are_shown_by_their_line(
+    folder: Path, right: str, wrong: str, told: list[str]
+) -> None:
+    text = (folder / "pebble_task.py").read_text()
+    (folder / "wrong_task.py").write_text(text.replace(right, wrong, 1))
+    sys.modules.pop("wrong_task", None)
+    found = rehearsed("rollout.task=wrong_task:PebbleTask")
+    assert [words for words in told if words not in found] == []
+    assert "wrong_task.py" in found
+    assert not [room for room in ("rl_bridge", "openenv_core") if f"{ROOT / room}" in found]
+
+
+def test_nothing_heavy_is_loaded_for_it(folder: Path) -> None:
+    program = (
+        "import argparse, sys; from rl_bridge.cli.train import COMMAND; p = argparse.ArgumentParser();"
+        " COMMAND.configure(p); status = COMMAND.run(p.parse_args());"
+        " print(status, [m for m in ('torch', 'vllm', 'monarch', 'transformers', 'fastapi') if m in sys.modules])"
+    )
+    words = ["--config", "pebble.yaml", "env.app=pebble_env.server.app:ap"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "2 []\n"
+    assert "Traceback" not in done.stderr
+    assert not (folder / "runs").exists()
