@@ -6,20 +6,32 @@ Taking a slot costs a few microseconds, once a session.
 """
 
 import fcntl
+import logging
 import mmap
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Final
 
 from openenv_core.protocol.codes import Refusal
 from servers.sessions.slots import full
 
+logger = logging.getLogger("servers")
+
 _COUNT_BYTES = 4
+
+LOCK_S: Final = 0.5
+"""Seconds after which a lock that takes microseconds is held by somebody who does not run."""
+PAUSE_S: Final = 0.0005
+"""Between two attempts to get it."""
+IMPATIENT_S: Final = 5.0
+"""For so long nobody waits for it again."""
 
 
 class SlotTable:
-    """Counts of slots in use: `workers` rows of `columns`.
+    """Counts of slots in use: `workers` rows of `columns`; and of the sessions that are ending, one a worker.
 
     Args:
         fd: An open file of `size` bytes, zeros at first.
@@ -32,12 +44,14 @@ class SlotTable:
         self._workers = workers
         self._columns = columns
         self._memory = mmap.mmap(fd, self.size(workers, columns))
-        self._counts = memoryview(self._memory).cast("I")
+        counts = memoryview(self._memory).cast("I")
+        self._counts, self._ending = counts[: workers * columns], counts[workers * columns :]
+        self._patient_from = 0.0
 
     @staticmethod
     def size(workers: int, columns: int) -> int:
         """Return the bytes that a table takes."""
-        return workers * columns * _COUNT_BYTES
+        return workers * (columns + 1) * _COUNT_BYTES
 
     @classmethod
     def create(cls, workers: int, columns: int) -> int:
@@ -48,12 +62,32 @@ class SlotTable:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the other processes out."""
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        """Keep the other processes out.
+
+        A process that is frozen while it has the lock stops nobody: after a moment the others go on without it. Each
+        writes its own row alone, so the worst that comes of it is one session too many.
+        """
+        held = self._lock()
         try:
             yield
         finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            if held:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        began = time.monotonic()
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            if (now := time.monotonic()) - began > LOCK_S or now < self._patient_from:
+                if now >= self._patient_from:
+                    logger.warning(
+                        "the lock of the slots is held by a process that does not run; going on without it"
+                    )
+                    self._patient_from = now + IMPATIENT_S
+                return False
+            time.sleep(PAUSE_S)
 
     def row(self, worker: int) -> int:
         """Return the slots in use in one worker."""
@@ -72,15 +106,25 @@ class SlotTable:
         """Change one count."""
         self._counts[worker * self._columns + column] += change
 
+    def ending(self) -> int:
+        """Return the sessions that are about to give their slots back."""
+        return sum(self._ending)
+
+    def end(self, worker: int, change: int) -> None:
+        """Count one more of these, or one less."""
+        self._ending[worker] += change
+
     def clear(self, worker: int) -> None:
         """Give back what a dead worker had taken."""
         with self.locked():
             for column in range(self._columns):
                 self._counts[worker * self._columns + column] = 0
+            self._ending[worker] = 0
 
     def close(self) -> None:
         """Let go of the memory and the file."""
         self._counts.release()
+        self._ending.release()
         self._memory.close()
         os.close(self._fd)
 
@@ -145,6 +189,15 @@ class SharedSlots:
         """Give a slot back that this caller has taken."""
         with self._table.locked():
             self._table.add(self._worker, self._columns[owner], -1)
+
+    @property
+    def ending(self) -> int:
+        """Sessions that are about to give their slots back, over all workers."""
+        return self._table.ending()
+
+    def end(self, change: int) -> None:
+        """Count one more of these in this worker, or one less."""
+        self._table.end(self._worker, change)
 
     def elsewhere(self) -> int | None:
         """Return a worker that has room, where this one has none but others do."""

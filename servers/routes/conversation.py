@@ -205,7 +205,8 @@ class SocketRoute:
                     break
         finally:
             await end(worker)
-        if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
+            error = worker.exception() if worker.done() and not worker.cancelled() else None
+        if error is not None:
             raise error
 
 

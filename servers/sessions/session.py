@@ -33,6 +33,7 @@ class Session:
         id: By what it is found; empty until it has been handed out.
         attached: A socket speaks for it.
         closing: It ends when its socket leaves.
+        ending: Its environment is being closed.
         over: It has ended, or is about to; nobody finds it any more.
         holds_slot: Its slot has not been given back yet.
         used: It has been asked for something.
@@ -48,6 +49,7 @@ class Session:
         "attached",
         "call",
         "closing",
+        "ending",
         "holds_slot",
         "id",
         "last_use",
@@ -66,7 +68,7 @@ class Session:
         self.id = session_id
         self.standing = standing
         self.attached = not standing
-        self.closing = self.over = self.used = False
+        self.closing = self.ending = self.over = self.used = False
         self.holds_slot = True
         self.last_use = 0.0
         self.listeners = 0

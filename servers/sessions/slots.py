@@ -27,6 +27,13 @@ class Slots(Protocol):
     def give(self, owner: str) -> None:
         """Give a slot back that this caller has taken."""
 
+    @property
+    def ending(self) -> int:
+        """Sessions that hold a slot and are about to give it back."""
+
+    def end(self, change: int) -> None:
+        """Count one more of these, or one less."""
+
 
 class LocalSlots:
     """The slots of one process.
@@ -41,6 +48,7 @@ class LocalSlots:
         self._per_owner = per_owner
         self._taken: Counter[str] = Counter()
         self._active = 0
+        self._ending = 0
 
     @property
     def active(self) -> int:
@@ -71,6 +79,15 @@ class LocalSlots:
         self._taken[owner] -= 1
         if not self._taken[owner]:
             del self._taken[owner]
+
+    @property
+    def ending(self) -> int:
+        """Sessions that are about to give their slots back."""
+        return self._ending
+
+    def end(self, change: int) -> None:
+        """Count one more of these, or one less."""
+        self._ending += change
 
 
 def full(what: str, taken: int, cap: int) -> Refusal:

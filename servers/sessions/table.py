@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 from uuid import uuid4
 
 from openenv_core.protocol.codes import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal
@@ -29,6 +29,22 @@ T = TypeVar("T")
 
 Key = tuple[str, str]
 """Owner and id: ids may be chosen by callers, and one caller's choice must tell nothing of another's."""
+
+
+UNHEARD_S: Final = 0.1
+"""Seconds that it takes at most to hear of a client that has left."""
+LOOK_S: Final = 0.005
+"""Between two looks for a slot."""
+ENDING_S: Final = CLOSE_S
+"""Seconds that a newcomer waits for a session that ends."""
+MAX_WAITING: Final = 64
+"""Newcomers that wait for a slot at once; the others are refused as soon as there is none."""
+
+
+def _stopping() -> Refusal:
+    return Refusal(
+        CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
+    )
 
 
 def _draw() -> str:
@@ -66,6 +82,7 @@ class SessionTable:
         self.step_timeout_s = settings.step_timeout_s
         self.draining = False
         self._new_id = new_id
+        self._waiting = 0
         self._sessions: dict[Key, Session] = {}
         self._opening: dict[Key, asyncio.Future[None]] = {}
         self._reaper = Reaper(lambda: self.standing, self.drop, settings.idle_timeout_s)
@@ -252,9 +269,7 @@ class SessionTable:
 
     async def _admit(self, owner: str, session_id: str = "") -> Session:
         if self.draining:
-            raise Refusal(
-                CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
-            )
+            raise _stopping()
         if self.executor.exhausted:
             raise Refusal(
                 CAPACITY_REACHED,
@@ -262,7 +277,7 @@ class SessionTable:
                 "whose time was over; try again later, or restart the server if the environment hangs",
                 {"active_sessions": self.active, "max_sessions": self.slots.cap},
             )
-        self.slots.take(owner)
+        await self._take_slot(owner)
         if self.slots.cap > 1 or getattr(self.factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
             return await self._build(owner, session_id)
         # Its class does not promise to share a process with a second instance: the constructor keeps its slot to its
@@ -273,6 +288,29 @@ class SessionTable:
         except asyncio.CancelledError:
             building.add_done_callback(self._drop_built)
             raise
+
+    async def _take_slot(self, owner: str) -> None:
+        """Take a slot. Where all are taken and one is about to come back, wait for it.
+
+        Of a client that has just left nothing may have been heard yet, so a moment is waited in any case.
+        """
+        clock = asyncio.get_running_loop().time
+        began, waits = clock(), False
+        try:
+            while True:
+                try:
+                    return self.slots.take(owner)
+                except Refusal:
+                    patience = ENDING_S if self.slots.ending else UNHEARD_S
+                    if clock() - began > patience or (not waits and self._waiting >= MAX_WAITING):
+                        raise
+                self._waiting += not waits
+                waits = True
+                await asyncio.sleep(LOOK_S)
+                if self.draining:
+                    raise _stopping()
+        finally:
+            self._waiting -= waits
 
     def _drop_built(self, building: asyncio.Task[Session]) -> None:
         if not building.cancelled() and building.exception() is None:
@@ -324,6 +362,9 @@ class SessionTable:
         await asyncio.shield(keep(asyncio.create_task(self._finish(session))))
 
     async def _finish(self, session: Session) -> None:
+        if session.holds_slot and not session.ending:
+            session.ending = True
+            self.slots.end(1)
         runner, call = session.runner, session.call
         if call is not None:
             if call.expired:
@@ -346,3 +387,5 @@ class SessionTable:
         if session.holds_slot:
             session.holds_slot = False
             self.slots.give(session.owner)
+            if session.ending:
+                self.slots.end(-1)

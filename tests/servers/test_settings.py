@@ -122,6 +122,30 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
     os.close(fd)
 
 
+def test_a_process_that_is_frozen_with_the_lock_stops_nobody() -> None:
+    fd = SlotTable.create(2, 2)
+    program = (
+        "import sys, time; from servers.fleet.slots import SlotTable\n"
+        "with SlotTable(int(sys.argv[1]), 2, 2).locked(): print('held', flush=True); time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", program, str(fd)]
+    with subprocess.Popen(command, pass_fds=(fd,), stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            slots = seen_by(fd, 0)
+            for _ in range(3):
+                slots.take("a")
+            with pytest.raises(Refusal, match="of this token, got 3 of 3"):
+                slots.take("a")
+            slots.give("a")
+        finally:
+            holder.kill()
+    slots.take("a")
+    assert slots.active == 3
+    os.close(fd)
+
+
 @pytest.mark.slow
 def test_many_processes_never_take_more_than_there_is() -> None:
     """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""

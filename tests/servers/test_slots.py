@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from counter import Add, Count, Counter, SlowBlocking
 from server_apps import app_of, step
-from serving import eventually, serving, socket_to
+from serving import ask, eventually, serving, socket_to
 from websockets.exceptions import ConnectionClosed
 
 from servers.execution import Executor
@@ -119,6 +119,26 @@ async def test_random_comings_and_goings_leave_nothing_behind(kind: type[Counted
         assert not table._sessions
         assert env.built > CLIENTS // 20
         await eventually(lambda: threading.active_count() <= before + table.executor.pool.size)
+
+
+@pytest.mark.parametrize("kind", [CountedInline, Counted, CountedSolitary], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_the_only_slot_is_free_for_whoever_comes_right_after_another(
+    kind: type[Counted], how: str
+) -> None:
+    env = kind.fresh()
+    async with serving(app_of(env, cap=1)) as address:
+        for _ in range(25):
+            async with socket_to(address) as ws:
+                assert (await ask(ws, step()))["type"] == "observation"
+                if how == "close":
+                    await ws.send('{"type":"close"}')
+                ws.transport.abort()
+        # One that stays is not waited for, however long it stays.
+        async with socket_to(address) as one:
+            assert (await ask(one, step()))["type"] == "observation"
+            async with socket_to(address) as other:
+                assert json.loads(await other.recv())["data"]["code"] == "CAPACITY_REACHED"
 
 
 async def test_an_environment_that_comes_as_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
