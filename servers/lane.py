@@ -14,6 +14,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 from websockets.protocol import State
+from websockets.streams import StreamReader
 
 try:
     from websockets.speedups import apply_mask
@@ -133,12 +134,20 @@ class FastLane(WebSocketsSansIOProtocol):
         """Whether nothing is under way that the next frame could belong to, and no frame waits before it."""
         return (
             not self.conn.reader.buffer
+            # Of a frame whose head has been read nothing may be left in the buffer: what comes is its payload.
+            and _waits_for_frame(self.conn.parser)
             and not self.frames
             and self.queue.empty()
             and self.handshake_complete
             and not self.close_sent
             and self.conn.state is State.OPEN
         )
+
+
+def _waits_for_frame(parser: Any) -> bool:
+    """Whether the parser of a connection stands where a frame begins."""
+    waiting = parser.gi_yieldfrom
+    return waiting is not None and waiting.gi_code is StreamReader.at_eof.__code__
 
 
 def _frame(text: str) -> bytes:

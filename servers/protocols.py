@@ -7,6 +7,7 @@ whole and is read: timers run while a request's head is incomplete or a reply li
 
 import asyncio
 import functools
+import logging
 import resource
 import socket
 from contextlib import suppress
@@ -35,6 +36,11 @@ _BUSY = (
     b"Content-Type: application/json\r\nContent-Length: 57\r\n\r\n"
     b'{"detail":"expected a free connection; try again later"}\n'
 )
+
+
+_log = logging.getLogger("uvicorn.error")
+# It would write a traceback for each frame that a stranger sends; the connection is closed for it with status 1007.
+_log.addFilter(lambda record: record.msg != "Invalid UTF-8 sequence received from client.")
 
 
 def raise_descriptor_limit() -> None:

@@ -31,7 +31,9 @@ from openenv_core.protocol.http import (
     error_frame,
     http_request,
     reply_frame,
+    said_by_server,
 )
+from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import encode_request
 from openenv_core.protocol.urls import shown
 from openenv_core.proxies import proxy_for
@@ -41,6 +43,9 @@ PROBES: Final = 3
 
 KEPT_S: Final = 2.0
 """Seconds that an idle connection is used again. Servers close them after 5, and a request must not cross that."""
+
+_BETWEEN: Final = (429, 502, 503)
+"""Statuses by which a proxy says that it cannot pass a request on for now."""
 
 _REACHED: Final = (404, 405, 501)
 """Statuses of /health that tell of a server without one."""
@@ -120,11 +125,19 @@ class HttpCarrier(Inbox):
             self._lose(error)
 
     async def _exchange(self, request: HttpRequest) -> bytes:
+        begun = self._stateful is True or not self._own
         status, headers, body = await self._ask(request)
         if status == 200:
             if self._stateful is None and request.kind in ("reset", "step"):
                 await self._require_state(SESSION_HEADER.lower() in headers)
             return reply_frame(request, body)
+        if status in _BETWEEN and begun and not said_by_server(body):
+            text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
+            return encode_error(
+                f"HTTP_{status}",
+                f"{text}; the session lives, and whether it was asked nobody knows",
+                {"retry_after_s": retry_after(headers.get("retry-after"))},
+            ).encode()
         if not (status == 404 and request.kind == "reset"):  # no route at all, where a session would be made
             frame = error_frame(status, body, retry_after(headers.get("retry-after")))
             if frame is not None:

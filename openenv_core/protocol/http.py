@@ -128,6 +128,12 @@ def detail_text(body: bytes) -> str:
     return detail if isinstance(detail, str) else dumps(detail).decode()
 
 
+def said_by_server(body: bytes) -> bool:
+    """Whether an answer that is no success is one of ours, which has a code, and not of a proxy before it."""
+    detail = _detail(body)
+    return isinstance(detail, Mapping) and "code" in detail
+
+
 def _detail(body: bytes) -> Any:
     try:
         parsed = from_json(body)

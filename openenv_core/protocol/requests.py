@@ -25,7 +25,8 @@ class ResetOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    seed: Annotated[int, Field(ge=0)] | None = None
+    # What 64 bits hold: environments hand it on to generators that take no more.
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     episode_id: Annotated[str, Field(max_length=255)] | None = None
 
 

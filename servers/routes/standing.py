@@ -50,8 +50,17 @@ def naming(request: Request, session_id: str, keep: bool = False) -> dict[str, s
     headers = {SESSION_HEADER: session_id}
     if keep:
         path = request.scope.get("root_path") or "/"
-        headers["Set-Cookie"] = f"{SESSION_COOKIE}={session_id}; HttpOnly; SameSite=Strict; Path={path}"
+        secure = "; Secure" if _encrypted(request) else ""
+        headers["Set-Cookie"] = (
+            f"{SESSION_COOKIE}={session_id}; HttpOnly; SameSite=Strict; Path={path}{secure}"
+        )
     return headers
+
+
+def _encrypted(request: Request) -> bool:
+    """Whether the caller speaks TLS, to this server or to a proxy before it: to say so falsely only hides a cookie."""
+    forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return request.url.scheme == "https" or forwarded == "https"
 
 
 PARAMETERS: dict[str, Any] = {

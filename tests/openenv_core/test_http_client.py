@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from counter import Add, Count, Counter, SlowAsync
 from counter_client import CounterEnv
@@ -22,10 +23,12 @@ from openenv_core import (
     ExecutionFailed,
     ProtocolError,
     RequestTimeout,
+    ServerError,
     SessionFailed,
     ValidationFailed,
 )
 from openenv_core.client.refusals import retry_after
+from openenv_core.protocol.http import SESSION_HEADER
 from servers import create_app
 
 Answer = tuple[int, dict[str, str], Any]
@@ -236,6 +239,33 @@ async def test_what_a_status_means(status: int, error: type[ClientError], words:
         assert type(raised.value) is error
         if isinstance(raised.value, CapacityReached):
             assert raised.value.retry_after_s == 7
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+async def test_a_proxy_that_cannot_pass_on_one_request_ends_no_session(status: int) -> None:
+    asked: list[str] = []
+    app = create_app(Counter, Add, Count, max_concurrent_envs=1)
+    async with serving(app) as address, httpx.AsyncClient(base_url=f"http://{address}") as behind:
+
+        async def proxy(method: str, path: str, body: bytes) -> Answer:
+            named = {SESSION_HEADER: "the-one", "Content-Type": "application/json"}
+            asked.append(path)
+            if asked.count("/step") == 2 and path == "/step":
+                return status, {"Retry-After": "3"}, b"<html>no upstream</html>"
+            reply = await behind.request(method, path, content=body, headers=named)
+            return reply.status_code, {SESSION_HEADER: "the-one"}, reply.content
+
+        async with answering(proxy) as url, CounterEnv(url, transport="http") as env:
+            await env.reset(seed=1)
+            await env.step(Add(amount=1))
+            with pytest.raises(
+                ServerError, match=f"HTTP {status}: <html>no upstream.*the session lives"
+            ) as raised:
+                await env.step(Add(amount=5))
+            assert type(raised.value) is ServerError
+            assert raised.value.data["retry_after_s"] == 3
+            assert (await env.step(Add(amount=2))).observation.total == 4
+    assert asked[-1] == "/mcp"  # by which it is closed, once
 
 
 async def test_answers_that_are_not_the_wire_or_too_long() -> None:

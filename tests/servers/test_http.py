@@ -68,6 +68,7 @@ async def test_a_reward_is_a_float_over_http_and_keeps_its_type_on_a_socket() ->
 
 BAD_BODIES: list[tuple[str, Any, str | None, list[Any] | None]] = [
     ("/reset", {"seed": -1}, "greater_than_equal", ["body", "seed"]),
+    ("/reset", {"seed": 2**70}, "less_than", ["body", "seed"]),
     ("/reset", {"seed": "abc"}, "int_parsing", ["body", "seed"]),
     ("/reset", '{"seed": NaN}', "json_invalid", ["body", 10]),
     ("/reset", {"episode_id": "x" * 256}, "string_too_long", ["body", "episode_id"]),
@@ -179,7 +180,11 @@ async def test_an_episode_under_an_id_of_the_callers_choice(env: type[Counter]) 
         reply = await request(address, "POST", "/reset", {"seed": 3, "episode_id": "e"}, named)
         assert reply.status_code == 200
         assert reply.headers[HEADER] == "my-run_1.2"
-        assert reply.headers["set-cookie"] == "openenv_session=my-run_1.2; HttpOnly; SameSite=Strict; Path=/"
+        cookie = "openenv_session=my-run_1.2; HttpOnly; SameSite=Strict; Path=/"
+        assert reply.headers["set-cookie"] == cookie
+        behind_tls = {**named, "X-Forwarded-Proto": "https"}
+        reply = await request(address, "POST", "/reset", {"seed": 3, "episode_id": "e"}, behind_tls)
+        assert reply.headers["set-cookie"] == f"{cookie}; Secure"
         for total in (5, 7):
             reply = await request(address, "POST", "/step", action(), named)
             assert (reply.json()["observation"]["total"], reply.json()["reward"]) == (total, 1.0)
