@@ -7,13 +7,17 @@ that simple goes the general way, as if there were no lane.
 """
 
 import asyncio
+import logging
 import struct
+from importlib.metadata import version
+from operator import attrgetter
 from typing import Any, Final
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 from websockets.protocol import State
+from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
 try:
@@ -21,12 +25,66 @@ try:
 except ImportError:  # a build without compiled parts
     from websockets.utils import apply_mask
 
+logger = logging.getLogger("servers")
+
 _WHOLE_TEXT: Final = 0x81
 """First byte of a frame: the last of its message, no extension, text."""
 _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
 _AFTER_ACCEPT: Final = ("websocket.send", "websocket.close")
+
+
+_OF_UVICORN: Final = (
+    "queue",
+    "conn",
+    "frames",
+    "writable",
+    "handshake_complete",
+    "close_sent",
+    "disconnected",
+)
+_OVERRIDDEN: Final = (
+    "handle_connect",
+    "handle_cont",
+    "handle_ping",
+    "send_receive_event_to_app",
+    "resume_writing",
+)
+_OF_WEBSOCKETS: Final = ("reader.buffer", "parser.gi_yieldfrom", "extensions", "state")
+
+
+def missing() -> list[str]:
+    """Return what the lane, and `servers.protocols`, rely on of uvicorn and websockets beyond what these promise."""
+    base = WebSocketsSansIOProtocol
+    names = [f"uvicorn's {name}" for name in _OF_UVICORN if name not in base.__init__.__code__.co_names]
+    names += [f"uvicorn's {name}()" for name in _OVERRIDDEN if not hasattr(base, name)]
+    if not hasattr(StreamReader, "at_eof"):
+        names.append("websockets' at_eof()")
+    connection = ServerProtocol()
+    for name in _OF_WEBSOCKETS:
+        try:
+            attrgetter(name)(connection)
+        except AttributeError:
+            names.append(f"websockets' {name}")
+    return names
+
+
+def _is_safe() -> bool:
+    """Whether the lane can be taken; say so where it cannot."""
+    if names := missing():
+        logger.warning(
+            "this release of uvicorn (%s) or websockets (%s) has no %s: frames go the general way, slower, and "
+            "not every bound on strangers may hold; pip install 'ropewalk[server]' brings releases that fit",
+            version("uvicorn"),
+            version("websockets"),
+            ", ".join(names),
+        )
+    return not names
+
+
+SAFE: Final = _is_safe()
+"""Whether the lane is taken at all."""
 
 
 class Events:
@@ -64,12 +122,13 @@ class FastLane(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.queue = Events()  # type: ignore[assignment]
+        if SAFE:
+            self.queue = Events()  # type: ignore[assignment]
 
     def handle_connect(self, event: Request) -> None:
         """Start the application on a handshake."""
         super().handle_connect(event)
-        self._plain = self.response.status_code == 101 and not self.conn.extensions
+        self._plain = SAFE and self.response.status_code == 101 and not self.conn.extensions
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""

@@ -15,6 +15,7 @@ from serving import PATIENCE_S, eventually, serving
 from uvicorn.protocols.utils import ClientDisconnected
 from websockets.utils import apply_mask
 
+from servers import lane
 from servers.protocols import SocketProtocol
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -261,6 +262,24 @@ async def test_what_only_looks_like_a_frame_is_part_of_one() -> None:
             await asyncio.sleep(PAUSE_S)
             writer.write(looks)
             assert await read_frame(reader) == (BINARY, inner)
+
+
+async def test_without_what_the_lane_relies_on_frames_go_the_general_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lane.missing() == []
+    monkeypatch.setattr(lane, "_OF_WEBSOCKETS", ("reader.buffer", "reader.no_more"))
+    monkeypatch.setattr(lane, "_OVERRIDDEN", ("handle_elsewhere",))
+    monkeypatch.setattr(lane, "SAFE", lane._is_safe())
+    (line,) = caplog.messages
+    assert (
+        "has no uvicorn's handle_elsewhere(), websockets' reader.no_more: frames go the general way" in line
+    )
+    monkeypatch.setattr(SocketProtocol, "_whole", lambda *_: pytest.fail("the lane is taken"))
+    async with serving(app()) as address, opened(address) as (reader, writer):
+        for text in (b"a", b"b" * 70_000):
+            writer.write(frame(TEXT, text))
+            assert await read_frame(reader) == (TEXT, text)
 
 
 async def test_a_message_within_an_unfinished_one_ends_the_connection() -> None:
