@@ -67,6 +67,8 @@ PROFILES = {
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
     # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.
     "jupyter": Profile("jupyter", None, "jupyter.txt", False),
+    # An MCP client that others use; likewise.
+    "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
     # Public MCP servers, which are played unchanged; likewise.
     "mcp-servers": Profile("mcp-servers", None, "mcp-servers.txt", False),
 }

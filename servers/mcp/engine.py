@@ -138,7 +138,8 @@ class Engine:
         if asked.http == "POST" and asked.version in MODERN_PROTOCOL_VERSIONS:
             session = await self._opening.of_request(asked, owner)
         if session is None:
-            await self._pass(exchange, Seat(owner))
+            named = asked.in_path is not None or asked.in_header is not None
+            await self._pass(exchange, Seat(owner, named=named))
             return
         with _using(session):
             await self._pass(exchange, Seat(owner, session, self._hub(session)))

@@ -23,6 +23,7 @@ class Seat:
         hub: Who listens to that session.
         peer: The client of the connection that the request came on; the stateless wire has none.
         link: That connection, where it is one of HTTP.
+        named: The request names a session, which need not be there yet.
     """
 
     owner: str
@@ -30,6 +31,7 @@ class Seat:
     hub: Hub | None = None
     peer: Peer | None = None
     link: Link | None = None
+    named: bool = True
 
     @property
     def binding(self) -> str:

@@ -11,9 +11,10 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
-from servers.mcp.asked import INITIALIZE
+from servers.mcp.asked import DISCOVER, INITIALIZE
 from servers.mcp.handlers import Handlers
 from servers.mcp.texts import sendable
 from servers.tooling import Tooling
@@ -60,6 +61,17 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> McpServer:
 
         server.add_request_handler(method, params, complete)
 
+    async def discover(ctx: Ctx, params: types.RequestParams) -> types.DiscoverResult:
+        # The stateless wire has a session only where the caller names one: who does not is asked to begin a connection,
+        # which has one of its own.
+        named = handlers.seat(ctx).named
+        return types.DiscoverResult(
+            supported_versions=list(MODERN_PROTOCOL_VERSIONS if named else HANDSHAKE_PROTOCOL_VERSIONS),
+            capabilities=server.get_capabilities(protocol_version=ctx.protocol_version),
+            instructions=server.instructions,
+        )
+
+    server.add_request_handler(DISCOVER, types.RequestParams, discover)
     add("tools/list", types.PaginatedRequestParams, handlers.list_tools)
     add("tools/call", types.CallToolRequestParams, handlers.call_tool)
     add("subscriptions/listen", types.SubscriptionsListenRequestParams, handlers.listen)

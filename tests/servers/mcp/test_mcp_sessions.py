@@ -55,6 +55,22 @@ async def test_the_id_on_the_wire_is_that_of_the_session() -> None:
             assert text_of(await client.call_tool("bump")) == "2"
 
 
+async def test_who_names_no_session_is_asked_to_begin_a_connection() -> None:
+    app = boxes()
+    async with serving(app) as address:
+        async with host(address, mode="auto") as client:
+            assert client.protocol_version == "2025-11-25"
+            assert text_of(await client.call_tool("bump")) == "1"
+        handle = await opened(address)
+        for path, headers in ((f"/mcp/{handle}", {}), ("/mcp", {"X-OpenEnv-Session": handle})):
+            async with host(address, path, "auto", headers) as client:
+                assert client.protocol_version == STATELESS
+                await client.call_tool("bump")
+        assert (await rpc(address, "tools/call", {"name": "bump", "session_id": handle}))["result"][
+            "data"
+        ] == 3
+
+
 async def test_clients_of_both_kinds_do_not_meet_in_a_session_that_is_not_theirs() -> None:
     app = boxes()
     async with serving(app) as address, host(address) as one, host(address) as two:

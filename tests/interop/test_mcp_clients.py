@@ -1,0 +1,32 @@
+"""MCP clients of today, at their defaults, at the URL that a user has: every verb."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from missing import missing
+from released import DRIVERS, PATIENCE_S, ROOT, environment, our_server
+
+FASTMCP = ROOT / ".venvs" / "fastmcp" / "bin" / "python"
+
+
+@pytest.mark.parametrize("package", ["mcp", "fastmcp"])
+def test_every_verb_at_the_defaults(package: str) -> None:
+    interpreter = Path(sys.executable) if package == "mcp" else FASTMCP
+    if not interpreter.is_file():
+        missing("needs fastmcp 4 in .venvs/fastmcp; get it with ./scripts/test --all")
+    for name in ("shop", "sqlite"):
+        with our_server(name) as url:
+            done = subprocess.run(
+                [interpreter, DRIVERS / "mcp_defaults.py", package, f"{url}/mcp", name],
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found == {"tool": True, "called": True, "read": True, "prompted": True}
