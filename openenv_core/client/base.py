@@ -1,6 +1,7 @@
 """EnvClient: one session on an environment server."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -117,6 +118,31 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
         of_client = known - {"base_url", "provider"}
         starter, client_options = provider_for(image, provider, options, of_client)
         return cls(provider=starter, **client_options).sync()
+
+    @classmethod
+    def from_env(
+        cls, repo_id: str, *, use_docker: bool = True, provider: AnyProvider | None = None, **options: Any
+    ) -> SyncEnvClient[ActT, ObsT, StateT]:
+        """Run the image of a Hugging Face Space; see `from_docker_image`, which also says that it is not pulled.
+
+        Args:
+            repo_id: The Space, as `owner/name`.
+            use_docker: The only way there is here.
+            provider: Starts the container.
+            options: As `from_docker_image` takes them.
+
+        Raises:
+            ConfigurationError: It is no Space's id, or is to run without a container.
+        """
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
+            raise ConfigurationError(f"expected a Space as 'owner/name', got {repo_id!r}")
+        if not use_docker:
+            raise ConfigurationError(
+                f"expected use_docker=True, got False; git clone https://huggingface.co/spaces/{repo_id}, then "
+                f"{cls.__name__}.from_process('FOLDER') serves it without a container"
+            )
+        image = f"registry.hf.space/{re.sub('[/._]', '-', repo_id).lower()}:latest"
+        return cls.from_docker_image(image, provider=provider, **options)
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
         """Return the same client for code without asyncio.

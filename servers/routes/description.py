@@ -1,12 +1,13 @@
 """The OpenAPI document: what it takes from the environment's models, and the answers that every route can give."""
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from openenv_core.protocol.requests import ResetOptions
 
+CALL: Final = "CallToolAction"
 _PLACE = "#/components/schemas/"
 _ANY: dict[str, Any] = {}
 
@@ -35,7 +36,12 @@ def describe(model: Any, place: str = "#/$defs/") -> dict[str, Any]:
     template = place + "{model}"
     if isinstance(model, type) and issubclass(model, BaseModel):
         return model.model_json_schema(schema_generator=_Lenient, ref_template=template)
-    return TypeAdapter(model).json_schema(schema_generator=_Lenient, ref_template=template)
+    schema = TypeAdapter(model).json_schema(schema_generator=_Lenient, ref_template=template)
+    if "title" not in schema and schema.get("$defs"):
+        # Callers tell an environment of tools by the name of its action.
+        names = [str(one.get("title", name)) for name, one in schema["$defs"].items()]
+        schema["title"] = CALL if CALL in names else names[0]
+    return schema
 
 
 def describe_api(document: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:

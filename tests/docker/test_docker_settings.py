@@ -400,6 +400,15 @@ def test_a_given_provider_is_told_the_image_and_its_options() -> None:
     ]
 
 
+def test_image_of_a_space_has_its_name() -> None:
+    client = GenericEnvClient.from_env("some-org/echo_env.v2", memory="1g")
+    assert client._client._provider.image == "registry.hf.space/some-org-echo-env-v2:latest"
+    with pytest.raises(ConfigurationError, match="'owner/name', got 'echo'"):
+        GenericEnvClient.from_env("echo")
+    with pytest.raises(ConfigurationError, match="git clone https://huggingface"):
+        GenericEnvClient.from_env("a/b", use_docker=False)
+
+
 def test_options_that_are_nobodys_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="did you mean memory"):
         GenericEnvClient.from_docker_image("some:image", memmory="1g")

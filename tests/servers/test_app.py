@@ -15,6 +15,7 @@ from counter import Add, AsyncCounter, Count, Counter, CountState
 from fastapi import FastAPI
 from server_apps import HEADER, STATE, app_of, mcp, step
 from serving import ask, opened, request, serving, socket_to
+from toolbox import boxes
 
 from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
@@ -98,6 +99,9 @@ async def test_an_app_tells_of_itself() -> None:
         schema = (await request(address, "GET", "/schema")).json()
         assert schema["reset_observation"] == schema["observation"]
     assert Described.calls == 1
+    async with serving(boxes()) as address:
+        schema = (await request(address, "GET", "/schema")).json()
+        assert schema["action"]["title"] == "CallToolAction"  # by which trainers know that there are tools
 
 
 async def test_the_openapi_document_names_every_status() -> None:
