@@ -297,10 +297,11 @@ class Session:
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.own_end()) is not None:
                 raise _EndedItself(f"{own}; variables and files are gone, and the next request begins anew")
-            # Between executions the code stands still, so it was not the code.
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
-            why = ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended from outside"
+            why = (
+                ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
+            )
             raise SandboxUnavailable(f"{why}; variables and files are gone, and the next request begins anew")
         if self._worker is None or self._workspace is None:
             self._worker, self._workspace = await self._start()

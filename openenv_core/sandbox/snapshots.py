@@ -67,13 +67,8 @@ class BranchingWorker(Worker):
         self.watch(self._held[process])
 
     def own_end(self) -> str | None:
-        """Return in words how the code has ended it although nothing ran any more; None: others did, or it lives.
-
-        What code has forked is not stopped after an execution: whenever the end comes, it may be the code's doing.
-        """
-        if not self.exited.done() or self.exited.result().zygote or self._late:
-            return None
-        return self._broken or "the code ended the interpreter after its last execution"
+        """See `Worker.own_end`. A branch that was not there in time was ended for that."""
+        return None if self._late else super().own_end()
 
     def stop(self, why: str) -> None:
         """See `Worker.stop`. While it branches no code runs, and there is nothing to interrupt."""

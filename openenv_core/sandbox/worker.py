@@ -22,9 +22,6 @@ RECEIVE_BYTES: Final = 1 << 20
 _REMOVALS: Final = 100
 _REMOVAL_S: Final = 0.02
 
-STILL_S: Final = 0.25
-"""Seconds after the last request until the interpreter stands still for certain, and its end has been heard of."""
-
 AGAIN_S: Final = 0.05
 """Seconds after which an interrupt is repeated: one that comes before the code does reaches nobody."""
 
@@ -113,7 +110,6 @@ class Worker:
         self._closed = False
         self._killed = False
         self._broken: str | None = None
-        self._still_at = self._over_at = 0.0
 
     def watch(self, process: int) -> None:
         """Take over the process once it is confined.
@@ -139,17 +135,14 @@ class Worker:
         return not self._closed and not self.exited.done()
 
     def own_end(self) -> str | None:
-        """Return in words how the code has ended it although nothing ran any more; None: others did, or it lives.
+        """Return in words how the code has ended it although nothing ran any more; None: the zygote has, or it lives.
 
-        A thread has a moment between the answer and the pause.
+        A thread has a moment between the answer and the pause, and its end may be heard of late. What nobody here has
+        done, somebody else's SIGKILL included, is the code's: else it could pass for a failure of ours.
         """
         if not self.exited.done() or self.exited.result().zygote:
             return None
-        if self._broken is not None:
-            return self._broken
-        if self._over_at - self._still_at > STILL_S:
-            return None
-        return "the code ended the interpreter after its last execution"
+        return self._broken or "the code ended the interpreter after its last execution"
 
     async def request(self, message: dict[str, Any], timeout_s: float) -> Reply:
         """Ask something and wait for what becomes of it; never longer than the time, the grace, and a kill."""
@@ -158,8 +151,6 @@ class Worker:
         self._expected, self._stopped, self._written = self._number, None, 0
         self._answered = answered = self._loop.create_future()
         self.exited.add_done_callback(self._ended)
-        self.exited.remove_done_callback(self._note_end)
-        self.exited.add_done_callback(self._note_end)
         timer = self._loop.call_later(timeout_s, self.stop, "timeout")
         try:
             self._pace(signal.SIGCONT)
@@ -322,9 +313,6 @@ class Worker:
     def _end_request(self) -> None:
         self.kill()
 
-    def _note_end(self, _: asyncio.Future[Exit]) -> None:
-        self._over_at = self._loop.time()
-
     def _ended(self, _: asyncio.Future[Exit]) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
@@ -342,8 +330,6 @@ class Worker:
         self._signal(self._process, number)
 
     def _signal(self, descriptor: int | None, number: signal.Signals) -> None:
-        if number == signal.SIGSTOP:
-            self._still_at = self._loop.time()
         if descriptor is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)

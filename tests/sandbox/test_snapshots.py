@@ -10,7 +10,6 @@ from living import DEADLINE_S, descendants, until, value, zygote_of
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailable, snapshots
 from openenv_core.sandbox.kernel.identity import session_uid
-from openenv_core.sandbox.worker import STILL_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -105,7 +104,7 @@ async def test_the_end_of_the_zygote_is_told_to_branches_as_well(sandbox: Sandbo
 async def test_whoever_ends_the_interpreter_when_nothing_runs_is_told_so(sandbox: Sandbox) -> None:
     session = await sandbox.open(snapshot=True)
     # Long after the answer: what code has forked is not stopped with it.
-    late = f"time.sleep({2 * STILL_S}); os.kill(os.getppid(), signal.SIGKILL); os._exit(0)"
+    late = "time.sleep(0.5); os.kill(os.getppid(), signal.SIGKILL); os._exit(0)"
     assert await value(session, f"import os, signal, time\nif not os.fork():\n    {late}") is None
     await until(lambda: not session.alive)
     told, after = await session.execute("1"), await session.execute("2")
