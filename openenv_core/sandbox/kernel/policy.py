@@ -42,7 +42,7 @@ PLAIN = _names(
     close_range lseek stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat
     getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2
     link linkat symlink symlinkat truncate ftruncate fsync fdatasync copy_file_range sendfile
-    flock umask dup dup2 dup3 pipe pipe2 statfs fstatfs
+    umask dup dup2 dup3 pipe pipe2 statfs fstatfs
 
     mmap munmap mprotect mremap brk msync
 
@@ -91,9 +91,10 @@ _AF_UNIX = 1
 _SOCKET_TYPES = (1, 5)  # stream and seqpacket; a datagram socket could be sent on to any other name
 _SOCKET_TYPE_FLAGS = 0x80800  # non-blocking, close-on-exec
 _SOL_SOCKET = 1
-_SOCKET_OPTIONS = (2, 7, 8, 9, 13, 20, 21)  # REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, LINGER, RCVTIMEO, SNDTIMEO
-# Without the peer's pidfd or credentials: TYPE and ERROR, REUSEADDR to RCVTIMEO as above, ACCEPTCONN, PROTOCOL, DOMAIN
-_SOCKET_FACTS = (*_SOCKET_OPTIONS, 3, 4, 30, 38, 39)
+# REUSEADDR, KEEPALIVE, LINGER, RCVTIMEO, SNDTIMEO: not SNDBUF and RCVBUF, whose memory no limit counts
+_SOCKET_OPTIONS = (2, 9, 13, 20, 21)
+# Without the peer's pidfd or credentials: TYPE and ERROR, SNDBUF, RCVBUF, those above, ACCEPTCONN, PROTOCOL, DOMAIN
+_SOCKET_FACTS = (*_SOCKET_OPTIONS, 3, 4, 7, 8, 30, 38, 39)
 # PEEK, TRUNC, DONTWAIT, EOR, WAITALL, NOSIGNAL, CMSG_CLOEXEC. Sending descriptors (sendmsg) and out-of-band bytes
 # is what attacks on the kernel's sockets are made of, and what nothing here needs.
 _MESSAGE_FLAGS = 0x4000_41E2
@@ -103,8 +104,10 @@ _FUTEX_FLAGS = 0x180  # private, by the real-time clock
 
 # TCGETS, TIOCGWINSZ, FIONREAD, FIOCLEX, FIONCLEX, FIONBIO
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)
-# DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, SETLK, SETLKW, OFD locks, DUPFD_CLOEXEC, GETPIPE_SZ
-_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+# DUPFD, GETFD, SETFD, GETFL, SETFL, SETLK, SETLKW, DUPFD_CLOEXEC, GETPIPE_SZ: not the locks of open files
+# (OFD), which outlive their descriptors in mappings and whose memory no limit counts. Neither flock nor GETLK: on
+# files that all sessions may read, one session would see another's lock.
+_FCNTLS = (0, 1, 2, 3, 4, 6, 7, 1030, 1032)
 # Reads of PDEATHSIG, DUMPABLE, KEEPCAPS; SET_NAME, GET_NAME; reads of SECCOMP, CAPBSET, SECUREBITS, TIMERSLACK,
 # CHILD_SUBREAPER; NO_NEW_PRIVS set and read; reads of TID_ADDRESS, THP_DISABLE; names for memory areas (VMA)
 _PRCTLS = (2, 3, 7, 15, 16, 21, 23, 27, 30, 37, 38, 39, 40, 42, 0x53564D41)

@@ -93,6 +93,13 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "named_pipe": (EPERM, lambda: os.mkfifo(os.path.join(WORKSPACE, "pipe"))),
     "steal_terminal_input": (EPERM, lambda: fcntl.ioctl(0, 0x5412, b"x")),
     "pipe_size": (EPERM, lambda: fcntl.fcntl(os.pipe()[0], 1031, 1 << 20)),
+    "lock_that_others_see": (EPERM, lambda: fcntl.flock(os.open(COMMON, 0), fcntl.LOCK_SH)),
+    "look_for_a_lock": (EPERM, lambda: fcntl.fcntl(os.open(COMMON, 0), fcntl.F_GETLK, bytes(32))),
+    "lock_of_an_open_file": (EPERM, lambda: fcntl.fcntl(os.open(COMMON, 0), 37, bytes(32))),
+    "socket_buffer": (
+        EPERM,
+        lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30),
+    ),
     "younger_call": (ENOSYS, lambda: libc.call_number(current().last + 50)),
     "become_root": (EPERM, lambda: os.setuid(0)),
     "another_filter": (EPERM, lambda: raw("seccomp", 0, 0, None)),
@@ -142,7 +149,7 @@ def files() -> object:
         file.flush()
         assert os.path.getsize(file.name) == 10000
     with open("a", "w") as text:
-        fcntl.flock(text, fcntl.LOCK_EX)
+        fcntl.lockf(text, fcntl.LOCK_EX)
         text.write("text")
         os.fsync(text.fileno())
     shutil.copyfile("a", "b")
