@@ -14,6 +14,8 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -32,6 +34,18 @@ MAX_DEPTH: Final = 32
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _QUICK_ENTRIES: Final = 64
 _QUICK_BYTES: Final = 256 << 10
+
+
+_PART: Final = 1 << 20
+"""Of a file that is hashed so many bytes are read at once."""
+
+SCANNERS: Final = 2
+"""Workspaces of a process that are hashed at once; the others wait, for the machine is one."""
+
+
+@cache
+def _scanners() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(SCANNERS, "openenv-scan")
 
 
 class _Slow(Exception):  # noqa: N818 - no failure
@@ -114,6 +128,11 @@ class Workspace:
         Raises:
             FileRefused: There is no plain file there, or it is too large.
         """
+        with self._reading(path) as file:
+            return _read(file, self._limits.file_bytes)
+
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[int]:
         parts = _parts(path)
         with contextlib.ExitStack() as stack, _told(path):
             folder = self._descend(parts[:-1], stack, make=False)
@@ -124,7 +143,7 @@ class Workspace:
                 raise FileRefused(path, "it is no plain file")
             if told.st_size > self._limits.file_bytes:
                 raise FileRefused(path, f"its {told.st_size} bytes are more than a file may have")
-            return _read(file, self._limits.file_bytes)
+            yield file
 
     def list(self) -> "list[FileInfo]":
         """Return the files, sorted by path; no more than the limit of files. Blocks."""
@@ -136,7 +155,7 @@ class Workspace:
         try:
             now = self._scan(_QUICK_ENTRIES)
         except _Slow:
-            now = await asyncio.to_thread(self._scan, None)
+            now = await asyncio.get_running_loop().run_in_executor(_scanners(), self._scan, None)
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
     def branch(self, name: str) -> "Workspace":
@@ -242,11 +261,18 @@ class Workspace:
             if hashed > self._limits.disk_bytes:
                 continue  # holes: it says to be larger than all files together may be
             with contextlib.suppress(OSError, FileRefused):
-                data = self.get(path)
-                digest = hashlib.sha256(data).hexdigest()
-                found[path] = (mark, FileInfo(path=path, size=len(data), sha256=digest))
+                found[path] = (mark, self._looked_at(path))
         self._known = found
         return {path: info for path, (_, info) in found.items()}
+
+    def _looked_at(self, path: str) -> FileInfo:
+        """Return what a file is, of which little is in memory at once: it may be holes, and its code another's."""
+        digest, size = hashlib.sha256(), 0
+        with self._reading(path) as file:
+            while data := os.read(file, min(self._limits.file_bytes - size, _PART)):
+                digest.update(data)
+                size += len(data)
+        return FileInfo(path=path, size=size, sha256=digest.hexdigest())
 
     def _walk(self, *, everything: bool) -> Iterator[tuple[str, os.stat_result]]:
         # Folders are opened one at a time, from the top: whoever nests them deep cannot use up descriptors.
@@ -338,7 +364,7 @@ def _mark(told: os.stat_result) -> tuple[int, ...]:
 
 def _read(file: int, most: int) -> bytes:
     parts, left = [], most
-    while left > 0 and (data := os.read(file, min(left, 1 << 20))):
+    while left > 0 and (data := os.read(file, min(left, _PART))):
         parts.append(data)
         left -= len(data)
     return b"".join(parts)

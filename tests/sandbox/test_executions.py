@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 
 import pytest
 from living import executed
@@ -128,6 +129,18 @@ async def test_results_and_bundles_have_a_bound(sandbox: Sandbox) -> None:
     assert long.result is not None
     assert len(long.result) == 4 * KIB
     assert 0 < len(many.outputs) <= 256
+
+
+async def test_control_characters_do_not_make_replies_larger_than_their_bounds(sandbox: Sandbox) -> None:
+    noise = "class Noise:\n    def __repr__(self): return '\\1' * 4000\n"
+    codes = ("print('\\1' * 1000, end='')", f"{noise}Noise()", f"{noise}display(Noise()); display(Noise())")
+    limits = Limits(output_bytes=KIB, outputs_bytes=8 * KIB)
+    printed, result, shown = await executed(sandbox, *codes, limits=limits)
+    for text, bound in ((printed.stdout, 2 * KIB), (result.result, 16 * KIB)):
+        assert text is not None
+        assert bound - 12 <= len(json.dumps(text)) <= bound + 2
+    assert (printed.truncated.stdout, result.truncated.outputs, shown.truncated.outputs) == (True,) * 3
+    assert shown.outputs == ()
 
 
 async def test_what_is_displayed_comes_in_every_type_that_it_offers(sandbox: Sandbox) -> None:

@@ -1,6 +1,8 @@
 """Files of the workspace, with whatever code may have put in there, and of the machine, with what is hidden."""
 
+import asyncio
 import hashlib
+import resource
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,21 @@ FULL = Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=2
 FILLS = (
     "import os, time\nfor i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
 )
+
+
+async def test_holes_are_hashed_without_being_held(sandbox: Sandbox) -> None:
+    size = 200 << 20
+    limits = Limits(disk_bytes=1 << 30, file_bytes=size)
+    sessions = [await sandbox.open(limits) for _ in range(3)]
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    holes = f"with open('holes', 'wb') as file:\n    file.truncate({size})"
+    done = await asyncio.gather(*(session.execute(holes) for session in sessions))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin
+    (found,) = {(file.path, file.size, file.sha256) for one in done for file in one.files}
+    assert found == ("holes", size, hashlib.sha256(bytes(size)).hexdigest())
+    assert grown < 100 << 10  # in KiB; one of them would be twice that
+    for session in sessions:
+        await session.close()
 
 
 async def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
