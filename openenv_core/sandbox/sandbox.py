@@ -22,6 +22,7 @@ from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.scratch import Scratch
 from openenv_core.sandbox.selftest import prove
 from openenv_core.sandbox.session import Life, Session
+from openenv_core.sandbox.slots import Slots
 from openenv_core.sandbox.view import view_of
 from openenv_core.sandbox.zygote import Zygote
 
@@ -57,7 +58,7 @@ class Sandbox:
         self._scratch: Scratch | None = None
         self._cgroups: CgroupMaker | None = None
         self._sessions: set[Session] = set()
-        self._slots: set[int] = set()
+        self._slots = Slots()
         self._numbers = itertools.count(1)
         self._booting = asyncio.Lock()
         self._began = 0.0
@@ -180,17 +181,16 @@ class Sandbox:
             raise SandboxClosed("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()
         birth = Birth(zygote, self._scratch, self._cgroups, limits)
-        slot = next(number for number in itertools.count() if number not in self._slots)
-        self._slots.add(slot)
+        slot = self._slots.take()
         try:
             worker, workspace = await birth.bear(
                 next(self._numbers), slot, self._config.start_timeout_s, snapshot=snapshot
             )
         except BaseException:
-            self._slots.discard(slot)
+            self._slots.give(slot)
             raise
         # Not with the session: branches of it are the same user, and may live on.
-        workspace.gone = partial(self._slots.discard, slot)
+        workspace.gone = partial(self._slots.give, slot)
         return worker, workspace
 
     async def _living_zygote(self) -> Zygote:

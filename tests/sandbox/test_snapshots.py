@@ -114,6 +114,17 @@ async def test_whoever_ends_the_interpreter_when_nothing_runs_is_told_so(sandbox
 
 
 @pytest.mark.skipif(session_uid(0) is None, reason="sessions have no users of their own here")
+async def test_sandboxes_of_one_machine_share_no_user(sandbox: Sandbox) -> None:
+    user = "import os; os.getuid()"
+    async with Sandbox() as other:
+        sessions = [await one.open() for one in (sandbox, other, sandbox, other)]
+        assert len({await value(session, user) for session in sessions}) == 4
+        for session in sessions:
+            await session.close()
+        await until(lambda: not (len(sandbox._slots) or len(other._slots)))
+
+
+@pytest.mark.skipif(session_uid(0) is None, reason="sessions have no users of their own here")
 async def test_nobody_is_given_the_user_of_a_family_that_lives(sandbox: Sandbox) -> None:
     user = "import os; os.getuid()"
     first = await sandbox.open(snapshot=True)
@@ -126,7 +137,7 @@ async def test_nobody_is_given_the_user_of_a_family_that_lives(sandbox: Sandbox)
     assert len({await value(session, user) for session in (other, another)}) == 2
     await other.close()
     await another.close()
-    assert sandbox._slots == set()
+    assert len(sandbox._slots) == 0
 
 
 @pytest.mark.parametrize("by", ["cancel", "close"])
@@ -148,7 +159,7 @@ async def test_a_fork_that_is_broken_off_leaves_nothing(sandbox: Sandbox, by: st
             (made,) = await asyncio.gather(forking, return_exceptions=True)
         if isinstance(made, list):  # it was quicker
             await asyncio.gather(*(branch.close() for branch in made))
-    assert (sandbox.sessions, sandbox._slots) == (0, set())
+    assert (sandbox.sessions, len(sandbox._slots)) == (0, 0)
     await until(lambda: descendants(zygote) == processes)
     await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
