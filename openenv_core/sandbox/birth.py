@@ -78,8 +78,7 @@ class Birth:
                 raise SandboxUnavailable(
                     f"expected an interpreter within {timeout_s:g} s, got none; the machine may be overloaded"
                 ) from None
-            if self._limits.allow_subprocess and not snapshot:
-                # Branches share one group, and each has its own turns.
+            if self._limits.allow_subprocess or snapshot:
                 worker.leader = process
             if isinstance(worker, BranchingWorker):
                 worker.watch_head(process)

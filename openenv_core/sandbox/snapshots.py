@@ -35,12 +35,14 @@ class Family:
         over: How that root ended.
         members: How many live.
         made: How many there have been.
+        running: Those that are asked something.
     """
 
     first: "BranchingWorker"
     over: asyncio.Future[Exit] = field(default_factory=_future)
     members: int = 1
     made: int = 1
+    running: "set[BranchingWorker]" = field(default_factory=set)
 
 
 class BranchingWorker(Worker):
@@ -65,6 +67,22 @@ class BranchingWorker(Worker):
         self._head = process
         self._held[process] = os.pidfd_open(process)
         self.watch(self._held[process])
+
+    def _pace(self, number: signal.Signals) -> None:
+        """See `Worker._pace`. What the code has forked stands still as soon as no member of the family has its turn."""
+        family = self.family
+        if number == signal.SIGCONT:
+            family.running.add(self)
+        else:
+            family.running.discard(self)
+        if (
+            family.first.leader is not None
+            and self.alive
+            and (number == signal.SIGCONT or not family.running)
+        ):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(family.first.leader, number)
+        self._signal(self._process, number)
 
     def own_end(self) -> str | None:
         """See `Worker.own_end`. A branch that was not there in time was ended for that."""

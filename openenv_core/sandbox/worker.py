@@ -213,8 +213,9 @@ class Worker:
         self._killed = True
         self._signal(self.root, signal.SIGKILL)
         if self.group is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.group, signal.SIGKILL)
+            for group in {self.group, self.leader or self.group}:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
         if self.cgroup is not None:
             self.cgroup.kill()
 

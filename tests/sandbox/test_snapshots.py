@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import psutil
 import pytest
 from living import DEADLINE_S, descendants, until, value, zygote_of
 
@@ -101,16 +102,30 @@ async def test_the_end_of_the_zygote_is_told_to_branches_as_well(sandbox: Sandbo
         await session.close()
 
 
-async def test_whoever_ends_the_interpreter_when_nothing_runs_is_told_so(sandbox: Sandbox) -> None:
-    session = await sandbox.open(snapshot=True)
-    # Long after the answer: what code has forked is not stopped with it.
-    late = "time.sleep(0.5); os.kill(os.getppid(), signal.SIGKILL); os._exit(0)"
-    assert await value(session, f"import os, signal, time\nif not os.fork():\n    {late}") is None
-    await until(lambda: not session.alive)
-    told, after = await session.execute("1"), await session.execute("2")
-    assert (told.status, told.state_lost) == ("killed", True), told
-    assert after.result == "2"
-    await session.close()
+async def test_what_code_has_forked_stands_still_when_nothing_runs(sandbox: Sandbox) -> None:
+    zygote = await zygote_of(sandbox)
+    before = descendants(zygote)
+    first = await sandbox.open(snapshot=True)
+    (branch,) = await first.fork(1)
+    root = min(descendants(zygote) - before)
+    busy = "import os\nif not os.fork():\n    while True: pass"
+    for session in (first, branch):
+        assert await value(session, busy) is None
+    ours = descendants(zygote) - before - {root}
+
+    def still() -> bool:
+        return {psutil.Process(pid).status() for pid in ours if psutil.pid_exists(pid)} <= {
+            psutil.STATUS_STOPPED,
+            psutil.STATUS_ZOMBIE,
+        }
+
+    await until(still)
+    assert len(ours) >= 4
+    assert await value(branch, "6 * 7") == "42"
+    await until(still)
+    await first.close()
+    await branch.close()
+    await until(lambda: not descendants(zygote) - before)
 
 
 @pytest.mark.skipif(session_uid(0) is None, reason="sessions have no users of their own here")

@@ -10,7 +10,7 @@ from openenv_core.sandbox import Limits, LimitsError
 
 from ..errors import InvalidResetOption
 from ..models import MAX_PATH_CHARS
-from .settings import InterpreterSettings
+from .settings import PREFIX, InterpreterSettings
 
 NAMES: Final = ("packages", "limits", "files", "snapshot", "task", "split", "index")
 """The options beside seed and episode_id."""
@@ -54,9 +54,19 @@ def chosen(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetCh
         packages=_packages(given["packages"], settings) if "packages" in given else settings.preload,
         limits=limits,
         files=_files(given.get("files", {}), limits),
-        snapshot=_flag("snapshot", given.get("snapshot", False)),
+        snapshot=_snapshot(given, settings),
         task=_task(given),
     )
+
+
+def _snapshot(given: Mapping[str, Any], settings: InterpreterSettings) -> bool:
+    wanted = _flag("snapshot", given.get("snapshot", False))
+    if wanted and not settings.max_snapshot:
+        raise InvalidResetOption(
+            "expected no snapshot, which this server does not keep, got snapshot=true; leave it out, or set "
+            f"{PREFIX}MAX_SNAPSHOT=true where the server runs"
+        )
+    return wanted
 
 
 def _task(given: Mapping[str, Any]) -> Any:

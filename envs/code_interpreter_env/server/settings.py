@@ -53,6 +53,7 @@ class InterpreterSettings:
         packages: Packages that a reset may ask for, those of `preload` among them.
         limits: Of a session, unless its reset says otherwise.
         ceilings: What a reset may raise them to.
+        max_snapshot: Whether a reset may ask for snapshots: each execution is a fork then, and the code may fork too.
         minimum_isolation: The weakest level to serve at; None: `lsm` where callers beyond this machine reach the
             server, anything elsewhere.
         strongest_isolation: The level to begin the search with.
@@ -65,6 +66,7 @@ class InterpreterSettings:
     packages: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     ceilings: Limits = CEILINGS
+    max_snapshot: bool = False
     minimum_isolation: Isolation | None = None
     strongest_isolation: Isolation = Isolation.NAMESPACES
     max_sandboxes: int = 4
@@ -205,4 +207,5 @@ _VARIABLES: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     STRONGEST: ("strongest_isolation", _level),
     f"{PREFIX}MAX_SANDBOXES": ("max_sandboxes", _count),
     f"{PREFIX}TASKS": ("tasks", _text),
+    f"{PREFIX}MAX_SNAPSHOT": ("max_snapshot", lambda variable, text: _value(variable, text, bool)),
 }

@@ -75,6 +75,7 @@ def become(spec: Spec, standing: Standing, control: int, stdout: int, stderr: in
             if interpreter := os.fork():
                 _die_with(parent)
                 wait_for(interpreter, successors=True)
+            os.setpgid(0, 0)  # it is paused with all that the code forks, and the one that stays is not
     workdir = spec.workdir or namespaces.WORKSPACE
     furnish(workdir)
     _confine(spec, standing, workdir)

@@ -22,7 +22,7 @@ from envs.code_interpreter_env.server.environment import MAX_FETCHED_BYTES, Code
 from envs.code_interpreter_env.server.house import House
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 
-SETTINGS = InterpreterSettings(packages=("json",), tasks="none")
+SETTINGS = InterpreterSettings(packages=("json",), tasks="none", max_snapshot=True)
 
 
 @pytest.fixture

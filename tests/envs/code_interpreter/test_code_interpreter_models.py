@@ -127,6 +127,7 @@ SETTINGS = InterpreterSettings(
     packages=("json", "csv"),
     limits=Limits(timeout_s=4.0),
     ceilings=Limits(timeout_s=8.0),
+    max_snapshot=True,
 )
 
 
@@ -153,6 +154,9 @@ def test_options_are_read() -> None:
     assert choice.files == {"a/b.txt": "é".encode(), "c": b"\x00\x01\x02"}
     assert (choice.snapshot, choice.task) == (True, "sum")
     assert chosen({"packages": []}, SETTINGS).packages == ()
+    with pytest.raises(InvalidResetOption, match="CODE_INTERPRETER_MAX_SNAPSHOT=true"):
+        chosen({"snapshot": True}, replace(SETTINGS, max_snapshot=False))
+    assert InterpreterSettings.from_environment({"CODE_INTERPRETER_MAX_SNAPSHOT": "true"}).max_snapshot
     assert chosen({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
     full = {"limits": {"files": 8, "file_bytes": 4096}, "files": {str(n): "x" * 4096 for n in range(8)}}
     assert len(chosen(full, SETTINGS).files) == 8
