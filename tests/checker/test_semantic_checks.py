@@ -1,7 +1,9 @@
 """What semantic and hostile checks stand on: compared episodes, the network hook, the values that are sent."""
 
+import _socket
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,6 +149,24 @@ def test_loopback_and_what_is_allowed_pass() -> None:
     hosts, said = noted(code, "nothing.invalid")
     assert hosts == []
     assert "done" in said
+
+
+def test_an_allowed_lookup_allows_its_own_addresses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = "try: socket.getaddrinfo('good.invalid', 80)\nexcept socket.gaierror: pass\n"
+    hosts, said = noted(f"{look}{UDP}\ns.sendto(b'', ('192.0.2.7', 9))", "good.invalid")
+    assert hosts == ["192.0.2.7"]
+    assert "does not allow 192.0.2.7" in said
+    # Names without a network: the answers are made up.
+    made_up = [(2, 1, 6, "", ("192.0.2.5", 80)), (10, 1, 6, "", ("::ffff:192.0.2.6", 80, 0, 0))]
+    monkeypatch.setattr(_socket, "getaddrinfo", lambda *_, **__: made_up)
+    for name in ("gethostbyname", "gethostbyname_ex"):
+        monkeypatch.setattr(socket, name, lambda host: host)
+    found: set[str] = set()
+    hook._record_answers(found, ["*.good.example"])
+    socket.getaddrinfo("bad.example", 80)
+    assert found == set()
+    socket.getaddrinfo("a.good.example", 80)
+    assert found == {"192.0.2.5", "192.0.2.6"}
 
 
 def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ that what is left is what is held. Standard library alone: it runs before anythi
 that the server starts.
 """
 
+import _socket
 import ctypes
 import errno
 import gc
@@ -13,7 +14,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import wraps
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from typing import Any
@@ -92,25 +95,50 @@ def install_collecting(out: str) -> None:
 
 def install_watching(out: str, allowed: list[str]) -> None:
     """Begin to note whom this process talks to, and to stop what is not allowed."""
-    found = False
+    found: set[str] = set()
+    _record_answers(found, allowed)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal found
         if event not in _OF_NAMES and event not in _OF_ADDRESSES:
             return
         host = host_in(event, args)
         if host is None:
             return
         if is_allowed(host, allowed):
-            found = True
             return
-        if found and event in _OF_ADDRESSES and is_address(host):
+        if event in _OF_ADDRESSES and _plain(host) in found:
             return  # what an allowed name was looked up for
         _note(out, host)
         raise OSError(errno.ENETUNREACH, f"the manifest's network policy does not allow {host}")
 
     _note(out, "")  # tells that somebody looks
     sys.addaudithook(hook)
+
+
+def _record_answers(found: set[str], allowed: list[str]) -> None:
+    """Keep the addresses that are answered where an allowed name is looked up: events come before answers."""
+
+    def recording(look: Callable[..., Any], addresses: Callable[[Any], Iterable[str]]) -> Callable[..., Any]:
+        @wraps(look)
+        def recorded(host: Any, *args: Any, **options: Any) -> Any:
+            answer = look(host, *args, **options)
+            name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
+            if isinstance(name, str) and is_allowed(name, allowed):
+                found.update(map(_plain, addresses(answer)))
+            return answer
+
+        return recorded
+
+    # `socket.getaddrinfo` calls the one of the extension by its module.
+    extension: Any = _socket
+    extension.getaddrinfo = recording(extension.getaddrinfo, lambda answer: (one[4][0] for one in answer))
+    whole: Any = socket
+    whole.gethostbyname = recording(whole.gethostbyname, lambda answer: (answer,))
+    whole.gethostbyname_ex = recording(whole.gethostbyname_ex, lambda answer: answer[2])
+
+
+def _plain(address: str) -> str:
+    return str(address).partition("%")[0].lower().removeprefix("::ffff:")
 
 
 def _note(out: str, line: str) -> None:
