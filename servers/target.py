@@ -1,7 +1,7 @@
 """What `ropewalk serve` is told to serve: an environment's name, a folder or file, or a module and attribute.
 
 Folders written for the released package are loaded here too: its import paths are supplied by
-`openenv_core.compat`, with the server's own part from `SERVER_NAMES`.
+`openenv_core.compat`, with the server's own part from `servers.released`.
 """
 
 import contextlib
@@ -20,14 +20,7 @@ from typing import Any, Final
 from openenv_core import compat
 from openenv_core.errors import ConfigurationError
 from openenv_core.targets import package_of
-
-SERVER_NAMES: Final[compat.Extra] = {
-    "openenv.core.env_server.http_server": {
-        "create_app": "servers:create_app",
-        "create_fastapi_app": "servers:create_fastapi_app",
-    }
-}
-"""What the released package's modules of the server's side hold here."""
+from servers.released import NAMES
 
 MANIFEST: Final = "openenv.yaml"
 APP: Final = "server.app:app"
@@ -62,7 +55,7 @@ def load_app(target: str) -> Any:
             installed too.
         Exception: Whatever the author's own code raised while it was imported.
     """
-    compat.install(SERVER_NAMES)
+    compat.install(NAMES)
     importlib.invalidate_caches()
     where = str(Path.cwd())
     if where not in sys.path:

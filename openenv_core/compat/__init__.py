@@ -5,6 +5,8 @@
     compat.install()
     from openenv.core.env_server.types import Action   # openenv_core.Action
 
+`python -m openenv_core.compat COMMAND` does that in every Python process of a command.
+
 Importing this module costs nothing and changes nothing. docs/compatibility.md lists the names.
 """
 
@@ -63,8 +65,9 @@ def install(extra: Extra | None = None) -> Hook:
     """Supply the released package's import paths from now on.
 
     Args:
-        extra: Names that another package of ours provides, by released module, each as `module:attribute` or as
-            the object. A second call adds to what the first one was given.
+        extra: Names beside those of the table and those of installed packages (the entry points
+            `ropewalk.compat`, by which `servers` brings the server's side), by released module, each as
+            `module:attribute` or as the object. A second call adds to what the first one was given.
 
     Returns:
         The hook, for `uninstall`.
@@ -75,12 +78,10 @@ def install(extra: Extra | None = None) -> Hook:
     hook = installed()
     if hook is None:
         check()
-        hook = Hook(extra or {})
+        hook = Hook({})
         # First, so that a mere folder called "openenv" on the path is not taken for the package.
         sys.meta_path.insert(0, hook)
-    else:
-        for module, names in (extra or {}).items():
-            hook.names.extra.setdefault(module, {}).update(names)
+    hook.add(extra or {})
     return hook
 
 

@@ -2,13 +2,19 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 from openenv_core.compat.names import MODULES, module_for
+
+GROUP: Final = "ropewalk.compat"
+"""Entry points of what installed packages provide."""
 
 DOCS: Final = "docs/compatibility.md"
 
@@ -43,15 +49,27 @@ class Names:
     def target(self, module: str, name: str) -> Target | None:
         """Return what a name is; None where it is not provided."""
         found = self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)
-        return found or next(
+        found = found or next(
             (t for o in MODULES[module].also if (t := self.target(o, name)) is not None), None
         )
+        return found or _brought().get(module, {}).get(name)
 
     def later(self, module: str, name: str) -> str | None:
         """Return what a name that is not provided belongs to; None where the released package has no such name."""
         entry = MODULES[module]
         belongs = entry.later.get(name) or next((w for o in entry.also if (w := self.later(o, name))), None)
         return belongs or entry.rest
+
+
+@cache
+def _brought() -> Extra:
+    """Return the names that installed packages bring. Not before one is wanted that is not in the table."""
+    found: dict[str, dict[str, Target]] = {}
+    for point in entry_points(group=GROUP):
+        with suppress(ImportError):  # the package is there, and what it needs is not
+            for module, names in point.load().items():
+                found.setdefault(module, {}).update(names)
+    return found
 
 
 class AliasModule(ModuleType):
@@ -108,6 +126,11 @@ class Hook(MetaPathFinder, Loader):
 
     def __init__(self, extra: Extra) -> None:
         self.names = Names(extra)
+
+    def add(self, extra: Extra) -> None:
+        """Provide more names, before those of the table."""
+        for module, names in extra.items():
+            self.names.extra.setdefault(module, {}).update(names)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -17,7 +17,7 @@ import openenv_core
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.hook import AliasModule, Names, resolve
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
-from servers.target import SERVER_NAMES
+from servers.released import NAMES as SERVER_NAMES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "compatibility.md"
@@ -112,12 +112,35 @@ def test_without_install_nothing_is_supplied_and_uninstall_takes_it_away() -> No
 
 def test_the_servers_part_comes_from_the_server() -> None:
     compat.install()
-    with pytest.raises(compat.NotProvided, match="ropewalk serve"):
-        exec("from openenv.core.env_server.http_server import create_app", {})
-    compat.install(SERVER_NAMES)
     scope: dict[str, object] = {}
     exec("from openenv.core.env_server.http_server import create_app", scope)
     assert scope["create_app"] is resolve("servers:create_app")
+    with pytest.raises(compat.NotProvided, match="the web page"):
+        exec("from openenv.core.env_server.web_interface import WebInterfaceManager", {})
+
+
+def test_any_command_has_the_names_in_all_of_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "envs" / "elsewhere_env").mkdir(parents=True)
+    for folder in (tmp_path / "envs", tmp_path / "envs" / "elsewhere_env"):
+        (folder / "__init__.py").touch()
+    (tmp_path / "sitecustomize.py").write_text("print('mine')")
+    inner = (
+        "import sys; light = 'openenv_core' not in sys.modules; import envs.elsewhere_env, envs.blackjack_env;"
+        " from openenv.core.env_server.http_server import create_app; from openenv_core.env_server.types import Action;"
+        " print(light, create_app.__module__, Action.__module__)"
+    )
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    done = subprocess.run(
+        [sys.executable, "-m", "openenv_core.compat", "python", "-c", outer],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [*["mine"] * 3, "True", "servers.app", "openenv_core.types"]
 
 
 RELEASED = {

@@ -1,0 +1,44 @@
+"""Run a command in which every Python process finds the released package's names: `python -m openenv_core.compat`."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+from openenv_core import compat
+from openenv_core.errors import ConfigurationError
+
+USAGE: Final = """\
+usage: python -m openenv_core.compat COMMAND [ARGUMENT ...]
+
+Run a command; it, and every Python process that it starts, imports the released OpenEnv package's names from Ropewalk.
+
+  python -m openenv_core.compat python train.py
+  python -m openenv_core.compat uvicorn my_env.server.app:app --port 8000
+"""
+
+FAILED: Final = 2
+
+
+def main(words: list[str]) -> NoReturn:
+    """Become the command; exit where that cannot be."""
+    if not words or words[0] in ("-h", "--help"):
+        (sys.stdout if words else sys.stderr).write(USAGE)
+        sys.exit(0 if words else FAILED)
+    # `python` is this one: it is the one that has Ropewalk.
+    program = sys.executable if words[0] in ("python", "python3") else shutil.which(words[0])
+    try:
+        compat.check()
+        if program is None:
+            raise ConfigurationError(f"expected a command, got {words[0]!r}, which is none; see --help")
+    except ConfigurationError as error:
+        sys.stderr.write(f"ropewalk: {error}\n")
+        sys.exit(FAILED)
+    here = str(Path(__file__).with_name("everywhere"))
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    os.execve(program, [program, *words[1:]], os.environ | {"PYTHONPATH": path})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,40 @@
+"""Put first on Python's path by `python -m openenv_core.compat`: supplies the released names when one is imported.
+
+Standard library alone until then: it runs in every Python process below that command.
+"""
+
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+
+
+class Waiting:
+    """Installs the hook at the first import of a released name, and is gone then."""
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Answer for no module by itself."""
+        root, _, below = fullname.partition(".")
+        former = ("env_server", "client_types", "env_client", "http_env_client", "containers")
+        if root != "openenv" and not (root == "openenv_core" and below.partition(".")[0] in former):
+            return None
+        sys.meta_path.remove(self)
+        from openenv_core import compat
+
+        return compat.install().find_spec(fullname, None)
+
+
+def run_next() -> None:
+    """Run the `sitecustomize` that this one stands before."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != here])
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":
+    sys.meta_path.insert(0, Waiting())
+    run_next()
