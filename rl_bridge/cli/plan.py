@@ -115,6 +115,11 @@ def _plan(arguments: argparse.Namespace) -> "Plan":
     fleet = _fleet(arguments, config, needed="cost" in named) if "cost" in asked else None
     if fleet is not None:
         found = found.with_fleet(fleet)
+    if found == Plan() and config is not None:
+        raise ConfigError(
+            f"expected model.path in {arguments.config}, which tells how large the policy is, got none: its task makes "
+            "one when it runs; give --parameters N"
+        )
     if found == Plan():
         raise ConfigError(
             "expected something to plan: --config FILE or --parameters N, --gb GB, or --hours and prices; got nothing"

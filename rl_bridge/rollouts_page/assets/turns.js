@@ -90,6 +90,7 @@ function answerFacts(turn, trained) {
   facts.push(`mean p ${probability(mean)}`);
   const versions = turn.versions.map(([version]) => version);
   if (versions.length) facts.push(`version ${[...new Set(versions)].join(", then ")}`);
-  if (!turn.stopped) facts.push("cut off by the length limit");
+  // Of one token nothing is cut off: no more was asked for.
+  if (!turn.stopped && number > 1) facts.push("cut off by the length limit");
   return facts.map((fact) => make("span", { textContent: fact }));
 }

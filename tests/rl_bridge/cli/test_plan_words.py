@@ -9,6 +9,7 @@ from openenv_core.cli.main import run
 from rl_bridge.cli.plan import COMMAND
 
 GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
+BLACKJACK = str(Path(__file__).parents[3] / "examples" / "grpo_blackjack" / "config.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +102,7 @@ def test_without_spot_gpus_their_price_is_not_asked_for(capsys: pytest.CaptureFi
     ("words", "status", "told"),
     [
         ([], 2, "expected something to plan"),
+        (["--config", BLACKJACK], 2, f"expected model.path in {BLACKJACK}, which tells how large"),
         (["memory"], 2, "--config FILE or --parameters N"),
         (["broadcast"], 2, "--config FILE or --parameters N"),
         (["cost"], 2, "expected --hours, --spot_gpus, --on_demand_gpus, --on_demand_price"),

@@ -95,7 +95,8 @@ def conversation(*, group: int = 4, iteration: int = 5) -> list[TrajectoryRecord
     unread = (said(OPENING, '<tool_call>\n{"name": "run_que', fresh=True, stopped=False),)
     anew = (
         said(OPENING, CALL, fresh=True, trained=False),
-        said(OPENING + "the second state", "17", fresh=True, trained=False, stopped=False),
+        said(OPENING + "the first state", "16", fresh=True, trained=False, stopped=False),
+        said(OPENING + "the second state", "17 of", fresh=True, trained=False, stopped=False),
     )
     where: dict[str, int] = {"group": group, "iteration": iteration}
     return [
