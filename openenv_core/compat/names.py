@@ -18,7 +18,7 @@ FORMER: Final = "openenv_core"
 _TYPES = "openenv_core.types:"
 _TOOLS = "openenv_core.tools:"
 _MCP_TYPES = "openenv_core.compat.mcp_types:"
-_RUBRICS = "rubric classes; any callable(action, observation) is a rubric already"
+_RUBRICS = "openenv_core.rubrics:"
 _WEB = "the web page"
 _LLM = "clients of language models"
 _HUB = "finding environments by name"
@@ -246,17 +246,27 @@ MODULES: Final[Mapping[str, Module]] = {
         rest=_PROVIDERS,
     ),
     "openenv.core.rubrics": Module(
-        later=_later(
-            _RUBRICS, "Rubric", "Sequential", "Gate", "WeightedSum", "RubricList", "RubricDict", "LLMJudge"
+        also=(
+            "openenv.core.rubrics.base",
+            "openenv.core.rubrics.containers",
+            "openenv.core.rubrics.trajectory",
+            "openenv.core.rubrics.llm_judge",
         ),
-        rest=_RUBRICS,
         package=True,
     ),
-    "openenv.core.rubrics.base": Module(later=_later(_RUBRICS, "Rubric"), rest=_RUBRICS),
-    "openenv.core.rubrics.containers": Module(rest=_RUBRICS),
-    "openenv.core.rubrics.llm_judge": Module(later=_later(_RUBRICS, "LLMJudge"), rest=_RUBRICS),
+    "openenv.core.rubrics.base": Module(names={"Rubric": f"{_RUBRICS}Rubric"}),
+    "openenv.core.rubrics.containers": Module(
+        names={
+            name: f"{_RUBRICS}{name}"
+            for name in ("Gate", "RubricDict", "RubricList", "Sequential", "WeightedSum")
+        }
+    ),
+    "openenv.core.rubrics.llm_judge": Module(later=_later(_LLM, "LLMJudge")),
     "openenv.core.rubrics.trajectory": Module(
-        later=_later(_RUBRICS, "ExponentialDiscountingTrajectoryRubric", "TrajectoryRubric"), rest=_RUBRICS
+        names={
+            name: f"{_RUBRICS}{name}"
+            for name in ("ExponentialDiscountingTrajectoryRubric", "TrajectoryRubric")
+        }
     ),
     "openenv.core.llm_client": Module(
         later=_later(

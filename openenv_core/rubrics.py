@@ -1,0 +1,399 @@
+"""Rubrics: what an action is worth by its observation, put together from smaller ones.
+
+    class Legal(Rubric):
+        def forward(self, action, observation):
+            return float(observation.legal)
+
+    rubric = Sequential(Gate(Legal()), WeightedSum([Solved(), Short()], [0.8, 0.2]))
+
+An environment takes one (`Environment(rubric=...)`), and any callable of an action and an observation instead.
+`forward` may be a coroutine function; a rubric in which nothing has to be awaited is called plainly, all others are
+awaited.
+"""
+
+import asyncio
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Generator,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
+from typing import Any, TypeAlias
+
+Score: TypeAlias = float | Awaitable[float]
+"""Of a rubric; awaited where a part of it is asynchronous."""
+
+Hook: TypeAlias = Callable[["Rubric", Any, Any, float], object]
+"""Told the rubric, the action, the observation and the score; may be a coroutine function."""
+
+PreHook: TypeAlias = Callable[["Rubric", Any, Any], object]
+"""Told the rubric, the action and the observation; likewise."""
+
+_Steps: TypeAlias = Generator[Awaitable[Any], Any, float]
+
+
+class Rubric(ABC):
+    """Gives a score; rubrics among its attributes are its children.
+
+    Attributes:
+        last_score: What it gave last; None before the first call.
+    """
+
+    last_score: float | None = None
+
+    @abstractmethod
+    def forward(self, action: Any, observation: Any) -> Score:
+        """Return the score of an action that led to an observation."""
+
+    def __call__(self, action: Any, observation: Any) -> Score:
+        """Score, and tell the hooks. What has to be awaited makes an awaitable of the whole."""
+        return _run(self._call(action, observation))
+
+    def _call(self, action: Any, observation: Any) -> _Steps:
+        for pre_hook in self._told_before:
+            if inspect.isawaitable(told := pre_hook(self, action, observation)):
+                yield told
+        score = self.forward(action, observation)
+        if inspect.isawaitable(score):
+            score = yield score
+        self.last_score = score
+        for hook in self._told_after:
+            if inspect.isawaitable(told := hook(self, action, observation, score)):
+                yield told
+        return score
+
+    def __new__(cls, *_: Any, **__: Any) -> "Rubric":
+        """Be ready for children and hooks, whether or not a subclass calls `__init__`."""
+        self = super().__new__(cls)
+        object.__setattr__(self, "_children", {})
+        object.__setattr__(self, "_told_before", [])
+        object.__setattr__(self, "_told_after", [])
+        return self
+
+    _children: dict[str, "Rubric"]
+    _told_before: list[PreHook]
+    _told_after: list[Hook]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Rubric):
+            self._children[name] = value
+        else:
+            self._children.pop(name, None)
+        super().__setattr__(name, value)
+
+    def register_forward_hook(self, hook: Hook) -> None:
+        """Have a hook told of every score."""
+        self._told_after.append(hook)
+
+    def register_forward_pre_hook(self, hook: PreHook) -> None:
+        """Have a hook told of every call, before it."""
+        self._told_before.append(hook)
+
+    def children(self) -> Iterator["Rubric"]:
+        """Yield the rubrics that this one is made of."""
+        yield from self._children.values()
+
+    def named_children(self) -> Iterator[tuple[str, "Rubric"]]:
+        """Yield them with the names of their attributes."""
+        yield from self._children.items()
+
+    def rubrics(self) -> Iterator["Rubric"]:
+        """Yield all below this one."""
+        yield from (rubric for _, rubric in self.named_rubrics())
+
+    def named_rubrics(self, prefix: str = "") -> Iterator[tuple[str, "Rubric"]]:
+        """Yield all below this one with their paths, as `outer.inner`."""
+        for name, child in self._children.items():
+            path = f"{prefix}.{name}" if prefix else name
+            yield path, child
+            yield from child.named_rubrics(path)
+
+    def get_rubric(self, path: str) -> "Rubric":
+        """Return the rubric at a path.
+
+        Raises:
+            KeyError: There is none.
+        """
+        found = self
+        for name in path.split("."):
+            if name not in found._children:
+                raise KeyError(f"expected a rubric at {path!r}, got none called {name!r}")
+            found = found._children[name]
+        return found
+
+    def reset(self) -> None:  # noqa: B027 - most keep nothing
+        """Begin an episode. Whoever keeps something of it forgets that here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a copy of it needs to be told."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - likewise
+        """Take over what `state_dict` returned."""
+
+
+def _run(steps: _Steps) -> Score:
+    """Take steps; from the first one on that has to be awaited, in a coroutine."""
+    try:
+        waited_for = next(steps)
+    except StopIteration as done:
+        score: float = done.value
+        return score
+    return _go_on(steps, waited_for)
+
+
+async def _go_on(steps: _Steps, waited_for: Awaitable[Any]) -> float:
+    while True:
+        try:
+            try:
+                came = await waited_for
+            except BaseException as error:
+                waited_for = steps.throw(error)
+            else:
+                waited_for = steps.send(came)
+        except StopIteration as done:
+            score: float = done.value
+            return score
+
+
+class Sequential(Rubric):
+    """One after the other: 0 as soon as one gives 0, otherwise the score of the last; 1 where there is none."""
+
+    def __init__(self, *rubrics: Rubric) -> None:
+        self._rubrics = list(rubrics)
+        _adopt(self, rubrics)
+
+    def forward(self, action: Any, observation: Any) -> Score:
+        """See `Rubric.forward`."""
+
+        def steps() -> _Steps:
+            score = 1.0
+            for rubric in self._rubrics:
+                given = rubric(action, observation)
+                score = (yield given) if inspect.isawaitable(given) else given
+                if score == 0.0:
+                    break
+            return score
+
+        return _run(steps())
+
+    def __len__(self) -> int:
+        return len(self._rubrics)
+
+    def __getitem__(self, index: int) -> Rubric:
+        return self._rubrics[index]
+
+
+class Gate(Rubric):
+    """The score of a rubric, and 0 where that is below a threshold."""
+
+    def __init__(self, rubric: Rubric, threshold: float = 1.0) -> None:
+        self.rubric = rubric
+        self.threshold = threshold
+
+    def forward(self, action: Any, observation: Any) -> Score:
+        """See `Rubric.forward`."""
+
+        def steps() -> _Steps:
+            given = self.rubric(action, observation)
+            score: float = (yield given) if inspect.isawaitable(given) else given
+            return score if score >= self.threshold else 0.0
+
+        return _run(steps())
+
+
+class WeightedSum(Rubric):
+    """The sum of scores by weights, which sum to 1. What has to be awaited is awaited together.
+
+    Raises:
+        ValueError: The weights are not as many as the rubrics, or sum to something else.
+    """
+
+    def __init__(self, rubrics: Sequence[Rubric], weights: Sequence[float]) -> None:
+        if len(rubrics) != len(weights):
+            raise ValueError(
+                f"the number of weights must match that of rubrics, got {len(weights)} and {len(rubrics)}"
+            )
+        if not math.isclose(sum(weights), 1.0, abs_tol=1e-6):
+            raise ValueError(f"weights must sum to 1.0, got {sum(weights):g}")
+        self._rubrics = list(rubrics)
+        self._weights = list(weights)
+        _adopt(self, rubrics)
+
+    @property
+    def weights(self) -> list[float]:
+        """A copy of them."""
+        return list(self._weights)
+
+    def forward(self, action: Any, observation: Any) -> Score:
+        """See `Rubric.forward`."""
+
+        def steps() -> _Steps:
+            given = [rubric(action, observation) for rubric in self._rubrics]
+            waiting = [one for one in given if inspect.isawaitable(one)]
+            came = iter((yield asyncio.gather(*waiting)) if waiting else ())
+            scores = [next(came) if inspect.isawaitable(one) else one for one in given]
+            return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
+
+        return _run(steps())
+
+
+class RubricList(Rubric):
+    """Rubrics by number, for a rubric around them that says what becomes of their scores."""
+
+    def __init__(self, rubrics: Iterable[Rubric] = ()) -> None:
+        self._rubrics: list[Rubric] = []
+        self.extend(rubrics)
+
+    def forward(self, action: Any, observation: Any) -> Score:
+        """It has no score of its own."""
+        raise NotImplementedError("a RubricList has no score; call the rubrics in it")
+
+    def append(self, rubric: Rubric) -> None:
+        """Add one."""
+        self._children[f"rubric_{len(self._rubrics)}"] = rubric
+        self._rubrics.append(rubric)
+
+    def extend(self, rubrics: Iterable[Rubric]) -> None:
+        """Add several."""
+        for rubric in rubrics:
+            self.append(rubric)
+
+    def __len__(self) -> int:
+        return len(self._rubrics)
+
+    def __getitem__(self, index: int) -> Rubric:
+        return self._rubrics[index]
+
+    def __iter__(self) -> Iterator[Rubric]:
+        return iter(self._rubrics)
+
+
+class RubricDict(Rubric):
+    """Rubrics by name, likewise: one a game, for example."""
+
+    def __init__(self, rubrics: Mapping[str, Rubric] | None = None) -> None:
+        self.update(rubrics or {})
+
+    def forward(self, action: Any, observation: Any) -> Score:
+        """It has no score of its own."""
+        raise NotImplementedError("a RubricDict has no score; call the rubrics in it")
+
+    def update(self, rubrics: Mapping[str, Rubric]) -> None:
+        """Add several, or replace them."""
+        self._children.update(rubrics)
+
+    def __setitem__(self, name: str, rubric: Rubric) -> None:
+        self._children[name] = rubric
+
+    def __getitem__(self, name: str) -> Rubric:
+        return self._children[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._children
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._children)
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        return self._children.keys()
+
+    def values(self) -> ValuesView[Rubric]:
+        """Return the rubrics."""
+        return self._children.values()
+
+    def items(self) -> ItemsView[str, Rubric]:
+        """Return both."""
+        return self._children.items()
+
+
+class TrajectoryRubric(Rubric):
+    """Scores an episode as a whole, at its end; until then each step earns `intermediate_reward`."""
+
+    def __init__(self, intermediate_reward: float = 0.0) -> None:
+        self.intermediate_reward = intermediate_reward
+        self._trajectory: list[tuple[Any, Any]] = []
+
+    @abstractmethod
+    def score_trajectory(self, trajectory: list[tuple[Any, Any]]) -> float:
+        """Return the score of an episode, given as its actions and observations."""
+
+    @abstractmethod
+    def compute_step_rewards(self) -> list[float]:
+        """Return what of the score each step of the episode so far is credited with."""
+
+    @property
+    def trajectory(self) -> list[tuple[Any, Any]]:
+        """A copy of the episode so far."""
+        return list(self._trajectory)
+
+    def forward(self, action: Any, observation: Any) -> Score:
+        """See `Rubric.forward`."""
+        self._trajectory.append((action, observation))
+        if getattr(observation, "done", False):
+            return self.score_trajectory(self._trajectory)
+        return self.intermediate_reward
+
+    def reset(self) -> None:
+        """Forget the episode."""
+        self._trajectory = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Rubric.state_dict`."""
+        return {"intermediate_reward": self.intermediate_reward}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Rubric.load_state_dict`."""
+        self.intermediate_reward = state.get("intermediate_reward", self.intermediate_reward)
+
+
+class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
+    """Credits a step with gamma to the number of steps behind it, of T in all: r_t = gamma^(T-1-t) R.
+
+    Args:
+        gamma: 0 credits the last step alone, 1 all of them alike.
+        intermediate_reward: See `TrajectoryRubric`.
+
+    Raises:
+        ValueError: Gamma is outside of 0 to 1.
+    """
+
+    def __init__(self, gamma: float = 0.99, intermediate_reward: float = 0.0) -> None:
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"expected a gamma from 0 to 1, got {gamma:g}")
+        super().__init__(intermediate_reward)
+        self.gamma = gamma
+
+    def compute_step_rewards(self) -> list[float]:
+        """See `TrajectoryRubric.compute_step_rewards`."""
+        if not self._trajectory:
+            return []
+        score, last = self.score_trajectory(self._trajectory), len(self._trajectory) - 1
+        return [self.gamma ** (last - step) * score for step in range(last + 1)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Rubric.state_dict`."""
+        return {**super().state_dict(), "gamma": self.gamma}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Rubric.load_state_dict`."""
+        super().load_state_dict(state)
+        self.gamma = state.get("gamma", self.gamma)
+
+
+def _adopt(parent: Rubric, rubrics: Iterable[Rubric]) -> None:
+    for number, rubric in enumerate(rubrics):
+        parent._children[f"rubric_{number}"] = rubric

@@ -1,0 +1,129 @@
+"""Rubrics: scores put together, awaited where a part has to be, and told to hooks."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from openenv_core.rubrics import (
+    ExponentialDiscountingTrajectoryRubric,
+    Gate,
+    Rubric,
+    RubricDict,
+    RubricList,
+    Sequential,
+    WeightedSum,
+)
+
+
+class Given(Rubric):
+    def __init__(self, score: float) -> None:
+        self.score = score
+        self.asked = 0
+
+    def forward(self, action: Any, observation: Any) -> float:
+        self.asked += 1
+        return self.score
+
+
+class Awaited(Given):
+    async def forward(self, action: Any, observation: Any) -> float:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().forward(action, observation)
+
+
+class Meeting(Given):
+    def __init__(self, score: float, barrier: asyncio.Barrier) -> None:
+        super().__init__(score)
+        self.barrier = barrier
+
+    async def forward(self, action: Any, observation: Any) -> float:  # type: ignore[override]
+        async with asyncio.timeout(10):
+            await self.barrier.wait()
+        return self.score
+
+
+class Won(ExponentialDiscountingTrajectoryRubric):
+    def score_trajectory(self, trajectory: list[tuple[Any, Any]]) -> float:
+        return float(trajectory[-1][1].won)
+
+
+class Seen:
+    def __init__(self, *, done: bool = False, won: bool = False) -> None:
+        self.done, self.won = done, won
+
+
+def test_plain_rubrics_give_plain_scores() -> None:
+    last = Given(0.5)
+    assert Sequential()(0, 0) == 1.0
+    assert Sequential(Given(1.0), Gate(Given(0.7), threshold=0.6), last)(0, 0) == 0.5
+    assert Sequential(Gate(Given(0.7)), last)(0, 0) == 0.0
+    assert last.asked == 1
+    assert WeightedSum([Given(1.0), Given(0.5)], [0.2, 0.8])(0, 0) == pytest.approx(0.6)
+    for weights in ([0.5], [0.5, 0.6]):
+        with pytest.raises(ValueError, match="weights must"):
+            WeightedSum([last, last], weights)
+    for holder in (RubricList([last]), RubricDict({"one": last})):
+        with pytest.raises(NotImplementedError):
+            holder(0, 0)
+
+
+async def test_one_part_that_is_awaited_makes_the_whole_awaited_and_is_asked_once() -> None:
+    parts = [Given(1.0), Awaited(0.9), Given(0.8), Awaited(0.7)]
+    score = Sequential(*parts)(0, 0)
+    assert await score == 0.7  # type: ignore[misc]
+    assert [part.asked for part in parts] == [1] * 4
+    barrier = asyncio.Barrier(2)
+    both = WeightedSum([Meeting(1.0, barrier), Given(1.0), Meeting(0.0, barrier)], [0.5, 0.25, 0.25])
+    assert await both(0, 0) == pytest.approx(0.75)  # type: ignore[misc]
+
+    class Fails(Awaited):
+        async def forward(self, action: Any, observation: Any) -> float:  # type: ignore[override]
+            raise RuntimeError("the judge is gone")
+
+    with pytest.raises(RuntimeError, match="the judge is gone"):
+        await Sequential(Given(1.0), Fails(1.0))(0, 0)  # type: ignore[misc]
+
+
+async def test_hooks_hear_of_each_call_before_and_after() -> None:
+    heard: list[Any] = []
+
+    async def later(*told: Any) -> None:
+        await asyncio.sleep(0)
+        heard.append(told[1:])
+
+    rubric = Given(0.5)
+    rubric.register_forward_pre_hook(lambda *told: heard.append((*told[1:], rubric.asked)))
+    rubric.register_forward_hook(lambda *told: heard.append(told[1:]))
+    assert rubric("act", "see") == rubric.last_score == 0.5
+    assert heard == [("act", "see", 0), ("act", "see", 0.5)]
+    rubric.register_forward_hook(later)
+    assert await rubric("act", "see") == 0.5  # type: ignore[misc]
+    assert heard[-1] == ("act", "see", 0.5)
+
+
+def test_rubrics_below_are_found_by_their_paths() -> None:
+    inner = Sequential(Gate(Given(1.0)), Given(0.5))
+    outer = RubricDict({"game": inner})
+    assert [path for path, _ in outer.named_rubrics()] == [
+        "game",
+        "game.rubric_0",
+        "game.rubric_0.rubric",
+        "game.rubric_1",
+    ]
+    assert outer.get_rubric("game.rubric_1") is inner[1]
+    with pytest.raises(KeyError, match="none called 'rubric_2'"):
+        outer.get_rubric("game.rubric_2")
+
+
+def test_episode_is_scored_at_its_end_and_credited_by_discount() -> None:
+    rubric = Won(gamma=0.5, intermediate_reward=0.1)
+    assert [rubric(0, Seen()), rubric(0, Seen()), rubric(0, Seen(done=True, won=True))] == [0.1, 0.1, 1.0]
+    assert rubric.compute_step_rewards() == [0.25, 0.5, 1.0]
+    rubric.reset()
+    assert (rubric.trajectory, rubric.compute_step_rewards()) == ([], [])
+    other = Won()
+    other.load_state_dict(rubric.state_dict())
+    assert (other.gamma, other.intermediate_reward) == (0.5, 0.1)
+    with pytest.raises(ValueError, match="expected a gamma from 0 to 1"):
+        Won(gamma=1.5)
