@@ -18,6 +18,7 @@ FORMER: Final = "openenv_core"
 _TYPES = "openenv_core.types:"
 _TOOLS = "openenv_core.tools:"
 _MCP_TYPES = "openenv_core.compat.mcp_types:"
+_WIRE_TYPES = "openenv_core.compat.wire_types:"
 _RUBRICS = "openenv_core.rubrics:"
 _WEB = "the web page"
 _LLM = "clients of language models"
@@ -133,34 +134,35 @@ MODULES: Final[Mapping[str, Module]] = {
             "EnvironmentMetadata": f"{_TYPES}EnvironmentMetadata",
             "Observation": f"{_TYPES}Observation",
             "State": f"{_TYPES}State",
+        }
+        | {
+            name: f"{_WIRE_TYPES}{name}"
+            for name in (
+                "BaseMessage",
+                "GetTaskRangeRequest",
+                "GetTaskRequest",
+                "HealthResponse",
+                "HealthStatus",
+                "ListTasksRequest",
+                "NumTasksRequest",
+                "ResetRequest",
+                "ResetResponse",
+                "SchemaResponse",
+                "ServerMode",
+                "StepRequest",
+                "StepResponse",
+                "WSCloseMessage",
+                "WSErrorCode",
+                "WSErrorResponse",
+                "WSIncomingMessage",
+                "WSObservationResponse",
+                "WSResetMessage",
+                "WSStateMessage",
+                "WSStateResponse",
+                "WSStepMessage",
+            )
         },
-        later=_later(
-            _SERVER,
-            "BaseMessage",
-            "GetTaskRangeRequest",
-            "GetTaskRequest",
-            "HealthResponse",
-            "HealthStatus",
-            "ListTasksRequest",
-            "NumTasksRequest",
-            "ResetRequest",
-            "ResetResponse",
-            "SchemaResponse",
-            "ServerCapacityStatus",
-            "ServerMode",
-            "SessionInfo",
-            "StepRequest",
-            "StepResponse",
-            "WSCloseMessage",
-            "WSErrorCode",
-            "WSErrorResponse",
-            "WSIncomingMessage",
-            "WSObservationResponse",
-            "WSResetMessage",
-            "WSStateMessage",
-            "WSStateResponse",
-            "WSStepMessage",
-        ),
+        later=_later(_SERVER, "ServerCapacityStatus", "SessionInfo"),
     ),
     "openenv.core.env_server.http_server": Module(
         later={
@@ -224,9 +226,8 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.env_server.route_config": Module(later=_later(_SERVER, "GetEndpointConfig")),
     "openenv.core.env_server.serialization": Module(
-        later=_later(
-            _SERVER, "deserialize_action", "deserialize_action_with_preprocessing", "serialize_observation"
-        )
+        names={name: f"{_WIRE_TYPES}{name}" for name in ("deserialize_action", "serialize_observation")},
+        later=_later(_SERVER, "deserialize_action_with_preprocessing"),
     ),
     "openenv.core.env_server.web_interface": Module(
         later=_later(_WEB, "WebInterfaceManager", "create_web_interface_app", "load_environment_metadata")

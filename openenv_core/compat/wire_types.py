@@ -1,0 +1,190 @@
+"""The released names of what crosses the wire, as models: for folders and tests that name them."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from openenv_core.types import Action, Observation, Reward
+
+ActionT = TypeVar("ActionT", bound=Action)
+
+
+class ServerMode(StrEnum):
+    """What a server offers: episodes too, or tools alone."""
+
+    SIMULATION = "simulation"
+    PRODUCTION = "production"
+
+
+class HealthStatus(StrEnum):
+    """What /health says."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    DEGRADED = "degraded"
+
+
+class WSErrorCode(StrEnum):
+    """What an error frame says."""
+
+    INVALID_JSON = "INVALID_JSON"
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    FACTORY_ERROR = "FACTORY_ERROR"
+    SESSION_ERROR = "SESSION_ERROR"
+
+
+class BaseMessage(BaseModel):
+    """A model without further keys."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class HealthResponse(BaseMessage):
+    """/health."""
+
+    status: HealthStatus = HealthStatus.HEALTHY
+
+
+class SchemaResponse(BaseMessage):
+    """/schema."""
+
+    action: dict[str, Any]
+    observation: dict[str, Any]
+    state: dict[str, Any]
+    reset_observation: dict[str, Any] | None = None
+
+
+class ResetRequest(BaseModel):
+    """What /reset takes; further keys are for the environment."""
+
+    model_config = ConfigDict(extra="allow")
+
+    seed: Annotated[int, Field(ge=0)] | None = None
+    episode_id: Annotated[str, Field(max_length=255)] | None = None
+
+
+class StepRequest(BaseModel):
+    """What /step takes; likewise."""
+
+    model_config = ConfigDict(extra="allow")
+
+    action: dict[str, Any]
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    request_id: Annotated[str, Field(max_length=255)] | None = None
+
+
+class StepResponse(BaseModel):
+    """What /step answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    observation: dict[str, Any]
+    reward: Reward = None
+    done: bool = False
+    metadata: dict[str, Any] | None = None
+
+
+class ResetResponse(StepResponse):
+    """What /reset answers."""
+
+
+class ListTasksRequest(BaseMessage):
+    """What asks for the tasks of a split."""
+
+    split: str
+
+
+class NumTasksRequest(ListTasksRequest):
+    """What asks how many there are."""
+
+
+class GetTaskRequest(ListTasksRequest):
+    """What asks for one."""
+
+    index: int
+
+
+class GetTaskRangeRequest(ListTasksRequest):
+    """What asks for several."""
+
+    start: int | None = None
+    stop: int | None = None
+
+
+class WSResetMessage(BaseMessage):
+    """A reset frame."""
+
+    type: Literal["reset"] = "reset"
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class WSStepMessage(BaseMessage):
+    """A step frame."""
+
+    type: Literal["step"] = "step"
+    data: dict[str, Any]
+
+
+class WSStateMessage(BaseMessage):
+    """A state frame."""
+
+    type: Literal["state"] = "state"
+
+
+class WSCloseMessage(BaseMessage):
+    """A close frame."""
+
+    type: Literal["close"] = "close"
+
+
+WSIncomingMessage: TypeAlias = Annotated[
+    WSResetMessage | WSStepMessage | WSStateMessage | WSCloseMessage, Field(discriminator="type")
+]
+"""Any of these."""
+
+
+class WSObservationResponse(BaseModel):
+    """The frame that answers a reset or a step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["observation"] = "observation"
+    data: dict[str, Any]
+
+
+class WSStateResponse(BaseModel):
+    """The frame that answers a state frame."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["state"] = "state"
+    data: dict[str, Any]
+
+
+class WSErrorResponse(BaseModel):
+    """The frame that tells of a fault."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["error"] = "error"
+    data: dict[str, Any]
+
+
+def serialize_observation(observation: Observation) -> dict[str, Any]:
+    """Return an observation as the wire has it: its reward, its end and its metadata beside it."""
+    fields = observation.model_dump(exclude={"reward", "done", "metadata"})
+    answer = {"observation": fields, "reward": observation.reward, "done": observation.done}
+    return answer | ({"metadata": observation.metadata} if observation.metadata else {})
+
+
+def deserialize_action(action_data: dict[str, Any], action_cls: type[ActionT]) -> ActionT:
+    """Return the action that a dict stands for.
+
+    Raises:
+        pydantic.ValidationError: It stands for none.
+    """
+    return action_cls.model_validate(action_data)
