@@ -314,7 +314,13 @@ def create_app(
 
     Raises:
         ConfigurationError: The settings contradict each other, or the class does not allow several sessions.
+        TypeError: `env` is an instance.
     """
+    if not callable(env):
+        raise TypeError(
+            "expected the environment's class, or a callable without arguments that returns an environment, got an "
+            f"instance of {type(env).__name__}; each session has one of its own, so give the class"
+        )
     page = (gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
     if any(value is not None for value in page):
         logger.debug("what create_app was told of a web page has no effect: there is none")

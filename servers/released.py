@@ -8,5 +8,6 @@ NAMES: Final[Extra] = {
     "openenv.core.env_server.http_server": {
         "create_app": "servers:create_app",
         "create_fastapi_app": "servers:create_fastapi_app",
+        "HTTPEnvServer": "servers.http_env_server:HTTPEnvServer",
     }
 }

@@ -1,10 +1,13 @@
 """The released names of what crosses the wire, as models: for folders and tests that name them."""
 
+import json
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from openenv_core.protocol import codes
+from openenv_core.protocol.replies import encode_observation
 from openenv_core.types import Action, Observation, Reward
 
 ActionT = TypeVar("ActionT", bound=Action)
@@ -28,13 +31,13 @@ class HealthStatus(StrEnum):
 class WSErrorCode(StrEnum):
     """What an error frame says."""
 
-    INVALID_JSON = "INVALID_JSON"
-    UNKNOWN_TYPE = "UNKNOWN_TYPE"
-    VALIDATION_ERROR = "VALIDATION_ERROR"
-    EXECUTION_ERROR = "EXECUTION_ERROR"
-    CAPACITY_REACHED = "CAPACITY_REACHED"
-    FACTORY_ERROR = "FACTORY_ERROR"
-    SESSION_ERROR = "SESSION_ERROR"
+    INVALID_JSON = codes.INVALID_JSON
+    UNKNOWN_TYPE = codes.UNKNOWN_TYPE
+    VALIDATION_ERROR = codes.VALIDATION_ERROR
+    EXECUTION_ERROR = codes.EXECUTION_ERROR
+    CAPACITY_REACHED = codes.CAPACITY_REACHED
+    FACTORY_ERROR = codes.FACTORY_ERROR
+    SESSION_ERROR = codes.SESSION_ERROR
 
 
 class BaseMessage(BaseModel):
@@ -176,9 +179,8 @@ class WSErrorResponse(BaseModel):
 
 def serialize_observation(observation: Observation) -> dict[str, Any]:
     """Return an observation as the wire has it: its reward, its end and its metadata beside it."""
-    fields = observation.model_dump(exclude={"reward", "done", "metadata"})
-    answer = {"observation": fields, "reward": observation.reward, "done": observation.done}
-    return answer | ({"metadata": observation.metadata} if observation.metadata else {})
+    data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
+    return data
 
 
 def deserialize_action(action_data: dict[str, Any], action_cls: type[ActionT]) -> ActionT:

@@ -1,6 +1,7 @@
 """The released package's import paths, as names of ours."""
 
 import importlib
+import json
 import os
 import re
 import shutil
@@ -12,11 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counter import Add, Count, Counter
+from fastapi import FastAPI
+from serving import ask, request, serving, socket_to
 
 import openenv_core
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.hook import AliasModule, Names, resolve
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
+from openenv_core.compat.wire_types import (
+    ServerMode,
+    StepResponse,
+    WSErrorCode,
+    WSErrorResponse,
+    serialize_observation,
+)
+from openenv_core.protocol import codes
+from openenv_core.protocol.replies import encode_observation
+from servers.http_env_server import HTTPEnvServer
 from servers.released import NAMES as SERVER_NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -221,3 +235,37 @@ def test_the_table_in_the_docs_is_the_table() -> None:
         for name in (*entry.names, *names.extra.get(module, ()))
     }
     assert written == direct
+
+
+async def test_released_server_class_serves_below_somebodys_application() -> None:
+    app = FastAPI()
+
+    @app.get("/mine")
+    async def mine() -> str:
+        return "mine"
+
+    server = HTTPEnvServer(Counter, Add, Count, max_concurrent_envs=2)
+    server.register_routes(app, mode=ServerMode.SIMULATION)
+    async with serving(app) as address:
+        assert (await request(address, "GET", "/mine")).json() == "mine"
+        assert (await request(address, "POST", "/reset", {})).status_code == 200
+        strange = await request(address, "POST", "/reset", {}, {"Host": "evil.example"})
+        assert strange.status_code == 421  # the guard stands before it
+        async with socket_to(address) as ws:
+            assert (await ask(ws, {"type": "reset", "data": {}}))["type"] == "observation"
+    with pytest.raises(TypeError, match="an instance of Counter"):
+        HTTPEnvServer(Counter(), Add, Count)  # type: ignore[arg-type]
+
+
+def test_models_of_the_wire_say_what_the_wire_has() -> None:
+    seen = Count(total=3, reward=1.0, metadata={"a": 1})
+    told = serialize_observation(seen)
+    assert json.loads(encode_observation(seen))["data"] == told
+    assert StepResponse(**told).observation == told["observation"]
+    assert {code.value for code in WSErrorCode} == {
+        value for name, value in vars(codes).items() if name.isupper() and isinstance(value, str)
+    }
+    assert (
+        WSErrorResponse(data={"code": WSErrorCode.SESSION_ERROR}).model_dump()["data"]["code"]
+        == "SESSION_ERROR"
+    )
