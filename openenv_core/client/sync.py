@@ -51,6 +51,11 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def _base_url(self) -> str:
         return self.base_url
 
+    @property
+    def async_client(self) -> ClientSession[ActT, ObsT, StateT]:
+        """The client that this one waits for, by its name in the released package. It is used by the shared thread."""
+        return self._client
+
     def connect(self) -> Self:
         """Start the server if that is this client's to do, and open a session."""
         self._run(self._client.connect)

@@ -226,8 +226,14 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.env_server.route_config": Module(later=_later(_SERVER, "GetEndpointConfig")),
     "openenv.core.env_server.serialization": Module(
-        names={name: f"{_WIRE_TYPES}{name}" for name in ("deserialize_action", "serialize_observation")},
-        later=_later(_SERVER, "deserialize_action_with_preprocessing"),
+        names={
+            name: f"{_WIRE_TYPES}{name}"
+            for name in (
+                "deserialize_action",
+                "deserialize_action_with_preprocessing",
+                "serialize_observation",
+            )
+        }
     ),
     "openenv.core.env_server.web_interface": Module(
         later=_later(_WEB, "WebInterfaceManager", "create_web_interface_app", "load_environment_metadata")

@@ -1,16 +1,17 @@
 """The released names of what crosses the wire, as models: for folders and tests that name them."""
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from openenv_core.protocol import codes
 from openenv_core.protocol.replies import encode_observation
+from openenv_core.tools import CallToolAction, ListToolsAction
 from openenv_core.types import Action, Observation, Reward
-
-ActionT = TypeVar("ActionT", bound=Action)
 
 
 class ServerMode(StrEnum):
@@ -183,10 +184,27 @@ def serialize_observation(observation: Observation) -> dict[str, Any]:
     return data
 
 
-def deserialize_action(action_data: dict[str, Any], action_cls: type[ActionT]) -> ActionT:
-    """Return the action that a dict stands for.
+def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
+    """Return the action that a dict stands for: of a class, or a call of tools where that may be any action.
 
     Raises:
         pydantic.ValidationError: It stands for none.
     """
-    return action_cls.model_validate(action_data)
+    of_tools: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
+    if action_cls in (Action, *of_tools.values()):
+        action_cls = of_tools.get(str(action_data.get("type")), action_cls)
+    return action_cls.model_validate(dict(action_data))
+
+
+def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
+    """Do the same with what a form gives: arguments as JSON in a text, a number as digits.
+
+    Raises:
+        pydantic.ValidationError: It stands for none.
+    """
+    data = dict(action_data)
+    for name, read in (("arguments", json.loads), ("action_id", int)):
+        if isinstance(data.get(name), str):
+            with suppress(ValueError):
+                data[name] = read(data[name])
+    return deserialize_action(data, action_cls)
