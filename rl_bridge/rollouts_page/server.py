@@ -58,7 +58,9 @@ class PageServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:
+        except (
+            Exception
+        ):  # no Ctrl-C, which may come when the thread is there and gives the room back by itself
             self._free.release()
             raise
 

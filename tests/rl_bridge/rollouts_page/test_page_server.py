@@ -1,8 +1,11 @@
 """The server of the page: what it answers, and whom it does not."""
 
 import socket
+import time
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -116,3 +119,22 @@ def test_callers_are_bounded_and_make_room_again(run: Path) -> None:
                     continue
             else:
                 pytest.fail("expected room after the silent ones had gone")
+
+
+def test_ctrl_c_while_somebody_is_let_in_is_not_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = server.PageServer(run)
+    let_in = ThreadingHTTPServer.process_request
+
+    def interrupted(self: ThreadingHTTPServer, request: socket.socket, address: Any) -> None:
+        let_in(self, request, address)
+        while page._free._value < MAX_CALLERS:  # the thread has come to its end, and has made room
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadingHTTPServer, "process_request", interrupted)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with pytest.raises(KeyboardInterrupt):
+        page.process_request(ours, ("127.0.0.1", 1))
+    ours.close()
+    page.server_close()
