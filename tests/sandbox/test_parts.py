@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
 import sysconfig
 from pathlib import Path
@@ -23,6 +24,7 @@ from openenv_core.sandbox import (
     SyncSandbox,
 )
 from openenv_core.sandbox.answers import AnswerReader, Forged
+from openenv_core.sandbox.inside import interrupts
 from openenv_core.sandbox.inside.easing import ease_copying
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
@@ -235,3 +237,39 @@ def test_copying_does_without_modes_that_may_not_be_set(
     assert (tmp_path / "c").read_text() == "x"
     with pytest.raises(FileNotFoundError):
         shutil.copy(tmp_path / "none", tmp_path / "d")
+
+
+@pytest.mark.parametrize("moment", range(2))
+def test_a_handler_of_the_code_s_own_survives_an_interrupt_at_any_moment(
+    monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """The signal is named, not sent: whatever is installed is called just before it is changed the next time."""
+    installed: list[Any] = [None]
+    due = [False, False]
+
+    def install(number: int, handler: Any) -> None:
+        if number == signal.SIGINT:
+            if due and due.pop(0):
+                installed[0]()
+            installed[0] = handler
+
+    def handle(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(interrupts, "_install", install)
+    monkeypatch.setattr(interrupts, "_installed", lambda _: installed[0])
+    theirs = interrupts.Interrupts()
+    theirs.heed()
+    theirs.begin()
+    installed[0] = handle
+    theirs.end()
+    due[:] = [moment == 0, moment == 1]
+    try:
+        try:
+            theirs.begin()
+        finally:
+            theirs.end()
+    except (SystemExit, KeyboardInterrupt):
+        theirs.end()
+    theirs.begin()
+    assert installed[0] is handle

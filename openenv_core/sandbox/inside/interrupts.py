@@ -37,16 +37,16 @@ class Interrupts:
         self._missed = False
 
     def begin(self) -> None:
-        """From now on code runs."""
-        self._runs = True
+        """From now on code runs. Its handler comes first: ours would raise, and the code's be lost with that."""
         if self._theirs is not None:
             _install(signal.SIGINT, self._theirs)
+            self._theirs = None
+        self._runs = True
 
     def end(self) -> None:
-        """It does no more."""
+        """It does no more. Idempotent, as the code's handler may raise out of here."""
         self._runs = False
         if self._heeded:
-            self._theirs = None
             if (handler := _installed(signal.SIGINT)) is not self._ours:
                 self._theirs = handler
                 _install(signal.SIGINT, self._ours)

@@ -69,6 +69,7 @@ class Runner:
             finally:
                 self._interrupts.end()
         except BaseException as error:  # interrupted after the code, and before that was told
+            self._interrupts.end()
             answer.update(status="error", exit_code=1, error=describe(error))
         answer["text"] = bool(texts)
         answer["outputs"] = []
