@@ -40,6 +40,7 @@ from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, O
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
+    from openenv_core.making import make
     from openenv_core.providers import ContainerOptions, DockerPool, LocalDockerProvider, LocalProcessProvider
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "ValidationFailed",
     "infrastructure_failure",
     "is_infrastructure_failure",
+    "make",
     "unscored_reason",
 ]
 
@@ -95,6 +97,7 @@ _LAZY = {
     "GenericEnvClient": "openenv_core.client",
     "MCPToolClient": "openenv_core.client.tools",
     "SyncEnvClient": "openenv_core.client",
+    "make": "openenv_core.making",
     "ContainerOptions": "openenv_core.providers",
     "DockerPool": "openenv_core.providers",
     "LocalDockerProvider": "openenv_core.providers",

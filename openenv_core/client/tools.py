@@ -135,5 +135,8 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         response = await self._request(encode_rpc(request_id, method, params), "mcp")
         return read_rpc(response, request_id)
 
+    def _step_payload(self, action: AnyAction) -> dict[str, Any]:
+        return action.model_dump() if isinstance(action, Action) else dict(super()._step_payload(action))
+
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Observation]:
         return read_result(payload)

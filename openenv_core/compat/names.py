@@ -22,7 +22,6 @@ _WIRE_TYPES = "openenv_core.compat.wire_types:"
 _RUBRICS = "openenv_core.rubrics:"
 _WEB = "the web page"
 _LLM = "clients of language models"
-_HUB = "finding environments by name"
 _PROVIDERS = (
     "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
     "RemoteSandboxProvider, and a client takes any object of their shape as provider"
@@ -63,7 +62,7 @@ MODULES: Final[Mapping[str, Module]] = {
             "GenericEnvClient": "openenv_core:GenericEnvClient",
             "SyncEnvClient": "openenv_core:SyncEnvClient",
         },
-        later=_later(_HUB, "AutoAction", "AutoEnv"),
+        also=("openenv.auto",),
         package=True,
     ),
     "openenv.core": Module(
@@ -236,7 +235,8 @@ MODULES: Final[Mapping[str, Module]] = {
         }
     ),
     "openenv.core.env_server.web_interface": Module(
-        later=_later(_WEB, "WebInterfaceManager", "create_web_interface_app", "load_environment_metadata")
+        later=_later(_WEB, "WebInterfaceManager", "create_web_interface_app"),
+        names={"load_environment_metadata": f"{_WIRE_TYPES}load_environment_metadata"},
     ),
     "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
     "openenv.core.containers.runtime": Module(
@@ -291,15 +291,27 @@ MODULES: Final[Mapping[str, Module]] = {
         package=True,
     ),
     "openenv.core.tools.git_server_client": Module(
-        later=_later("clients of Git servers", "GitServerClient", "RepoInfo")
+        names={name: f"openenv_core.compat.git_server:{name}" for name in ("GitServerClient", "RepoInfo")}
     ),
     "openenv.core.tools.local_python_executor": Module(
         names={"PyExecutor": "openenv_core.compat.executor:PyExecutor"}
     ),
     "openenv.core.utils": Module(rest="the released package's own helpers"),
-    "openenv.core.harness": Module(rest="coding agents as policies"),
+    "openenv.core.harness": Module(
+        names={
+            name: f"openenv_core.compat.harness:{name}"
+            for name in ("Message", "ResourceSession", "ResourceSessionFactory", "ToolResult", "VerifyResult")
+        },
+        rest="drivers of coding agents",
+    ),
     "openenv.core.evals": Module(rest="evaluations"),
-    "openenv.auto": Module(rest=_HUB),
+    "openenv.auto": Module(
+        also=("openenv.auto.auto_action", "openenv.auto.auto_env"),
+        rest="the released package's own ways of finding environments; openenv_core.make takes a name",
+        package=True,
+    ),
+    "openenv.auto.auto_action": Module(names={"AutoAction": "openenv_core.compat.auto:AutoAction"}),
+    "openenv.auto.auto_env": Module(names={"AutoEnv": "openenv_core.compat.auto:AutoEnv"}),
     "openenv.cli": Module(rest="the released package's own command line; `ropewalk --help` names ours"),
 }
 

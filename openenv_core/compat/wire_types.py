@@ -1,17 +1,19 @@
 """The released names of what crosses the wire, as models: for folders and tests that name them."""
 
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from openenv_core.environment import Environment
 from openenv_core.protocol import codes
 from openenv_core.protocol.replies import encode_observation
 from openenv_core.tools import CallToolAction, ListToolsAction
-from openenv_core.types import Action, Observation, Reward
+from openenv_core.types import Action, EnvironmentMetadata, Observation, Reward
 
 
 class ServerMode(StrEnum):
@@ -182,6 +184,18 @@ def serialize_observation(observation: Observation) -> dict[str, Any]:
     """Return an observation as the wire has it: its reward, its end and its metadata beside it."""
     data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
     return data
+
+
+def load_environment_metadata(
+    env: Any, env_name: str | None = None
+) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
+    """Return what an environment says of itself; of a class or a factory, what it is called and documented as."""
+    if isinstance(env, Environment):
+        return env.get_metadata()
+    own_name = str(getattr(env, "__name__", type(env).__name__))
+    return EnvironmentMetadata(
+        name=env_name or own_name, description=inspect.cleandoc(env.__doc__ or own_name), version="1.0.0"
+    )
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:

@@ -46,10 +46,9 @@ class Interrupts:
     def end(self) -> None:
         """It does no more. Idempotent, as the code's handler may raise out of here."""
         self._runs = False
-        if self._heeded:
-            if (handler := _installed(signal.SIGINT)) is not self._ours:
-                self._theirs = handler
-                _install(signal.SIGINT, self._ours)
+        if self._heeded and (handler := _installed(signal.SIGINT)) is not self._ours:
+            self._theirs = handler
+            _install(signal.SIGINT, self._ours)
 
     def _interrupted(self, *_: object) -> None:
         self._missed = not self._runs

@@ -1,0 +1,109 @@
+"""The released factories that find a client or an action by an environment's name. They never install anything."""
+
+import re
+from typing import Any
+
+from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
+from openenv_core.errors import ConfigurationError
+from openenv_core.making import client_class, make
+from openenv_core.types import Action
+
+_SPACE = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/spaces/)?([\w.-]+)/([\w.-]+)/?")
+
+
+class AutoEnv:
+    """Makes a client by an environment's name; a Space's id stands for the server that the Space runs."""
+
+    def __init__(self) -> None:
+        raise TypeError(
+            f"{type(self).__name__} makes other objects; call {type(self).__name__}.from_env(name)"
+        )
+
+    @classmethod
+    def from_env(
+        cls,
+        name: str,
+        base_url: str | None = None,
+        docker_image: str | None = None,
+        *,
+        container_provider: Any = None,
+        wait_timeout: float = 30.0,
+        env_vars: dict[str, str] | None = None,
+        trust_remote_code: bool = False,
+        skip_install: bool = False,
+        **options: Any,
+    ) -> SyncEnvClient[Any, Any, Any]:
+        """Return a client.
+
+        Args:
+            name: An environment that is installed here, `owner/name` or the URL of a Space.
+            base_url: Its server, where it runs already.
+            docker_image: Its image, where it is to run in a container.
+            container_provider: Starts the container.
+            wait_timeout: Seconds until the server must be healthy.
+            env_vars: Environment variables of a server that is started.
+            trust_remote_code: Not needed, as no code is fetched.
+            skip_install: Use dicts where no package of that name is installed.
+            options: What the client's constructor takes.
+
+        Raises:
+            ConfigurationError: Nothing is known by that name.
+        """
+        space = _SPACE.fullmatch(name)
+        if space is not None:
+            base_url = (
+                base_url or f"https://{re.sub(r'[._]', '-', '-'.join(space.groups())).lower()}.hf.space"
+            )
+            client: type[EnvClient[Any, Any, Any]] = GenericEnvClient
+        else:
+            client = GenericEnvClient if skip_install else client_class(name)
+        if docker_image is not None:
+            return client.from_docker_image(
+                docker_image,
+                provider=container_provider,
+                env_vars=env_vars or {},
+                start_timeout_s=wait_timeout,
+                **options,
+            )
+        if base_url is not None:
+            return make(base_url, client=client, **options)
+        return make(name, client=client, env_vars=env_vars, start_timeout_s=wait_timeout, **options)
+
+    from_hub = from_env
+
+    @classmethod
+    def get_env_class(cls, name: str) -> type[EnvClient[Any, Any, Any]]:
+        """Return the client class of an environment that is installed here."""
+        return client_class(name)
+
+
+class AutoAction:
+    """Finds an environment's action class by its name."""
+
+    __init__ = AutoEnv.__init__
+
+    @classmethod
+    def from_env(
+        cls, name: str, trust_remote_code: bool = False, skip_install: bool = False
+    ) -> type[Action] | type[GenericAction]:
+        """Return the action class of an environment that is installed here; `GenericAction` for a Space.
+
+        Args:
+            name: As `AutoEnv.from_env` takes it.
+            trust_remote_code: Not needed, as no code is fetched.
+            skip_install: Return `GenericAction`.
+
+        Raises:
+            ConfigurationError: Nothing is known by that name, or its client names no action class.
+        """
+        if skip_install or _SPACE.fullmatch(name):
+            return GenericAction
+        client = client_class(name)
+        found: type[Action] | None = getattr(client, "action_type", None)
+        if found is None:
+            raise ConfigurationError(
+                f"expected an action_type of {client.__name__}, got none; set it on the class"
+            )
+        return found
+
+    from_hub = from_env

@@ -1,0 +1,59 @@
+"""`make`: a client of whatever environment a text stands for, as `gymnasium.make` gives an environment."""
+
+from importlib import import_module
+from typing import Any
+
+from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
+from openenv_core.errors import ConfigurationError
+from openenv_core.targets import TargetKind, package_of, target_of
+
+
+def make(
+    target: str, *, client: type[EnvClient[Any, Any, Any]] | None = None, **options: Any
+) -> SyncEnvClient[Any, Any, Any]:
+    """Return a client of an environment; what has to be started starts when it is first used, and ends with it.
+
+        with make("blackjack") as env:
+            result = env.reset(seed=1)
+
+    The client can be awaited, and used by `async with`, for the async one.
+
+    Args:
+        target: An environment's name, a folder, `module:attribute`, a URL, or an image of the local Docker engine.
+        client: The client's class. By default the environment's own where `target` is a name, and else
+            `GenericEnvClient`, whose actions and observations are dicts.
+        options: What the constructor takes, and what `from_process` or `from_docker_image` does where it starts
+            something.
+
+    Raises:
+        ConfigurationError: The target cannot be any of these, or there is no such option.
+    """
+    found = target_of(target)
+    if found.kind is TargetKind.NAME:
+        client = client or client_class(target)
+    client = client or GenericEnvClient
+    if found.kind is TargetKind.URL:
+        return client(found.text, **options).sync()
+    if found.kind is TargetKind.IMAGE:
+        return client.from_docker_image(found.text, **options)
+    return client.from_process(found.text, **options)
+
+
+def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:
+    """Return the client class that the package of an environment holds.
+
+    Raises:
+        ConfigurationError: There is no environment of that name, or its package has no client class.
+    """
+    package = package_of(name)
+    if package is None:
+        raise ConfigurationError(
+            f"expected an environment's name, got {name!r}; `ropewalk list` names those here"
+        )
+    module = import_module(package)
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, EnvClient) and value.__module__.startswith(package):
+            return value
+    raise ConfigurationError(
+        f"expected a subclass of EnvClient in {package}, got none; import it in its __init__.py"
+    )
