@@ -1,0 +1,90 @@
+"""Every block of every page: its commands and their options exist, its imports work, its data can be read.
+
+What can be run as it stands is run by the other files of this folder, and by the tests of what the page is about.
+"""
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import yaml
+
+from openenv_core.cli.main import GROUP, load
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+READERS_OWN = ("my_env", "dice_env", "my_game", "PLACEHOLDER")
+"""Packages that a reader is told to make; pages that make them run them."""
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        if language in languages:
+            yield block
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """Yield what a shell would run, word by word, without its comments."""
+    for block in blocks(page, "bash", "sh", ""):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.match(r"ropewalk \w|python -m benchmarks\.", line):
+                yield shlex.split(line.rpartition("&& ")[2], comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_have_their_options(page: Path) -> None:
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    for words in command_lines(page):
+        if words[0] == "ropewalk":
+            command = load(points[words[1]])
+            parser = argparse.ArgumentParser()
+            command.configure(parser)
+            given = words[2:] if command.reword is None else command.reword(words[2:])
+            parser.parse_intermixed_args(given)
+        else:
+            found = importlib.util.find_spec(words[2])
+            assert found is not None, words
+            folder = Path(next(iter(found.submodule_search_locations or ())))
+            source = "".join(file.read_text() for file in folder.rglob("*.py"))
+            assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == [], (
+                words
+            )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_compiles_and_its_imports_are_there(page: Path) -> None:
+    for block in blocks(page, "python"):
+        tree = compile(block, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            top = node.module.partition(".")[0]
+            if (
+                node.level
+                or top in READERS_OWN
+                or (top != "openenv" and importlib.util.find_spec(top) is None)
+            ):
+                continue
+            if top == "openenv":  # the compatibility page: what its hook answers is tested with the hook
+                continue
+            module = importlib.import_module(node.module)
+            for name in node.names:
+                assert name.name == "*" or hasattr(module, name.name), (node.module, name.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_data_can_be_read(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        for document in yaml.safe_load_all(block):
+            assert document is not None
+    for block in blocks(page, "json"):
+        for line in [block] if block.count("\n{") == 0 else block.splitlines():
+            json.loads(line)
