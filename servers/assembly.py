@@ -8,8 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
-from servers.fleet.forwarder import Forwarder
-from servers.fleet.ids import ids_of
+from servers.fleet.forwarder import Forwarder, ids_of
 from servers.fleet.peers import UnixPeers
 from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SharedSlots, SlotTable

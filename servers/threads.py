@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-from openenv_core.protocol.faults import text_of
+from openenv_core.protocol.errors import text_of
 
 Outcome: TypeAlias = tuple[bool, Any]
 """(True, what was returned) or (False, what was raised)."""

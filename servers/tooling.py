@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, get_args
 
-from openenv_core.protocol.faults import short
+from openenv_core.protocol.errors import short
 from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,

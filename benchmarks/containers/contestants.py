@@ -6,8 +6,8 @@ from secrets import token_hex
 from typing import Final
 
 from benchmarks.containers.servers import Subject
+from openenv_core.providers.base import status_of
 from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
-from openenv_core.providers.health import status_of
 
 DEADLINE_S: Final = 60.0
 LOOK_S: Final = 0.005

@@ -15,7 +15,7 @@ from benchmarks.sandbox.plan import PRELOADS, SECTIONS, Plan
 from benchmarks.sandbox.report import bars, report
 from benchmarks.wire.figures import Figures
 from benchmarks.wire.processes import StartError
-from openenv_core.sandbox.levels import LADDER
+from openenv_core.sandbox.config import LADDER
 
 FAILED = 2
 MISSED = 1

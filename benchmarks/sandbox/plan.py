@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from openenv_core.sandbox.levels import LADDER
+from openenv_core.sandbox.config import LADDER
 
 SECTIONS: Final = ("start", "execute", "throughput", "memory", "loops", "abandon")
 

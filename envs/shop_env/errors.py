@@ -1,6 +1,6 @@
 """What the shop raises besides the core's `EpisodeOver`."""
 
-from openenv_core.task_options import InvalidResetOption
+from openenv_core.tasks import InvalidResetOption
 from openenv_core.tools import ToolFailed
 
 __all__ = ["Impossible", "InvalidResetOption"]

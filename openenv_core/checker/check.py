@@ -5,7 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from openenv_core.checker.outcomes import CheckFailed, CheckWarned, Level, NotApplicable
+from openenv_core.checker.outcomes import (
+    CheckFailed,
+    CheckWarned,
+    Level,
+    NotApplicable,
+)
 from openenv_core.checker.subject import Subject
 
 __all__ = ["Check", "CheckFailed", "CheckWarned", "Level", "NotApplicable", "check"]

@@ -9,7 +9,12 @@ from typing import Final, TextIO
 from xml.etree import ElementTree
 
 from openenv_core.checker.check import Check, Level
-from openenv_core.checker.runner import BAD, Report, Result, Status
+from openenv_core.checker.runner import (
+    BAD,
+    Report,
+    Result,
+    Status,
+)
 
 MARKS: Final[Mapping[Status, str]] = {
     Status.PASSED: "✓",

@@ -18,7 +18,11 @@ import pytest
 
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.check import Check, Level
-from openenv_core.checker.runner import BAD, Status, run_check
+from openenv_core.checker.runner import (
+    BAD,
+    Status,
+    run_check,
+)
 from openenv_core.checker.subject import Subject
 
 __all__ = ["environment_subject"]

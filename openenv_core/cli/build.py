@@ -12,7 +12,7 @@ from openenv_core.errors import ConfigurationError, OpenEnvError
 if TYPE_CHECKING:
     import docker
 
-    from openenv_core.images.plan import Plan
+    from openenv_core.images.build import Plan
 
 BASE: Final = "base"
 """The word that stands for the base images."""
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plans(arguments: argparse.Namespace) -> "list[tuple[str, Plan | None]]":
     """Say what to build before anything is; None is the base."""
-    from openenv_core.images.plan import plan, read_build_args
+    from openenv_core.images.build import plan, read_build_args
 
     build_args = read_build_args(arguments.build_arg)
     targets = list(dict.fromkeys(arguments.targets))
@@ -160,7 +160,7 @@ def _build(
         if planned is not None:
             built = {planned.request.tags: build(api, planned, tell)}
         else:
-            from openenv_core.images.plan import read_build_args
+            from openenv_core.images.build import read_build_args
 
             for variant in base.Variant:
                 base.ensure(

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Final
 
-from openenv_core.images.events import Cached, Event, Layer, Note, Output, Step
+from openenv_core.images.events import (
+    Cached,
+    Event,
+    Layer,
+    Note,
+    Output,
+    Step,
+)
 
 _QUIET_S: Final = 15.0
 """Seconds after which plain output says that a layer is still under way."""

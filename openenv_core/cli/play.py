@@ -54,8 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Play; 1 where something went wrong that nobody was there to see."""
     from openenv_core.play.game import Game
-    from openenv_core.play.reporters import ForPeople, ForPrograms
-    from openenv_core.play.terminal import Terminal
+    from openenv_core.play.reporters import ForPeople, ForPrograms, Terminal
     from openenv_core.targets import served, target_of
 
     if arguments.action and arguments.random:
@@ -124,7 +123,7 @@ def _attended(
 
 
 def _unattended(arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]) -> int:
-    from openenv_core.play.unattended import play_actions, play_at_random
+    from openenv_core.play.loop import play_actions, play_at_random
 
     options = _options(arguments)
     if arguments.action:
@@ -142,7 +141,7 @@ def _drawn(
     """Yield valid actions: the author's examples where there are some, else what the schema allows."""
     import random
 
-    from openenv_core.checker.drawing.actions import pool
+    from openenv_core.checker.drawing import pool
     from openenv_core.manifest import read_manifest
 
     if "action" not in schema:
@@ -162,7 +161,7 @@ def _drawn(
 
 def _show_traceback(provider: Any, error: BaseException) -> None:
     """Print where an environment that is served here raised: its traceback, out of what its server printed."""
-    from openenv_core.play.show import harmless
+    from openenv_core.play.reporters import harmless
     from openenv_core.providers.process import LocalProcessProvider, last_traceback
 
     if not isinstance(error, ExecutionFailed) or not isinstance(provider, LocalProcessProvider):
@@ -196,8 +195,8 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     """Return what the server says of its models; nothing where it says nothing that can be used."""
     import httpx
 
-    from openenv_core.client.urls import http_url
-    from openenv_core.providers.remote.transport import client_for
+    from openenv_core.client.settings import http_url
+    from openenv_core.providers.remote.api import client_for
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:

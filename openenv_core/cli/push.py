@@ -81,7 +81,7 @@ def _push_images(arguments: argparse.Namespace) -> int:
 
 def _image(target: str) -> str:
     """Return the image that a word stands for: a folder's is the one that `ropewalk build` makes of it."""
-    from openenv_core.images.plan import default_tag, name_of, named
+    from openenv_core.images.build import default_tag, name_of, named
 
     path = Path(target).expanduser()
     if path.is_dir() and (target.startswith((".", "/", "~")) or (path / "openenv.yaml").is_file()):
@@ -93,8 +93,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
     from openenv_core.images.errors import PushFailed
-    from openenv_core.images.hub import upload
-    from openenv_core.images.space import check_name, stage
+    from openenv_core.images.space import check_name, stage, upload
 
     if arguments.registry is not None:
         raise ConfigurationError("expected --registry or --space, got both; push twice")

@@ -75,9 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from openenv_core.checker.catalogue import chosen
     from openenv_core.checker.check import Level
-    from openenv_core.checker.isolation import run_isolated
     from openenv_core.checker.report import Console, as_json, as_junit, listing
-    from openenv_core.checker.runner import Report, Result
+    from openenv_core.checker.runner import Report, Result, run_isolated
 
     checks = chosen([Level(level) for level in arguments.level], arguments.check)
     if arguments.list:
@@ -122,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _subject(arguments: argparse.Namespace) -> "Subject":
-    from openenv_core.checker.reachable import require
+    from openenv_core.checker.catalogue import require
     from openenv_core.checker.subject import Subject
     from openenv_core.targets import TargetKind, target_of
 

@@ -2,9 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.client.base import EnvClient
-from openenv_core.client.generic import GenericAction, GenericEnvClient
-from openenv_core.client.sync import SyncEnvClient
+from openenv_core.client.env_client import (
+    EnvClient,
+    GenericAction,
+    GenericEnvClient,
+    SyncEnvClient,
+)
 
 if TYPE_CHECKING:
     from openenv_core.client.tools import MCPToolClient

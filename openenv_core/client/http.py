@@ -15,8 +15,12 @@ from uuid import uuid4
 
 import httpx
 
-from openenv_core.client.carrier import CarrierOptions, Inbox
-from openenv_core.client.refusals import refusal, retry_after
+from openenv_core.client.carrier import (
+    CarrierOptions,
+    Inbox,
+    refusal,
+    retry_after,
+)
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
@@ -32,10 +36,10 @@ from openenv_core.protocol.http import (
     http_request,
     reply_frame,
     said_by_server,
+    shown,
 )
 from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import encode_request
-from openenv_core.protocol.urls import shown
 from openenv_core.proxies import proxy_for
 
 PROBES: Final = 3

@@ -1,17 +1,23 @@
-"""One session on an environment server: requests in order over one carrier."""
+"""One session on an environment server: requests in order over one carrier, models in and out."""
 
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
+
+from pydantic import ValidationError
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
-from openenv_core.client.conversation import SESSION_ENDED, Conversation
-from openenv_core.client.payloads import Payloads
-from openenv_core.client.settings import checked_headers, checked_mode, checked_transport
+from openenv_core.client.conversation import SESSION_ENDED, Conversation, Turn
+from openenv_core.client.settings import (
+    checked_headers,
+    checked_mode,
+    checked_session_id,
+    checked_transport,
+    http_url,
+    websocket_url,
+)
 from openenv_core.client.socket import open_socket
-from openenv_core.client.turns import Turn
-from openenv_core.client.urls import checked_session_id, http_url, websocket_url
 from openenv_core.errors import (
     ClientClosed,
     ClientError,
@@ -21,14 +27,71 @@ from openenv_core.errors import (
     ProtocolError,
     ServerError,
 )
+from openenv_core.protocol.http import shown
+from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
-from openenv_core.protocol.urls import shown
 from openenv_core.providers.adapt import adapted, last_words
-from openenv_core.types import ActT, ObsT, StateT, StepResult
+from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.providers.base import AnyProvider, Provider
+
+
+class Payloads(Generic[ActT, ObsT, StateT]):
+    """The hooks of a client, by the models that its class names. Released subclasses bring their own."""
+
+    action_type: type[ActT]
+    observation_type: type[ObsT]
+    state_type: type[StateT]
+
+    def __init__(self) -> None:
+        observation_type, state_type = (
+            getattr(self, f"{name}_type", None) for name in ("observation", "state")
+        )
+        self._read_observation = None if observation_type is None else reader(observation_type)
+        self._read_state = reader(State if state_type is None else state_type)
+
+    def _step_payload(self, action: ActT) -> Any:
+        """Return what a step frame carries: a model or a dict of the action's fields."""
+        expected = getattr(self, "action_type", Action)
+        if not isinstance(action, (expected, Mapping)):
+            raise TypeError(
+                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
+                f"pass {expected.__name__}(...)"
+            )
+        return action
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn the data of an observation frame into what the caller gets."""
+        fields = payload.get("observation")
+        read = self._read_observation
+        if not isinstance(fields, dict) or read is None:
+            raise self._unreadable("observation", payload, None)
+        reward = fields["reward"] = payload.get("reward")
+        done = fields["done"] = payload.get("done", False)
+        try:
+            return StepResult(read(fields), reward, done, payload.get("metadata"))
+        except ValidationError as error:
+            raise self._unreadable("observation", payload, error) from error
+
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """Turn the data of a state frame into what the caller gets."""
+        try:
+            return cast(StateT, self._read_state(payload))
+        except ValidationError as error:
+            raise self._unreadable("state", payload, error) from error
+
+    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
+        expected = getattr(self, f"{what}_type", None)
+        if expected is None:
+            return ProtocolError(
+                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
+            )
+        return ProtocolError(
+            f"expected {expected.__name__} from the server, got {str(payload)[:200]}"
+            f"{f': {error}' if error else ''}; check that client and server have the same version"
+        )
 
 
 class ClientSession(Payloads[ActT, ObsT, StateT]):

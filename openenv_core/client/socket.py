@@ -1,15 +1,12 @@
-"""A session's frames over a WebSocket, by the `picows` library.
-
-picows is compiled and hands frames to a callback. Of the libraries measured (docs/client.md) it is the one that
-makes a step cheapest: about half of what it costs the released client. What it leaves to its user is here:
-messages in several frames, a limit on the whole message, a queue that stops reading when nobody takes from
-it, keepalive, deadlines, proxies of the environment, and what a refusal means.
-"""
+"""A session's frames over a WebSocket, by the `picows` library."""
 
 import asyncio
 import base64
 import logging
+import os
 import socket
+import struct
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -18,13 +15,56 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
-from openenv_core.client.carrier import CarrierOptions, Inbox
-from openenv_core.client.refusals import refusal
-from openenv_core.client.tcp import dial, silence
+from openenv_core.client.carrier import CarrierOptions, Inbox, refusal
 from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
-from openenv_core.protocol.http import detail_text
-from openenv_core.protocol.urls import shown
+from openenv_core.protocol.http import detail_text, shown
 from openenv_core.proxies import proxy_for
+
+_LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
+"""Milliseconds since data came, in the `tcp_info` of Linux."""
+
+
+async def dial(host: str, port: int, within_s: float) -> socket.socket:
+    """Return a connected socket: to the first address of the host that answers.
+
+    No address gets more than its share of the time, so that one behind a firewall does not hide the next.
+
+    Raises:
+        OSError: None does.
+    """
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, address in addresses:
+        raw = socket.socket(family, kind, protocol)
+        try:
+            raw.setblocking(False)
+            async with asyncio.timeout(within_s / len(addresses)):
+                await loop.sock_connect(raw, address)
+        except OSError as error:  # TimeoutError is one
+            raw.close()
+            failure = error
+        except BaseException:
+            raw.close()
+            raise
+        else:
+            return raw
+    raise failure or OSError(f"no address of {host!r}")
+
+
+def silence(fd: int) -> float | None:
+    """Return for how many seconds the other end of a TCP connection has sent nothing; None where that is unknown."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with socket.socket(fileno=os.dup(fd)) as twin:
+            info = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+    except OSError:
+        return None
+    return (
+        float(_LAST_DATA_RECEIVED.unpack(info)[0]) / 1000 if len(info) == _LAST_DATA_RECEIVED.size else None
+    )
+
 
 MAX_UNREAD: Final = 4
 """Messages that may wait to be read before the socket is no longer read from. The wire has one at a time."""

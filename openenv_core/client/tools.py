@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from openenv_core.client.base import EnvClient
+from openenv_core.client.env_client import EnvClient
 from openenv_core.errors import ServerError, ValidationFailed
 from openenv_core.protocol.jsonrpc import Fault
 from openenv_core.protocol.toolcalls import (
@@ -20,7 +20,7 @@ from openenv_core.protocol.toolcalls import (
     value_of_rpc,
 )
 from openenv_core.tools import CallToolAction, ListToolsAction, Tool
-from openenv_core.tools.openai import openai_tools
+from openenv_core.tools.specs import openai_tools
 from openenv_core.types import Action, Observation, State, StepResult
 
 AnyAction: TypeAlias = Action | Mapping[str, Any]
@@ -108,7 +108,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         return await self.get_tool(name) is not None
 
     async def openai_tools(self, use_cache: bool = True) -> list[dict[str, Any]]:
-        """Return the tools as chat templates take them; see `openenv_core.tools.openai.openai_tools`."""
+        """Return the tools as chat templates take them; see `openenv_core.tools.specs.openai_tools`."""
         return openai_tools(await self.list_tools(use_cache))
 
     @property

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from openenv_core.errors import ConfigurationError, ServerStartFailed
+from openenv_core.providers.base import status_of
 from openenv_core.providers.docker.provider import LocalDockerProvider as Ours
-from openenv_core.providers.health import status_of
 
 LOOK_S = 0.05
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
-from openenv_core.compat.code import CodeExecResult
+from openenv_core.compat.types import CodeExecResult
 from openenv_core.errors import ClientClosed, ConfigurationError
 from openenv_core.loop_thread import LoopThread
 from openenv_core.outcomes import SANDBOX_ERROR

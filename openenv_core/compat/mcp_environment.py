@@ -1,17 +1,4 @@
-"""Environments that were written for the released package around an MCP server object.
-
-    class TallyEnvironment(MCPEnvironment):
-        def __init__(self):
-            mcp = FastMCP("tally")
-
-            @mcp.tool
-            def add(amount: int) -> int: ...
-
-            super().__init__(mcp)
-
-The object is FastMCP's or the official SDK's; neither is imported here. New environments are better served by
-`openenv_core.tools.ToolEnvironment`, which needs neither.
-"""
+"""Environments that were written for the released package around an MCP server object."""
 
 import asyncio
 import inspect
@@ -19,29 +6,41 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
-from openenv_core.compat.mcp_host import McpHost
-from openenv_core.compat.mcp_link import Link, in_thread, run_to_end
-from openenv_core.compat.mcp_modes import ModeTools, checked_mode
-from openenv_core.compat.mcp_results import (
+from pydantic import TypeAdapter
+
+from openenv_core.compat.mcp_link import (
+    Link,
     ask_tool,
     error_text,
     error_type,
+    in_thread,
+    mcp_json,
     plain_result,
+    run_to_end,
     specs,
     tool_result,
 )
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.faults import text_of
+from openenv_core.protocol.errors import text_of
 from openenv_core.tools import (
     RESERVED_TOOL_NAMES,
     SILENT,
     CallToolAction,
     CallToolObservation,
+    Completion,
+    InvalidArguments,
     ListToolsAction,
     ListToolsObservation,
+    NoSuchPrompt,
+    NoSuchResource,
+    PromptResult,
+    PromptSpec,
+    ResourceContents,
+    ResourceSpec,
+    ResourceTemplateSpec,
     ToolContext,
     ToolError,
     ToolErrorType,
@@ -51,6 +50,115 @@ from openenv_core.tools import (
     ToolUnavailable,
 )
 from openenv_core.types import Action, Observation
+
+MODES: Final = ("production", "simulation")
+
+
+def checked_mode(mode: str | None) -> str | None:
+    """Return the mode.
+
+    Raises:
+        ConfigurationError: There is no such mode.
+    """
+    if mode is not None and mode not in MODES:
+        raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, or None, got {mode!r}")
+    return mode
+
+
+class ModeTools:
+    """Functions by name and mode; the server object does not know them."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, dict[str, Callable[..., Any]]] = {}
+        self._specs: dict[str, dict[str, ToolSpec]] = {}
+
+    def add(self, mode: str, function: Callable[..., Any]) -> None:
+        """Have a function in a mode."""
+        name = function.__name__
+        spec = ToolSpec(
+            name=name, description=inspect.getdoc(function) or "", input_schema=_schema_of(function)
+        )
+        self._functions.setdefault(name, {})[mode] = function
+        self._specs.setdefault(name, {})[mode] = spec
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._functions
+
+    def function(self, name: str, mode: str | None) -> Callable[..., Any] | None:
+        """Return a function; None where the mode does not have it."""
+        return self._functions.get(name, {}).get(mode or "")
+
+    def functions(self, mode: str | None) -> Mapping[str, Callable[..., Any]]:
+        """Return the functions of a mode."""
+        return {name: by_mode[mode] for name, by_mode in self._functions.items() if mode and mode in by_mode}
+
+    def specs(self, mode: str | None) -> list[ToolSpec]:
+        """Return what there is to tell of the functions of a mode."""
+        return [by_mode[mode] for by_mode in self._specs.values() if mode and mode in by_mode]
+
+
+def _schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
+    schema = adapter.json_schema()
+    schema.setdefault("properties", {})
+    return {**schema, "type": "object"}
+
+
+class McpHost:
+    """Resources, prompts and completions, as the server object has them."""
+
+    _link: Link
+
+    async def list_resources(self) -> Sequence[ResourceSpec]:
+        """Return what there is to read."""
+        return specs(ResourceSpec, await self._link.arun(lambda client: client.list_resources()), "resources")
+
+    async def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
+        """Return the forms of addresses that can be read."""
+        found = await self._link.arun(lambda client: client.list_resource_templates())
+        return specs(ResourceTemplateSpec, found, "resource_templates")
+
+    async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
+        """Read a resource.
+
+        Raises:
+            NoSuchResource: There is none at that address, or it cannot be read.
+        """
+        try:
+            found = await self._link.arun(lambda client: client.read_resource(uri))
+        except Exception as error:
+            raise NoSuchResource(f"expected the address of a resource, got {uri[:200]!r}: {error}") from error
+        return [mcp_json(part) for part in getattr(found, "contents", found)]
+
+    async def list_prompts(self) -> Sequence[PromptSpec]:
+        """Return the prompts that there are."""
+        return specs(PromptSpec, await self._link.arun(lambda client: client.list_prompts()), "prompts")
+
+    async def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
+        """Return the messages of a prompt.
+
+        Raises:
+            NoSuchPrompt: There is none of that name.
+            InvalidArguments: It could not be made of these arguments.
+        """
+        try:
+            found = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
+        except Exception as error:
+            there_are = [prompt.name for prompt in await self.list_prompts()]
+            if name not in there_are:
+                known = ", ".join(there_are) or "none"
+                raise NoSuchPrompt(f"expected one of the prompts {known}, got {name[:200]!r}") from error
+            raise InvalidArguments(f"expected arguments of the prompt {name!r}, got: {error}") from error
+        return PromptResult(
+            messages=[mcp_json(message) for message in found.messages], description=found.description
+        )
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
+    ) -> Completion:
+        """Return what an argument could become: nothing, for server objects rarely know."""
+        return Completion(values=[])
+
 
 MCP_TOOL_CALL_TIMEOUT: Final = 30.0
 """Seconds that a call may take, where nobody says another time."""

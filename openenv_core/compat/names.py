@@ -17,8 +17,8 @@ FORMER: Final = "openenv_core"
 
 _TYPES = "openenv_core.types:"
 _TOOLS = "openenv_core.tools:"
-_MCP_TYPES = "openenv_core.compat.mcp_types:"
-_WIRE_TYPES = "openenv_core.compat.wire_types:"
+_MCP_TYPES = "openenv_core.compat.types:"
+_WIRE_TYPES = "openenv_core.compat.types:"
 _RUBRICS = "openenv_core.rubrics:"
 _WEB = "the web page"
 _LLM = "clients of language models"
@@ -117,18 +117,18 @@ MODULES: Final[Mapping[str, Module]] = {
             "Action": f"{_TYPES}Action",
             "Environment": "openenv_core.environment:Environment",
             "EnvironmentMetadata": f"{_TYPES}EnvironmentMetadata",
-            "Message": "openenv_core.compat.chat:Message",
-            "ModelTokenizer": "openenv_core.compat.chat:ModelTokenizer",
+            "Message": "openenv_core.compat.types:Message",
+            "ModelTokenizer": "openenv_core.compat.types:ModelTokenizer",
             "Observation": f"{_TYPES}Observation",
             "State": f"{_TYPES}State",
             "TaskProvider": "openenv_core.tasks:TaskProvider",
-            "Transform": "openenv_core.transforms:Transform",
+            "Transform": "openenv_core.environment:Transform",
         }
     ),
     "openenv.core.env_server.types": Module(
         names={
             "Action": f"{_TYPES}Action",
-            "CodeExecResult": "openenv_core.compat.code:CodeExecResult",
+            "CodeExecResult": "openenv_core.compat.types:CodeExecResult",
             "ConcurrencyConfig": f"{_TYPES}ConcurrencyConfig",
             "EnvironmentMetadata": f"{_TYPES}EnvironmentMetadata",
             "Observation": f"{_TYPES}Observation",
@@ -173,8 +173,8 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.env_server.base_transforms": Module(
         names={
-            "CompositeTransform": "openenv_core.transforms:CompositeTransform",
-            "NullTransform": "openenv_core.transforms:NullTransform",
+            "CompositeTransform": "openenv_core.environment:CompositeTransform",
+            "NullTransform": "openenv_core.environment:NullTransform",
         }
     ),
     "openenv.core.env_server.exceptions": Module(

@@ -1,14 +1,389 @@
-"""Building the image of an environment, after what it stands on."""
+"""Building the image of an environment: which Dockerfile, what it stands on, what the image is called."""
 
-from typing import TYPE_CHECKING
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from openenv_core.images import base, commandline, sdk
-from openenv_core.images.events import Note, Tell
-from openenv_core.images.plan import Plan
-from openenv_core.images.superseded import replacing
+from openenv_core.errors import ConfigurationError
+from openenv_core.images import base
+from openenv_core.images import builders as commandline
+from openenv_core.images import builders as sdk
+from openenv_core.images.engine import replacing
+from openenv_core.images.events import Note, Request, Tell
 
 if TYPE_CHECKING:
     import docker
+
+PREDEFINED_ARGS: Final = frozenset(
+    name
+    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+    for name in (upper, upper.lower())
+)
+"""Build arguments that every Dockerfile takes without an ARG."""
+
+BASE_ARG: Final = "BASE_IMAGE"
+
+_DIRECTIVE = re.compile(r"#\s*(?P<name>\w+)\s*=\s*(?P<value>.+?)\s*$")
+_HEREDOC = re.compile(r"(?:^|\s)\d*<<-?(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*)(?P=quote)(?=\s|$|[;|&)])")
+_ARG = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:=(?P<value>\"[^\"]*\"|'[^']*'|\S*))?")
+_STAGE = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+AS\s+(?P<name>\S+))?\s*$", re.IGNORECASE)
+_FLAG = re.compile(r"--(?P<name>[a-z-]+)(=\S*)?")
+
+_BUILDKIT_FLAGS: Final = {
+    "RUN": {"mount", "network", "security"},
+    "COPY": {"chmod", "link", "parents", "exclude"},
+    "ADD": {"chmod", "link", "checksum", "keep-git-dir", "exclude"},
+}
+"""Flags that the engine's older builder does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction: its word in capitals, the rest with its continued lines joined, and where it begins."""
+
+    word: str
+    rest: str
+    line: int
+    heredoc: bool = False
+
+    @property
+    def flags(self) -> Iterator[str]:
+        """The names of its flags, those between the word and what it works on."""
+        for part in self.rest.split():
+            if (found := _FLAG.fullmatch(part)) is None:
+                return
+            yield found["name"]
+
+
+@dataclass(frozen=True)
+class Dockerfile:
+    """A Dockerfile, read but not understood any further than asked for here.
+
+    Attributes:
+        instructions: All of them, in order.
+        directives: What its first comments tell the parser: `syntax`, `escape`, `check`.
+    """
+
+    instructions: tuple[Instruction, ...]
+    directives: dict[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> "Dockerfile":
+        """Read a file.
+
+        Raises:
+            ConfigurationError: It cannot be read, or holds no instruction.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"expected a readable Dockerfile at {path}, got: {error}") from error
+        found = cls.parse(text)
+        if not found.images:
+            raise ConfigurationError(f"expected a FROM in {path}, got {len(found.instructions)} instructions")
+        return found
+
+    @classmethod
+    def parse(cls, text: str) -> "Dockerfile":
+        """Take a Dockerfile's text apart."""
+        lines = text.removeprefix("\ufeff").splitlines()
+        directives = _directives(lines)
+        return cls(tuple(_instructions(lines, directives.get("escape", "\\"))), directives)
+
+    @cached_property
+    def args(self) -> dict[str, str | None]:
+        """The build arguments that it takes, with the first default of each."""
+        found: dict[str, str | None] = {}
+        for one in self.instructions:
+            if one.word == "ARG":
+                for match in _ARG.finditer(one.rest):
+                    value = match["value"]
+                    found.setdefault(match["name"], value.strip("\"'") if value is not None else None)
+        return found
+
+    @cached_property
+    def images(self) -> tuple[str, ...]:
+        """What its stages stand on, as written; stages of its own are left out."""
+        found, stages = [], set[str]()
+        for one in self.instructions:
+            if one.word == "FROM" and (match := _STAGE.match(one.rest)):
+                if match["image"].lower() not in stages:
+                    found.append(match["image"])
+                if match["name"]:
+                    stages.add(match["name"].lower())
+        return tuple(found)
+
+    @cached_property
+    def for_buildkit(self) -> tuple[str, ...]:
+        """What in it the engine's older builder cannot do, each with its line."""
+        found = [f"# syntax={self.directives['syntax']}"] if "syntax" in self.directives else []
+        for one in self.instructions:
+            known = _BUILDKIT_FLAGS.get(one.word, set())
+            found += [f"{one.word} --{flag} (line {one.line})" for flag in one.flags if flag in known]
+            if one.heredoc:
+                found.append(f"a heredoc (line {one.line})")
+        return tuple(found)
+
+    @property
+    def base(self) -> str | None:
+        """The default of ARG BASE_IMAGE, where a stage stands on it."""
+        used = any(BASE_ARG in image for image in self.images)
+        return (self.args.get(BASE_ARG) or "") if used and BASE_ARG in self.args else None
+
+
+def _directives(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in lines:
+        match = _DIRECTIVE.match(line.strip())
+        if match is None or match["name"].lower() not in ("syntax", "escape", "check"):
+            break
+        found[match["name"].lower()] = match["value"]
+    return found
+
+
+def _instructions(lines: list[str], escape: str) -> Iterator[Instruction]:
+    rest = iter(enumerate(lines, start=1))
+    for number, line in rest:
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        while text.endswith(escape):
+            text = text[: -len(escape)].rstrip()
+            for _, more in rest:
+                # Comments and empty lines between continued lines do not end them.
+                if (more := more.strip()) and not more.startswith("#"):
+                    text = f"{text} {more}"
+                    break
+            else:
+                break
+        word, _, after = text.partition(" ")
+        word = word.upper()
+        # A shift or a here-string of a shell is no heredoc of the Dockerfile, nor is one in another instruction.
+        bodies = (
+            [match["word"] for match in _HEREDOC.finditer(after)] if word in ("RUN", "COPY", "ADD") else []
+        )
+        for body in bodies:
+            for _, more in rest:
+                if more.strip() == body:
+                    break
+        yield Instruction(word, after.strip(), number, bool(bodies))
+
+
+MANIFEST: Final = "openenv.yaml"
+PLACES: Final = ("server/Dockerfile", "Dockerfile")
+"""Where a folder's Dockerfile may be; the first that is there is taken."""
+
+ENVIRONMENT: Final = "ropewalk.environment"
+"""The label with the environment's name."""
+
+_NAME = re.compile(r"name\s*:\s*(?P<quote>['\"]?)(?P<name>[\w.-]+)(?P=quote)\s*(#.*)?$")
+_TAG = re.compile(
+    r"(?:(?:localhost|[\w-]+(?:\.[\w-]+)+|[\w-]+(?=:\d))(?::\d+)?/)?"  # a registry's host
+    r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?"
+)
+_RELEASED = re.compile(r"(^|/)openenv-base(:|@|$)")
+_OURS = re.compile(rf"^{base.REPOSITORY}(?::(?P<tag>.*))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be done for one environment.
+
+    Attributes:
+        name: What the environment is called.
+        request: The image to build; a base that is made first is already named in its arguments.
+        variant: The base of ours that it stands on; None: it stands on something else.
+        for_buildkit: What in the Dockerfile needs BuildKit; empty: the SDK can build it.
+        notes: What a person should know before.
+    """
+
+    name: str
+    request: Request
+    variant: base.Variant | None
+    for_buildkit: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan(
+    folder: Path,
+    *,
+    tags: Sequence[str] = (),
+    build_args: Mapping[str, str] | None = None,
+    base_image: str | None = None,
+    file: str | None = None,
+    no_cache: bool = False,
+    pull: bool = False,
+) -> Plan:
+    """Read a folder and say how its image is built.
+
+    Args:
+        folder: The environment's own folder, which is all that COPY sees.
+        tags: What the image is called; `{name}` stands for the environment's name. By default `NAME-env:latest`.
+        build_args: Values for ARGs that the Dockerfile has.
+        base_image: What the image stands on, instead of ours.
+        file: The Dockerfile, relative to the folder.
+        no_cache: Do every step anew.
+        pull: Ask the registry for newer images to stand on.
+
+    Raises:
+        ConfigurationError: The folder is no environment, or cannot be built that way.
+    """
+    path = _dockerfile_of(folder, file)
+    if not (folder / MANIFEST).is_file() and (folder.parent / MANIFEST).is_file():
+        raise ConfigurationError(
+            f"expected an environment's folder, got {folder}, a part of one: COPY would not see the rest; "
+            f"build {folder.parent}"
+        )
+    dockerfile = Dockerfile.read(folder / path)
+    notes: list[str] = []
+    if not (folder / MANIFEST).is_file():
+        notes.append(f"{folder} has no {MANIFEST}: what reads it of an environment will not know this one")
+    name = name_of(folder)
+    given = dict(build_args or {})
+    if base_image is not None:
+        if BASE_ARG in given:
+            raise ConfigurationError(
+                f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one out"
+            )
+        if dockerfile.base is None:
+            raise ConfigurationError(
+                f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base gives a value, got "
+                f"FROM {', '.join(dockerfile.images)} in {folder / path}; begin it with `ARG {BASE_ARG}=...` and "
+                f"`FROM ${{{BASE_ARG}}}`"
+            )
+        given[BASE_ARG] = base_image
+    _refuse_unknown(given, dockerfile, folder / path)
+    variant = None if BASE_ARG in given else variant_for(dockerfile)
+    if variant is not None:
+        given[BASE_ARG] = base.tags(variant)[0]
+    return Plan(
+        name=name,
+        request=Request(
+            context=folder,
+            dockerfile=path,
+            tags=tuple(named(tags, name)) or (default_tag(name),),
+            build_args=given,
+            labels={ENVIRONMENT: name},
+            no_cache=no_cache,
+            # Our base is made here; a registry does not have it.
+            pull=pull and variant is None,
+        ),
+        variant=variant,
+        for_buildkit=dockerfile.for_buildkit,
+        notes=tuple(notes),
+    )
+
+
+def name_of(folder: Path) -> str:
+    """Return what the environment in a folder is called: by its manifest, or as the folder is."""
+    try:
+        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        lines = []
+    # One key of a line of its own: reading the rest takes a YAML library, which building does without.
+    found = next((match["name"] for line in lines if (match := _NAME.match(line))), None)
+    return found or folder.resolve().name
+
+
+def default_tag(name: str) -> str:
+    """Return what an environment's image is called: `blackjack-env:latest` for `blackjack` and `blackjack_env`."""
+    short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    short = short.removesuffix("-env") or short
+    if not short:
+        raise ConfigurationError(f"expected a name that an image can have, got {name!r}; give one with --tag")
+    return f"{short}-env:latest"
+
+
+def named(tags: Sequence[str], name: str) -> list[str]:
+    """Fill in the environment's name, and say `latest` where no tag is given.
+
+    Raises:
+        ConfigurationError: No image can be called that.
+    """
+    found = []
+    for text in tags:
+        tag = text.replace("{name}", default_tag(name).partition(":")[0]) if "{name}" in text else text
+        match = _TAG.fullmatch(tag)
+        if match is None:
+            raise ConfigurationError(
+                f"expected an image's name such as my-env:1.0 or registry.example.org/team/my-env:1.0, got {tag!r}; "
+                "names are in lower case"
+            )
+        found.append(tag if match["tag"] else f"{tag}:latest")
+    return found
+
+
+def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
+    """Return which base of ours a Dockerfile asks for by the default of its ARG BASE_IMAGE."""
+    if dockerfile.base is None:
+        return None
+    if _RELEASED.search(dockerfile.base):
+        return base.Variant.BUILD
+    if (match := _OURS.match(dockerfile.base)) is not None:
+        tag = match["tag"] or ""
+        return base.Variant.BUILD if tag == "build" or tag.endswith("-build") else base.Variant.RUNTIME
+    return None
+
+
+def read_build_args(words: Sequence[str]) -> dict[str, str]:
+    """Read `NAME=VALUE`, or `NAME` for the value that this shell's variable has.
+
+    Raises:
+        ConfigurationError: A word is neither.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ConfigurationError(f"expected --build-arg NAME=VALUE, got {word!r}")
+        if not equals:
+            if name not in os.environ:
+                raise ConfigurationError(
+                    f"expected --build-arg {name}=VALUE, or a variable {name} in this shell, got neither"
+                )
+            value = os.environ[name]
+        found[name] = value
+    return found
+
+
+def _dockerfile_of(folder: Path, file: str | None) -> str:
+    if not folder.is_dir():
+        raise ConfigurationError(f"expected an environment's folder at {folder}, got none; check the path")
+    if file is not None:
+        path = (folder / file).resolve()
+        if not path.is_file() or not path.is_relative_to(folder.resolve()):
+            raise ConfigurationError(f"expected a Dockerfile inside {folder}, got {file}")
+        return path.relative_to(folder.resolve()).as_posix()
+    for place in PLACES:
+        if (folder / place).is_file():
+            return place
+    if not (folder / MANIFEST).is_file():
+        raise ConfigurationError(
+            f"expected an environment's folder, got {folder}, with neither {MANIFEST} nor a Dockerfile; "
+            "name the folder that holds them, or make one with `ropewalk init NAME`"
+        )
+    raise ConfigurationError(
+        f"expected a Dockerfile at {' or '.join(PLACES)} of {folder}, got none; `ropewalk init` writes one that "
+        "can be copied"
+    )
+
+
+def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path) -> None:
+    known = {*dockerfile.args, *PREDEFINED_ARGS}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, dockerfile.args, n=1)
+            there = ", ".join(dockerfile.args) or "none"
+            hint = f"did you mean {near[0]}?" if near else f"it has: {there}"
+            raise ConfigurationError(
+                f"expected a build argument that {path} has an ARG for, got {name}; {hint}"
+            )
 
 
 def build(api: "docker.APIClient", planned: Plan, tell: Tell) -> str:
@@ -27,5 +402,5 @@ def build(api: "docker.APIClient", planned: Plan, tell: Tell) -> str:
     with replacing(api, planned.request.tags):
         if planned.for_buildkit:
             tell(Note(f"by the engine's command line with BuildKit, for {planned.for_buildkit[0]}"))
-            return commandline.build(planned.request, tell)
-        return sdk.build(api, planned.request, tell)
+            return commandline.build_by_command(planned.request, tell)
+        return sdk.build_by_sdk(api, planned.request, tell)

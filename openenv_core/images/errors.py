@@ -1,18 +1,8 @@
-"""What can go wrong with images.
-
-    OpenEnvError
-    └── ImageError
-        ├── BuildFailed         a step of a Dockerfile failed, or the engine refused the build
-        └── PushFailed          an image or a folder did not arrive
-            ├── NotReached      nobody answers there
-            ├── NotAllowed      they know us not, or do not let us write there
-            └── NoSuchImage     there is nothing of that name here to push
-
-That no engine answers is `EngineUnavailable`, as it is for containers.
-"""
+"""What can go wrong with images, and what to do about what builds commonly fail of."""
 
 # ruff: noqa: N818 - the names say what happened; the tree says that they are errors
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -59,3 +49,65 @@ class NotAllowed(PushFailed):
 
 class NoSuchImage(PushFailed):
     """The engine has no image of that name to push."""
+
+
+_REMEDIES: Final = (
+    (
+        r"pull access denied|manifest unknown|manifest for .* not found|repository does not exist|"
+        r"failed to resolve source metadata|no such image|dial tcp|server misbehaving|lookup .* on ",
+        "the image that it stands on is neither here nor to be had: make ours with `ropewalk build base`, name another "
+        "with --base, or `docker pull` it where the network allows",
+    ),
+    (
+        r"certificate verify failed|SSLCertVerificationError|invalid peer certificate|UnknownIssuer",
+        "the network's proxy has a certificate that the image does not know: use a base image that holds it "
+        "(`ropewalk build base --build-arg PYTHON_IMAGE=...`)",
+    ),
+    (
+        r"No matching distribution found|Could not find a version that satisfies|No solution found when resolving",
+        "a requirement of pyproject.toml cannot be had from the index: see its name and version",
+    ),
+    (
+        r"does not appear to be a Python project|neither 'setup.py' nor 'pyproject.toml'",
+        "the image got no pyproject.toml: see that the folder has one and that .dockerignore leaves it in",
+    ),
+    (
+        r"(gcc|cc|g\+\+|cmake|cargo|rustc)['\"]?:? .*(not found|No such file)|command '[^']*gcc' failed|"
+        r"Unable to find a compiler|error: linker",
+        "the base has no compiler: use a dependency that comes as a wheel, or install one in a stage of its own",
+    ),
+    (
+        r"COPY failed|failed to compute cache key|failed to calculate checksum|no such file or directory",
+        "a path that is copied is not there, or .dockerignore leaves it out; COPY sees the environment's folder alone",
+    ),
+    (
+        r"Permission denied|EACCES|Read-only file system",
+        "the base's user is `env`: put USER root before what writes, and USER env after it",
+    ),
+    (
+        r"No space left on device|disk quota",
+        "the disk is full: `docker system df`, then `docker system prune`",
+    ),
+    (
+        r"temporary failure in name resolution|Could not resolve|NewConnectionError|Network is unreachable|"
+        r"dns error|Connection refused",
+        "the build reached no network: see the engine's, or pass its proxy (--build-arg HTTPS_PROXY=...)",
+    ),
+    (
+        r"unknown instruction|dockerfile parse error|Unknown flag",
+        "this engine's builder does not know what the Dockerfile says: a newer engine does, or "
+        "`# syntax=docker/dockerfile:1` as its first line where the engine reaches a registry",
+    ),
+    (
+        r"returned a non-zero code: 137|exit code: 137|OOMKilled",
+        "the step was killed, most often for memory: give the engine more",
+    ),
+)
+
+
+def remedy_for(said: str) -> str:
+    """Return what to do about what was said; the first thing that fits, and something general where none does."""
+    for pattern, remedy in _REMEDIES:
+        if re.search(pattern, said, re.IGNORECASE):
+            return remedy
+    return "correct that step of the Dockerfile, or what it works on, and build again: earlier steps are kept"

@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.engine import hanging_up, inspect
-from openenv_core.images.errors import NoSuchImage, NotAllowed, NotReached, PushFailed
-from openenv_core.images.events import Layer, Tell
-from openenv_core.images.plan import named
+from openenv_core.images.build import named
+from openenv_core.images.engine import (
+    hanging_up,
+    inspect,
+)
+from openenv_core.images.errors import (
+    NoSuchImage,
+    NotAllowed,
+    NotReached,
+    PushFailed,
+)
+from openenv_core.images.events import (
+    Layer,
+    Tell,
+)
 
 if TYPE_CHECKING:
     import docker

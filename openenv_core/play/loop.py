@@ -1,14 +1,14 @@
-"""A game whose actions come one after another from a terminal or a pipe."""
+"""A game played from a terminal, a pipe, or with actions that are known before."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from openenv_core.errors import ConnectionLost, RequestTimeout, ServerError, SessionFailed
+from openenv_core.errors import ConfigurationError, ConnectionLost, RequestTimeout, ServerError, SessionFailed
 from openenv_core.play.form import Json
 from openenv_core.play.game import Game, Reporter
 from openenv_core.play.prompts import COMMANDS, Asked, Prompts, arguments_of, described
-from openenv_core.play.terminal import Terminal
+from openenv_core.play.reporters import Terminal
 
 SURVIVED: Final = (ServerError, RequestTimeout, ConnectionLost)
 """What a game goes on after."""
@@ -162,3 +162,30 @@ class Loop:
             self._reporter.told(name, value)
         for line in lines:
             self._terminal.say(line)
+
+
+def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:
+    """Play one episode's actions in their order.
+
+    Raises:
+        ConfigurationError: The episode ended before they did.
+    """
+    game.reset(options)
+    for index, action in enumerate(actions, 1):
+        if game.over:
+            raise ConfigurationError(
+                f"expected the episode to last for every --action, got its end before number {index}; "
+                "leave the rest out, or choose another --seed"
+            )
+        game.step(action)
+
+
+def play_at_random(game: Game, actions: Iterable[Json], options: Json) -> None:
+    """Play all of the actions, over as many episodes as that takes; seeds go up from the one given."""
+    for action in actions:
+        if game.over:
+            seed = options.get("seed")
+            game.reset({**options, **({} if seed is None else {"seed": seed + game.episodes})})
+            if game.over:  # it ended with its reset
+                continue
+        game.step(action)

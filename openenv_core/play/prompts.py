@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from openenv_core.play.form import ABSENT, Form, FormField, Json, as_text, forms_of
-from openenv_core.play.show import harmless
-from openenv_core.play.terminal import Terminal
-from openenv_core.play.values import value_of
+from openenv_core.play.form import (
+    ABSENT,
+    Form,
+    FormField,
+    Json,
+    as_text,
+    forms_of,
+    value_of,
+)
+from openenv_core.play.reporters import Terminal, harmless
 
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",

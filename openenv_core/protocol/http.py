@@ -1,17 +1,15 @@
-"""Plain HTTP: a frame as a request of method, path and body, and the answer to it as a frame.
-
-The bodies are those of the frames without their envelopes, so that everything behind a carrier of frames (the
-order of replies, their types, the errors) holds for plain HTTP as well.
-"""
+"""Plain HTTP: a frame as a request of method, path and body, and the answer to it as a frame."""
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
 
-from openenv_core.protocol import codes
+from openenv_core.protocol import errors as codes
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
 
@@ -150,3 +148,14 @@ def _inside(error: Any) -> Any:
     while place[:1] in (["body"], ["action"]) and len(place) > 1:
         place = place[1:]
     return {**error, "loc": place}
+
+
+def shown(url: str) -> str:
+    """Return a URL as messages have it: without user, password and query, which may be secrets."""
+    with suppress(ValueError):  # brackets without an end, or a port that is no number
+        parts = urlsplit(url)
+        if parts.hostname and parts.port != 0:
+            return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    # Perhaps the password has a character that ought to be quoted: nothing in front of the last @ is shown.
+    _, at, rest = url.rpartition("@")
+    return ("...@" if at else "") + rest.partition("?")[0]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 from pydantic_core import from_json
 
-from openenv_core.protocol.faults import faults_of
+from openenv_core.protocol.errors import faults_of
 from openenv_core.protocol.jsonio import dumps
 
 PARSE_ERROR: Final = -32700

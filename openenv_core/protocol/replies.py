@@ -16,7 +16,7 @@ from openenv_core.errors import (
     SessionFailed,
     ValidationFailed,
 )
-from openenv_core.protocol import codes
+from openenv_core.protocol import errors as codes
 from openenv_core.protocol.jsonio import dumps, to_plain
 from openenv_core.types import Observation
 

@@ -8,8 +8,14 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import from_json
 
-from openenv_core.protocol.codes import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, Refusal
-from openenv_core.protocol.faults import MAX_ECHO, faults_of
+from openenv_core.protocol.errors import (
+    INVALID_JSON,
+    MAX_ECHO,
+    UNKNOWN_TYPE,
+    VALIDATION_ERROR,
+    Refusal,
+    faults_of,
+)
 from openenv_core.protocol.jsonio import dumps, to_plain
 from openenv_core.types import ActT
 

@@ -1,6 +1,13 @@
-"""What a client needs of whatever runs its server."""
+"""What a client needs of whatever runs its server: start, health, stop, a token."""
 
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 
 class Provider(Protocol):
@@ -37,3 +44,98 @@ AnyProvider: TypeAlias = Provider | Any
 
 It must know by itself what to start: nothing is passed to its start.
 """
+
+
+LOOPBACK: Final = "127.0.0.1"
+
+ANSWER_BYTES: Final = 65_536
+"""The longest answer that is read."""
+
+
+def status_of(port: int, timeout_s: float, token: str | None = None) -> str:
+    """Return the status that a server reports on /health.
+
+    The time holds for the whole answer, however slowly it comes.
+
+    Args:
+        port: Where it listens, on the loopback interface.
+        timeout_s: Seconds that it gets.
+        token: Its bearer token.
+
+    Raises:
+        OSError: Nobody answers.
+        ValueError: What answers is no status.
+    """
+    deadline = time.monotonic() + timeout_s
+    with socket.create_connection((LOOPBACK, port), timeout_s) as connection:
+        authorization = "" if token is None else f"Authorization: Bearer {token}\r\n"
+        connection.sendall(
+            f"GET /health HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\nConnection: close\r\n{authorization}\r\n".encode()
+        )
+        answer = b""
+        while len(answer) < ANSWER_BYTES:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("no answer in time")
+            connection.settimeout(left)
+            chunk = connection.recv(ANSWER_BYTES)
+            if not chunk:
+                break
+            answer += chunk
+            # Not every server closes its end after it has answered.
+            if (status := _status(answer)) is not None:
+                return status
+    if not answer:
+        raise ConnectionResetError("the connection was closed without an answer")
+    raise ValueError(f"expected a status on /health, got {answer[:200]!r}")
+
+
+def _status(answer: bytes) -> str | None:
+    """Return the status in an answer, None where there is none, or not yet."""
+    body = answer.partition(b"\r\n\r\n")[2]
+    try:
+        # Some send in chunks whatever the request's version: the object stands between their sizes.
+        return str(json.loads(body[body.find(b"{") : body.rfind(b"}") + 1])["status"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+AGAIN_S: Final = 0.05
+
+
+@contextmanager
+def stopped(end: Callable[[], object], lock: threading.Lock) -> Iterator[None]:
+    """Hold the lock, which a start holds until `end` makes it fail.
+
+    It is called again and again: a start that has just begun may not have come to where it has an effect.
+    """
+    end()
+    while not lock.acquire(timeout=AGAIN_S):
+        end()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+TOKENS: Final = "ROPEWALK_TOKENS"
+TOKEN_FILE: Final = "ROPEWALK_TOKEN_FILE"
+
+MOST_CHARS: Final = 65_536
+"""How much of a file is read: callers of a sandbox service name the file too."""
+
+
+def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | None:
+    """Return the first token of a server with these variables; None where they name none that can be read.
+
+    Args:
+        environ: The server's.
+        folder: The server's working directory.
+    """
+    found = environ.get(TOKENS, "").replace(",", " ").split()
+    name = environ.get(TOKEN_FILE, "").strip()
+    if not found and name and (file := Path(folder, name)).is_file():
+        # Where it cannot be read, the server says so itself.
+        with suppress(OSError, ValueError), file.open(encoding="utf-8") as opened:
+            lines = [line.strip() for line in opened.read(MOST_CHARS).splitlines()]
+            found = [line for line in lines if line and not line.startswith("#")]
+    return found[0] if found else None

@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 from openenv_core.errors import ProviderError, ServerStartFailed
-from openenv_core.providers.health import LOOPBACK, status_of
-from openenv_core.providers.stopping import stopped
-from openenv_core.providers.tokens import TOKEN_FILE, TOKENS, first_token
+from openenv_core.providers.base import (
+    LOOPBACK,
+    TOKEN_FILE,
+    TOKENS,
+    first_token,
+    status_of,
+    stopped,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ Standard library only; usable without servers and environments. docs/sandbox.md 
 
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.sandbox.config import SandboxConfig
+from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import (
     FileRefused,
     LimitsError,
@@ -14,8 +14,6 @@ from openenv_core.sandbox.errors import (
     SandboxUnavailable,
 )
 from openenv_core.sandbox.interpreter import Backend, Interpreter, Interruptible
-from openenv_core.sandbox.levels import Isolation
-from openenv_core.sandbox.limits import Limits
 from openenv_core.sandbox.results import Call, CodeError, Execution, FileInfo, Output, Status, Truncated
 from openenv_core.sandbox.sandbox import Sandbox
 from openenv_core.sandbox.session import Session

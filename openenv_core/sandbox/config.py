@@ -1,10 +1,44 @@
-"""What a sandbox is told."""
+"""What a sandbox and its sessions are allowed: levels, limits, and the sandbox's own settings."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox.levels import Isolation
+from openenv_core.sandbox.errors import LimitsError
+
+
+class Isolation(StrEnum):
+    """One rung. Which one a sandbox stands on is what its start-up self-test proved, not what was asked for.
+
+    Attributes:
+        NAMESPACES: A root of read-only mounts, process, network, mount, IPC and host name spaces of its own, and
+            all of `LSM`.
+        LSM: Landlock, a system-call filter, and limits. The normal case inside a container.
+        SECCOMP: The filter and limits: files of the machine that the user may read are readable.
+        PROCESS: Limits alone. Not a boundary.
+    """
+
+    NAMESPACES = "namespaces"
+    LSM = "lsm"
+    SECCOMP = "seccomp"
+    PROCESS = "process"
+
+    @property
+    def strength(self) -> int:
+        """Grows with what the rung holds back: 0 for `PROCESS`, 3 for `NAMESPACES`."""
+        return len(LADDER) - 1 - LADDER.index(self)
+
+    def at_least(self, other: "Isolation") -> bool:
+        """Return whether this rung holds back all that another does."""
+        return self.strength >= other.strength
+
+
+LADDER: Final = (Isolation.NAMESPACES, Isolation.LSM, Isolation.SECCOMP, Isolation.PROCESS)
+"""From the strongest to the weakest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +73,99 @@ class SandboxConfig:
         for name in self.preload:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise ConfigurationError(f"expected names of modules to preload, got {name!r}")
+
+
+_KIB: Final = 1 << 10
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one session. Sizes are bytes, times are seconds.
+
+    Attributes:
+        timeout_s: Of one execution, unless the call names a shorter one.
+        grace_s: Between the interrupt of an execution that takes too long, which keeps the state, and its end.
+        memory_bytes: Address space beyond what the interpreter has at the start, shared mappings included.
+        output_bytes: What is kept of stdout, and of stderr, of one execution; more is counted and dropped.
+        output_hard_bytes: What one execution may write to both together before it is stopped.
+        outputs_bytes: The result and all displayed bundles of one execution together.
+        file_bytes: One file of the workspace.
+        disk_bytes: All files of the workspace.
+        files: Files and folders of the workspace.
+        open_files: Descriptors at once.
+        processes: Processes and threads at once.
+        allow_subprocess: Lets code start processes. Then the limits of memory hold for each of them, and for all
+            together only where there is a memory control group.
+    """
+
+    timeout_s: float = 10.0
+    grace_s: float = 0.3
+    memory_bytes: int = 512 * _MIB
+    output_bytes: int = 64 * _KIB
+    output_hard_bytes: int = 8 * _MIB
+    outputs_bytes: int = 4 * _MIB
+    file_bytes: int = 64 * _MIB
+    disk_bytes: int = 64 * _MIB
+    files: int = 4096
+    open_files: int = 64
+    processes: int = 32
+    allow_subprocess: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), _LEAST.get(field.name)
+            if least is None:
+                if not isinstance(value, bool):
+                    raise LimitsError(f"expected true or false for the limit {field.name}, got {value!r}")
+                continue
+            kinds = (int, float) if field.name.endswith("_s") else (int,)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+                kind = "seconds" if float in kinds else "a whole number"
+                raise LimitsError(f"expected {kind} for the limit {field.name}, got {value!r}")
+            if value < least:
+                raise LimitsError(f"expected at least {least} for the limit {field.name}, got {value!r}")
+
+    def changed(self, values: Mapping[str, Any]) -> "Limits":
+        """Return these limits with some of them replaced.
+
+        Raises:
+            LimitsError: A name that is no limit, or a value that makes no sense.
+        """
+        known = {field.name for field in fields(self)}
+        if unknown := sorted(set(values) - known):
+            raise LimitsError(
+                f"expected names of limits ({', '.join(sorted(known))}), got {', '.join(unknown)}; leave it out"
+            )
+        return Limits(**{name: values.get(name, getattr(self, name)) for name in known})
+
+    def within(self, ceilings: "Limits") -> "Limits":
+        """Return these limits where none exceeds its ceiling.
+
+        Raises:
+            LimitsError: One does; the message names it.
+        """
+        for field in fields(self):
+            value, ceiling = getattr(self, field.name), getattr(ceilings, field.name)
+            if value > ceiling:
+                raise LimitsError(
+                    f"expected at most {ceiling} for the limit {field.name}, got {value}; "
+                    "ask for less, or raise the server's ceiling"
+                )
+        return self
+
+
+_LEAST: Final[dict[str, float]] = {
+    "timeout_s": 0.001,
+    "grace_s": 0.0,
+    "memory_bytes": 16 * _MIB,
+    "output_bytes": 0,
+    "output_hard_bytes": 1 * _KIB,
+    "outputs_bytes": 1 * _KIB,
+    "file_bytes": 4 * _KIB,
+    "disk_bytes": 64 * _KIB,
+    "files": 8,
+    "open_files": 16,
+    "processes": 1,
+}
+"""The least that leaves an interpreter able to run at all."""

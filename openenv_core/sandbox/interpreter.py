@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from openenv_core.sandbox.limits import Limits
+from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.results import Execution, FileInfo
 
 

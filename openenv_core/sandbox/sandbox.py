@@ -2,29 +2,168 @@
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
 import resource
-from collections.abc import Mapping
+import site
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
 
-from openenv_core.sandbox.birth import Birth
-from openenv_core.sandbox.config import SandboxConfig
+from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox.config import LADDER, Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
 from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.kernel.cgroups import CgroupMaker
 from openenv_core.sandbox.kernel.identity import session_uid
-from openenv_core.sandbox.levels import LADDER, Isolation
-from openenv_core.sandbox.limits import Limits
+from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.scratch import Scratch
-from openenv_core.sandbox.selftest import prove
 from openenv_core.sandbox.session import Life, Session
-from openenv_core.sandbox.slots import Slots
-from openenv_core.sandbox.view import view_of
-from openenv_core.sandbox.zygote import Zygote
+from openenv_core.sandbox.zygote import Birth, Zygote
+
+_NAME: Final = "\0ropewalk-sandbox-user-{uid}"
+"""Of an abstract socket, which the kernel gives to one process at a time, and takes from one that dies."""
+
+
+class Slots:
+    """The slots that one sandbox has taken.
+
+    The kernel counts processes by user, and lets a user signal its own: two sandboxes must not share one. Where
+    sessions have no users of their own, slots are numbers, and nobody else's business.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[int, socket.socket | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def take(self) -> int:
+        """Take the first slot that nobody on this machine has.
+
+        Raises:
+            ConfigurationError: The kernel has no such sockets.
+        """
+        for slot in itertools.count():
+            if slot in self._taken:
+                continue
+            if (uid := session_uid(slot)) is None:
+                self._taken[slot] = None
+                return slot
+            lease = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                lease.bind(_NAME.format(uid=uid))
+            except OSError as error:
+                lease.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise ConfigurationError(
+                        f"expected to lease a user for a session, got: {error}; sandboxes of root need Linux"
+                    ) from error
+                continue
+            self._taken[slot] = lease
+            return slot
+        raise AssertionError("numbers do not end")
+
+    def give(self, slot: int) -> None:
+        """Give a slot back."""
+        if (lease := self._taken.pop(slot, None)) is not None:
+            lease.close()
+
+
+SYSTEM: Final = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/mime.types",
+)
+
+OURS: Final = (
+    "openenv_core",
+    "servers",
+    "envs",
+    "rl_bridge",
+    "dockerfiles",
+    "examples",
+    "benchmarks",
+    "tests",
+    "code_interpreter_env",
+)
+"""Packages that hold what no solution may see: tasks with their tests, and how they are judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What code may read.
+
+    Attributes:
+        shown: Files and folders that may be read, with all below.
+        hidden: What may not, below one of these.
+    """
+
+    shown: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+    def without_hidden(self) -> tuple[str, ...]:
+        """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
+        away = {Path(path) for path in self.hidden}
+        return tuple(str(found) for path in self.shown for found in _without(Path(path), away))
+
+
+def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> View:
+    """Return what code may read of this machine.
+
+    Args:
+        more: Beside Python's and the system's.
+        hidden: Not to be read, beside this project's own packages.
+    """
+    python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    wanted = {path for path in (*map(Path, SYSTEM), *python, *more) if path.exists()}
+    shown = [
+        path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
+    ]
+    away = {path.resolve() for path in hidden if path.exists()} | _own_packages()
+    below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
+    return View(tuple(sorted(map(str, shown))), tuple(sorted(map(str, below))))
+
+
+def _own_packages() -> set[Path]:
+    own = {folder / name for folder in _places() for name in OURS}
+    return {path.resolve() for path in own if path.exists()}
+
+
+def _places() -> set[Path]:
+    """Return where packages are installed, here and beneath a virtual environment, and where these ones lie."""
+    beneath = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    paths = [*site.getsitepackages(prefixes), *sysconfig.get_paths().values()]
+    for scheme in sysconfig.get_scheme_names():
+        paths += sysconfig.get_paths(scheme, beneath).values()
+    # A checkout, or what an editable installation points to, may lie below a folder that is shown.
+    return {*map(Path, paths), Path(__file__).resolve().parents[2]}
+
+
+def _without(path: Path, away: set[Path]) -> list[Path]:
+    real = path.resolve()
+    if any(real.is_relative_to(other) for other in away):
+        return []
+    if not any(other.is_relative_to(real) for other in away):
+        return [path]
+    if path.is_symlink():
+        return []  # the folder that it leads to is there under its own name, or it is not to be seen
+    return [found for entry in sorted(path.iterdir()) for found in _without(entry, away)]
+
 
 logger = logging.getLogger("openenv_core.sandbox")
 

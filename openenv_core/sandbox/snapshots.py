@@ -13,11 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import AnswerReader
+from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailable
 from openenv_core.sandbox.inside.frames import MAX_VALUE, READY, pack_request
-from openenv_core.sandbox.limits import Limits
-from openenv_core.sandbox.wires import Ends, hear, make_ends, receive
-from openenv_core.sandbox.worker import EXIT_S, RECEIVE_BYTES, Exit, Worker
+from openenv_core.sandbox.worker import (
+    EXIT_S,
+    RECEIVE_BYTES,
+    Ends,
+    Exit,
+    Worker,
+    hear,
+    make_ends,
+    receive,
+)
 
 BRANCH_S: Final = 20.0
 

@@ -5,9 +5,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from openenv_core.loop_thread import LoopThread
-from openenv_core.sandbox.config import SandboxConfig
-from openenv_core.sandbox.levels import Isolation
-from openenv_core.sandbox.limits import Limits
+from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.results import Call, Execution, FileInfo
 from openenv_core.sandbox.sandbox import Sandbox
 from openenv_core.sandbox.session import Session

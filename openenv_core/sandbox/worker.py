@@ -1,21 +1,85 @@
-"""One life of a session's interpreter: a process, its descriptors, and the requests that it answers one by one."""
+"""One life of a session's interpreter: a process, its output, and the requests that it answers one by one."""
 
+import array
 import asyncio
 import os
 import signal
 import socket
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import Answer, AnswerReader, Forged
-from openenv_core.sandbox.capture import Capture
+from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.inside.frames import MAX_VALUE, pack_request
-from openenv_core.sandbox.inside.interrupts import AGAIN
+from openenv_core.sandbox.inside.runner import AGAIN
 from openenv_core.sandbox.kernel.cgroups import Cgroup
-from openenv_core.sandbox.limits import Limits
+
+_CHUNK: Final = 1 << 16
+_TURNS: Final = 8
+"""Chunks that are read before others have their turn."""
+
+
+class Capture:
+    """One pipe.
+
+    Args:
+        descriptor: Its reading end; closed by `close`.
+        keep: Bytes of one execution that are kept.
+        wrote: Called with the number of bytes whenever some came.
+    """
+
+    def __init__(self, descriptor: int, keep: int, wrote: Callable[[int], None]) -> None:
+        self._descriptor = descriptor
+        self._keep = keep
+        self._wrote = wrote
+        self._kept = bytearray()
+        self._total = 0
+        self._open = True
+        os.set_blocking(descriptor, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(descriptor, self._readable)
+
+    def take(self) -> tuple[str, bool]:
+        """Return what was kept since the last time, and whether it is less than what was written."""
+        if self._open:
+            # What was written before the answer is in the pipe, and the pipe holds no more than this.
+            self._read(2 * _TURNS + 1)
+        text, cut = self._kept.decode("utf-8", "replace"), self._total > len(self._kept)
+        self._kept, self._total = bytearray(), 0
+        return text, cut
+
+    def close(self) -> None:
+        """Read no more. Idempotent."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+
+    def _readable(self) -> None:
+        self._read(_TURNS)
+
+    def _read(self, turns: int) -> None:
+        for _ in range(turns):
+            try:
+                data = os.read(self._descriptor, _CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            self._total += len(data)
+            if (room := self._keep - len(self._kept)) > 0:
+                self._kept += data[:room]
+            self._wrote(len(data))
+            if not self._open:
+                return
+
 
 RECEIVE_BYTES: Final = 1 << 20
 
@@ -341,3 +405,96 @@ def _remove(cgroup: Cgroup) -> None:
         if cgroup.remove():
             return
         time.sleep(_REMOVAL_S)
+
+
+_CREDENTIALS: Final = struct.Struct("3i")
+_ANCILLARY: Final = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4 * 4)
+
+
+@dataclass(slots=True)
+class Ends:
+    """Both ends of a control socket and of two pipes.
+
+    Attributes:
+        control: Ours. What comes from it says which process it came from.
+        stdout: Ours, to be read.
+        stderr: Likewise.
+        inner: Theirs: control, stdout, stderr.
+    """
+
+    control: socket.socket
+    stdout: int
+    stderr: int
+    inner: list[int]
+
+    def hand_over(self) -> None:
+        """Close those that are theirs by now."""
+        inner, self.inner = self.inner, []
+        for descriptor in inner:
+            os.close(descriptor)
+
+
+def make_ends() -> Ends:
+    """Make a set of connections."""
+    control, inner = socket.socketpair()
+    control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    control.setblocking(False)
+    stdout, inner_stdout = os.pipe2(os.O_CLOEXEC)
+    stderr, inner_stderr = os.pipe2(os.O_CLOEXEC)
+    return Ends(control, stdout, stderr, [inner.detach(), inner_stdout, inner_stderr])
+
+
+def receive(control: socket.socket, most: int) -> tuple[bytes, int | None, list[int]]:
+    """Return bytes, the process that they came from, and the descriptors that came along.
+
+    The kernel has translated the process's number into one of this process's own name space.
+
+    Raises:
+        OSError: There are none, or the connection is broken.
+    """
+    data, ancillary, _, _ = control.recvmsg(most, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+    process, descriptors = None, array.array("i")
+    for _, kind, content in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content)
+        elif kind == socket.SCM_CREDENTIALS:
+            process = _CREDENTIALS.unpack(content)[0]
+    return data, process or None, list(descriptors)
+
+
+async def hear(
+    control: socket.socket, over: asyncio.Future[Any], expected: bytes
+) -> tuple[int, list[int]] | None:
+    """Wait for one word.
+
+    Args:
+        control: Where it comes from.
+        over: Done when nothing will come any more.
+        expected: The word.
+
+    Returns:
+        The process that said it, and the descriptors that came along; None where it did not come.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(control.fileno(), _set, readable)
+    waiting: Iterable[asyncio.Future[Any]] = (readable, over)
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        loop.remove_reader(control.fileno())
+    try:
+        # One byte at a time: the words of two processes must not come as one.
+        word, process, descriptors = receive(control, 1)
+    except OSError:
+        return None
+    if word == expected and process is not None:
+        return process, descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return None
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

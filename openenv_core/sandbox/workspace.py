@@ -1,8 +1,4 @@
-"""A session's files, seen from outside through a descriptor of their folder.
-
-The code may put links, pipes and folders without end in there, and change them at any moment: nothing here follows
-a link, waits for a pipe, or goes deeper than it means to.
-"""
+"""A session's files, seen from outside through a descriptor of their folder; and their size, watched."""
 
 import asyncio
 import contextlib
@@ -17,13 +13,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
+from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import FileRefused
-from openenv_core.sandbox.kernel.root import WORKSPACE
-from openenv_core.sandbox.limits import Limits
-from openenv_core.sandbox.removal import remove_below
+from openenv_core.sandbox.kernel.namespaces import WORKSPACE
 from openenv_core.sandbox.results import FileInfo
+from openenv_core.sandbox.scratch import remove_below
 
 logger = logging.getLogger("openenv_core.sandbox")
 
@@ -380,3 +377,44 @@ def _told(path: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise FileRefused(path, "the workspace is full") from None
         raise FileRefused(path, (error.strerror or "it cannot be opened").lower()) from None
+
+
+PERIOD_S: Final = 0.25
+"""Seconds between two looks. What code can write in that time is what it can exceed its limit by."""
+
+
+class DiskWatch:
+    """For the time of one execution; one that is over before the first look costs next to nothing.
+
+    Args:
+        workspace: What to look at.
+        exceeded: Called once, when it holds more than it may.
+    """
+
+    def __init__(self, workspace: Workspace, exceeded: Callable[[], None]) -> None:
+        self._workspace = workspace
+        self._exceeded = exceeded
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        if not self._workspace.bounded:
+            self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        if await asyncio.to_thread(self._workspace.exceeded):
+            self._exceeded()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._start)

@@ -3,35 +3,59 @@
 Importing this loads pydantic and nothing heavier; the MCP SDK is the server's.
 """
 
-from openenv_core.tools.content import Audio, Content, ContentBlock, Embedded, Image, Link, Message, Text
 from openenv_core.tools.context import SILENT, Elicit, LogLevel, Request, Roots, Sample, ToolContext
-from openenv_core.tools.declare import completion, prompt, resource, tool
-from openenv_core.tools.declared import DeclaredTools
+from openenv_core.tools.declare import (
+    completion,
+    prompt,
+    resource,
+    tool,
+)
 from openenv_core.tools.environment import ToolEnvironment
-from openenv_core.tools.errors import (
+from openenv_core.tools.results import (
+    Audio,
+    Completion,
+    Content,
+    ContentBlock,
+    Embedded,
+    Image,
+    Link,
+    Message,
+    PromptResult,
+    ResourceContents,
+    Text,
+    ToolResult,
+)
+from openenv_core.tools.specs import (
+    PromptArgument,
+    PromptSpec,
+    ResourceSpec,
+    ResourceTemplateSpec,
+    ToolSpec,
+)
+from openenv_core.tools.toolset import (
+    DeclaredTools,
+    ToolHost,
+    Toolset,
+    is_tool_host,
+)
+from openenv_core.tools.wire import (
+    RESERVED_TOOL_NAMES,
     AskingUnavailable,
+    CallToolAction,
+    CallToolObservation,
     InvalidArguments,
+    ListToolsAction,
+    ListToolsObservation,
     NoSuchPrompt,
     NoSuchResource,
     NoSuchTool,
-    ToolFailed,
-    ToolUnavailable,
-)
-from openenv_core.tools.host import ToolHost, is_tool_host
-from openenv_core.tools.results import Completion, PromptResult, ResourceContents, ToolResult
-from openenv_core.tools.specs import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplateSpec, ToolSpec
-from openenv_core.tools.toolset import Toolset
-from openenv_core.tools.wire import (
-    RESERVED_TOOL_NAMES,
-    CallToolAction,
-    CallToolObservation,
-    ListToolsAction,
-    ListToolsObservation,
     Tool,
     ToolAction,
     ToolError,
     ToolErrorType,
+    ToolFailed,
     ToolObservation,
+    ToolUnavailable,
 )
 
 __all__ = [

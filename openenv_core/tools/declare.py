@@ -1,28 +1,11 @@
-"""How an author says which methods of an environment are tools, resources and prompts.
+"""How an author says which methods of an environment are tools, resources and prompts."""
 
-    class Notes(ToolEnvironment[State]):
-        @tool
-        def add(self, title: str, body: str = "") -> int:
-            \"\"\"Add a note, and return how many there are.
-
-Args:
-                title: What it is about.
-            \"\"\"
-
-        @resource("notes://{title}")
-        def note(self, title: str) -> str: ...
-
-        @prompt
-        def sum_up(self, tone: str = "dry") -> str: ...
-
-The methods stay what they are, and can be called as ever. A method can be several of these, each by a decorator. They
-stand above or below @staticmethod and @classmethod, and above other decorators unless those use `functools.wraps`.
-"""
-
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from openenv_core.errors import ConfigurationError
 
@@ -240,3 +223,125 @@ def declared_as(attribute: object) -> tuple[Declared, ...]:
             )
     declared = getattr(function_of(attribute), MARK, ())
     return declared if isinstance(declared, tuple) else ()
+
+
+_SECTION: Final = re.compile(r"(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?|Attributes):\s*")
+_ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Docstring:
+    """A docstring, taken apart.
+
+    Attributes:
+        description: Everything before the first section.
+        arguments: What each argument is.
+    """
+
+    description: str = ""
+    arguments: dict[str, str] = field(default_factory=dict)
+
+
+def read_docstring(text: str) -> Docstring:
+    """Take the docstring of a function apart."""
+    lines = inspect.cleandoc(text).splitlines()
+    sections: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in lines:
+        if (found := _SECTION.fullmatch(line)) is not None:
+            current = found[1]
+            sections.setdefault(current, [])
+        else:
+            sections[current].append(line)
+    described = sections.get("Args", []) + sections.get("Arguments", [])
+    return Docstring("\n".join(sections[""]).strip(), _arguments(described))
+
+
+def _arguments(lines: list[str]) -> dict[str, str]:
+    filled = [line for line in lines if line.strip()]
+    if not filled:
+        return {}
+    indent = min(len(line) - len(line.lstrip()) for line in filled)
+    found: dict[str, str] = {}
+    name = None
+    for line in filled:
+        text = line.strip()
+        begins = _ARGUMENT.fullmatch(text) if len(line) - len(line.lstrip()) == indent else None
+        if begins is not None:
+            name = begins[1]
+            found[name] = begins[2]
+        elif name is not None:
+            found[name] = f"{found[name]} {text}".strip()
+    return found
+
+
+_AWAITABLE: Final = (Awaitable, Coroutine)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A method of a class.
+
+    Attributes:
+        attribute: Its name in the class.
+        name: What errors call it.
+        parameters: Without the one that is the instance or the class.
+        hints: Types of its parameters and, below `return`, of what it returns once that was awaited.
+        docstring: Its own; where it overrides a method and has none, that one's.
+        asynchronous: What it returns is to be awaited.
+    """
+
+    attribute: str
+    name: str
+    parameters: tuple[inspect.Parameter, ...]
+    hints: dict[str, Any]
+    docstring: Docstring
+    asynchronous: bool
+
+    @classmethod
+    def of(cls, owner: type, attribute: str) -> "Method":
+        """Find a method of a class.
+
+        Raises:
+            ConfigurationError: It is none, or has types that cannot be found.
+        """
+        held = inspect.getattr_static(owner, attribute)
+        function = function_of(held)
+        name = getattr(function, "__qualname__", f"{owner.__qualname__}.{attribute}")
+        if not callable(function):
+            raise ConfigurationError(
+                f"expected a method {name}, as a base class declares it, got {type(function).__name__}; None takes the "
+                "declaration back"
+            )
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = _hints(function, name)
+        returned = hints.get("return")
+        awaited = get_args(returned) if get_origin(returned) in _AWAITABLE else ()
+        if awaited:
+            hints["return"] = awaited[-1]
+        return cls(
+            attribute=attribute,
+            name=name,
+            parameters=tuple(parameters if isinstance(held, staticmethod) else parameters[1:]),
+            hints=hints,
+            docstring=_docstring(owner, attribute),
+            # A decorator's wrapper may be a plain function that passes on what is to be awaited.
+            asynchronous=bool(awaited) or inspect.iscoroutinefunction(inspect.unwrap(function)),
+        )
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        why = f"{error}; import them at the top of its module, not below TYPE_CHECKING"
+    except Exception as error:  # an annotation in quotes can hold any mistake
+        why = f"{type(error).__name__}: {error}"
+    raise ConfigurationError(f"expected types that can be found where {name} is defined, got: {why}")
+
+
+def _docstring(owner: type, attribute: str) -> Docstring:
+    """Return what is said of a method, by it or by the nearest that it overrides."""
+    functions = [function_of(vars(cls)[attribute]) for cls in owner.__mro__ if attribute in vars(cls)]
+    texts = (getattr(function, "__doc__", None) for function in functions if callable(function))
+    return read_docstring(next(filter(None, texts), ""))

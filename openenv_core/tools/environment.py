@@ -3,7 +3,7 @@
 from typing import Any, overload
 
 from openenv_core.environment import Environment
-from openenv_core.tools.declared import DeclaredTools
+from openenv_core.tools.toolset import DeclaredTools
 from openenv_core.tools.wire import (
     CallToolAction,
     CallToolObservation,

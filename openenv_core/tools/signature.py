@@ -12,12 +12,15 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.faults import faults_of, short
+from openenv_core.protocol.errors import (
+    faults_of,
+    short,
+)
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools.context import ToolContext
-from openenv_core.tools.errors import InvalidArguments
-from openenv_core.tools.methods import Method
+from openenv_core.tools.declare import Method
 from openenv_core.tools.results import ToolResult
+from openenv_core.tools.wire import InvalidArguments
 
 _FIELD: Final = "argument_"
 """Fields are not called as arguments are: a model has attributes of its own, and refuses some names."""
@@ -185,5 +188,5 @@ def returned_by(method: Method) -> Returned:
 
 
 def _is_content(hint: Any) -> bool:
-    module = "openenv_core.tools.content"
+    module = "openenv_core.tools.results"
     return getattr(hint, "__module__", "") == module or any(_is_content(part) for part in get_args(hint))

@@ -1,10 +1,15 @@
 """What is told of a tool, a resource or a prompt before it is used."""
 
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from openenv_core.errors import ConfigurationError
 from openenv_core.tools.wire import Tool
 
 
@@ -90,3 +95,139 @@ class PromptSpec(_Spec):
     title: str | None = None
     description: str | None = None
     arguments: tuple[PromptArgument, ...] = ()
+
+
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What a function may be called."""
+
+
+def openai_tools(tools: Iterable[Tool | ToolSpec | Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return function schemas for `tools=` of a chat template, or of a service that speaks like OpenAI's.
+
+    Args:
+        tools: As a client lists them, as an environment declares them, or as dicts with `input_schema` or MCP's
+            `inputSchema`; other keys are left out. Schemas stay as they are, `$defs` and `$ref` included.
+
+    Raises:
+        ConfigurationError: Something is no tool, two have one name, or a name is none that a model could call: MCP
+            allows dots and slashes, functions do not. Rename the tool, by a prefix without them for instance.
+    """
+    functions = [_function(tool) for tool in tools]
+    names = [function["name"] for function in functions]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigurationError(f"expected tools of different names, got several called {sorted(twice)}")
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def _function(tool: Tool | ToolSpec | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(tool, Mapping):
+        name, description = tool.get("name"), tool.get("description")
+        schema = tool.get("input_schema", tool.get("inputSchema"))
+    else:
+        name, description, schema = tool.name, tool.description, tool.input_schema
+    if not isinstance(name, str):
+        raise ConfigurationError(f"expected a tool with a name, got {tool!r:.200}")
+    if not NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"expected a tool's name of 1 to 64 letters, digits, dashes and underscores, as functions have them, got "
+            f"{name!r}; give the tool another name"
+        )
+    if schema is not None and not isinstance(schema, Mapping):
+        raise ConfigurationError(f"expected a JSON schema of the tool {name!r}, got {schema!r:.200}")
+    # A function without parameters still needs an object with none, or services refuse it.
+    parameters = {"type": "object", "properties": {}, **(schema or {})}
+    return {"name": name, "description": description or "", "parameters": parameters}
+
+
+MAX_ADDRESS_CHARS: Final = 8192
+"""Of what is looked for. Nobody's address is longer, and looking takes time that grows with it."""
+
+_VALUE: Final = re.compile(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    name: str
+    slashes: bool
+
+
+class AddressForm:
+    """The form of a resource's addresses, as in RFC 6570: `{name}` is a value without slashes, `{+name}` one with.
+
+    Args:
+        template: The form. One without values is a single address.
+
+    Raises:
+        ConfigurationError: It has other expressions in braces, or one value twice.
+
+    Attributes:
+        names: Of the values.
+    """
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self._parts: list[str | _Value] = []
+        end = 0
+        for found in _VALUE.finditer(template):
+            self._parts += [template[end : found.start()], _Value(found[2], bool(found[1] or found[3]))]
+            end = found.end()
+        self._parts.append(template[end:])
+        self.names = [part.name for part in self._parts if isinstance(part, _Value)]
+        texts = [part for part in self._parts if isinstance(part, str)]
+        if any("{" in text or "}" in text for text in texts):
+            raise ConfigurationError(
+                f"expected values like {{name}}, or {{+name}} for one with slashes, got the address {template!r}"
+            )
+        if len(set(self.names)) < len(self.names):
+            raise ConfigurationError(f"expected values with names of their own, got the address {template!r}")
+
+    def match(self, uri: str) -> dict[str, str] | None:
+        """Return the values in an address; None where it is of another form.
+
+        Where several readings are possible, the first values are the longest. What an address has encoded is decoded,
+        but to no slash where there may be none: authors rely on that when they look for files.
+        """
+        if len(uri) > MAX_ADDRESS_CHARS:
+            return None
+        # Everything that a backtracking regular expression would try, but each place once.
+        reached: list[set[int]] = [{0}]
+        for part in self._parts:
+            reached.append(_after(part, uri, reached[-1]))
+        end = len(uri)
+        if end not in reached[-1]:
+            return None
+        cuts: list[int] = [end]
+        for index in range(len(self._parts) - 1, -1, -1):
+            end = _before(self._parts[index], uri, reached[index], end)
+            cuts.append(end)
+        cuts.reverse()
+        found = {
+            part.name: (unquote(uri[cuts[index] : cuts[index + 1]]), part.slashes)
+            for index, part in enumerate(self._parts)
+            if isinstance(part, _Value)
+        }
+        if any("/" in value and not slashes for value, slashes in found.values()):
+            return None
+        return {name: value for name, (value, _) in found.items()}
+
+
+def _after(part: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
+    """Return where a part can end that begins at one of the places."""
+    if isinstance(part, str):
+        return {start + len(part) for start in starts if uri.startswith(part, start)}
+    ends: set[int] = set()
+    done = 0
+    for start in sorted(starts):
+        slash = -1 if part.slashes else uri.find("/", start)
+        last = len(uri) if slash < 0 else slash
+        ends.update(range(max(start, done) + 1, last + 1))
+        done = max(done, last)
+    return ends
+
+
+def _before(part: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
+    """Return where a part begins that ends at a place."""
+    if isinstance(part, str):
+        return end - len(part)
+    slash = -1 if part.slashes else uri.rfind("/", 0, end)
+    return max(start for start in starts if slash < start < end)

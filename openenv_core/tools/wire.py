@@ -1,14 +1,11 @@
-"""Tools as the wire carries them through `step`: what is asked, what comes back, and how a call fails.
-
-An environment of tools takes `ListToolsAction` and `CallToolAction` and answers with the observation of the same
-name. A tool that raises is no error of the session: the observation says so in `error`.
-"""
+"""Tools as the wire carries them through `step`: what is asked, what comes back, and how a call fails."""
 
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from openenv_core.errors import EnvironmentFailure
 from openenv_core.types import Action, Observation
 
 RESERVED_TOOL_NAMES: Final = frozenset({"reset", "step", "state", "close"})
@@ -85,3 +82,31 @@ ToolAction: TypeAlias = ListToolsAction | CallToolAction
 
 ToolObservation: TypeAlias = ListToolsObservation | CallToolObservation
 """What it answers."""
+
+
+class ToolFailed(EnvironmentFailure):
+    """Raised by a tool that cannot do what it was asked; its text is what the caller is told."""
+
+
+class ToolUnavailable(EnvironmentFailure):
+    """Raised by a tool where something beside the caller failed: it tells nothing of the policy."""
+
+
+class InvalidArguments(EnvironmentFailure):
+    """The arguments are not those that a tool or a prompt takes."""
+
+
+class NoSuchTool(EnvironmentFailure):
+    """There is no tool of that name."""
+
+
+class NoSuchResource(EnvironmentFailure):
+    """There is no resource at that address."""
+
+
+class NoSuchPrompt(EnvironmentFailure):
+    """There is no prompt of that name."""
+
+
+class AskingUnavailable(EnvironmentFailure):
+    """Nobody is there to answer: the caller of a tool cannot be asked back."""

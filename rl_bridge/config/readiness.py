@@ -27,7 +27,9 @@ def _learns_from(config: Config) -> str | None:
 
 
 def _asks(config: Config) -> str | None:
-    from openenv_core.client.urls import websocket_url  # with the client, which a configuration does without
+    from openenv_core.client.settings import (
+        websocket_url,  # with the client, which a configuration does without
+    )
 
     urls = None if config.env is None else config.env.url
     for url in (urls,) if isinstance(urls, str) else urls or ():

@@ -10,8 +10,8 @@ from typing import NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from openenv_core.errors import ProviderError
-from openenv_core.play.show import harmless
-from openenv_core.providers.health import status_of
+from openenv_core.play.reporters import harmless
+from openenv_core.providers.base import status_of
 from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import RoleFailed
 from rl_bridge.services.restarts import RestartBudget, RestartPolicy

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
-from openenv_core.tools.openai import openai_tools
+from openenv_core.tools.specs import openai_tools
 from rl_bridge.errors import ConfigError, EpisodeLost
 from rl_bridge.rollout.outcomes import require_play
 from rl_bridge.rollout.policy import ChatPolicy

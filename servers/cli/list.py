@@ -58,8 +58,8 @@ def _ask(url: str, token: str | None) -> "list[Listed]":
     """Ask a server what it serves."""
     import httpx
 
-    from openenv_core.client.urls import http_url
-    from openenv_core.providers.remote.transport import client_for
+    from openenv_core.client.settings import http_url
+    from openenv_core.providers.remote.api import client_for
     from servers.environments import Listed
 
     base = http_url(url)

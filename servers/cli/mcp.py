@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "step_timeout" in arguments:
         settings = replace(settings, step_timeout_s=arguments.step_timeout)
     try:
-        from servers.mcp.wire import take_wire
+        from servers.mcp.stdio import take_wire
 
         wire = take_wire()  # before any code of the environment's can print
         return _serve(arguments, options, settings, wire)

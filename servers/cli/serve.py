@@ -119,7 +119,7 @@ def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listener
 
 
 def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
-    from servers.finding import source_of
+    from servers.environments import source_of
     from servers.reload.plan import ReloadPlan
     from servers.reload.supervisor import Reloader, watcher
 

@@ -1,19 +1,37 @@
-"""Sends what belongs to a session of another worker there, and leaves the rest to this worker's application."""
+"""Sends what belongs to a session of another worker there, as its id says."""
 
 import json
+import zlib
 from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import parse_qs
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openenv_core.protocol.codes import Refusal
-from servers.fleet.ids import worker_of
-from servers.mcp.asked import INITIALIZE, asked, is_mcp
-from servers.routes.paths import MCP_PATH, SESSION_PATH, path_of
-from servers.routes.standing import NEW, session_named_by
+from openenv_core.protocol.errors import Refusal
+from servers.mcp.requests import INITIALIZE, asked, is_mcp
+from servers.routes.connection import MCP_PATH, SESSION_PATH, path_of
+from servers.routes.http import NEW, session_named_by
 from servers.security.bodies import replay
+
+
+def worker_of(session_id: str, workers: int) -> int:
+    """Return the index of a session's worker."""
+    return zlib.crc32(session_id.encode(errors="surrogatepass")) % workers
+
+
+def ids_of(worker: int, workers: int) -> Callable[[], str]:
+    """Return what draws ids of one worker; on average it takes as many uuid4s as there are workers."""
+
+    def draw() -> str:
+        while worker_of(drawn := str(uuid4()), workers) != worker:
+            pass
+        return drawn
+
+    return draw
+
 
 _STEPS = ("/reset", "/step", "/state")
 _SOCKETS = (SESSION_PATH, MCP_PATH)

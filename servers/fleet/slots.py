@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.errors import Refusal
 from servers.sessions.slots import full
 
 logger = logging.getLogger("servers")

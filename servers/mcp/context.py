@@ -3,8 +3,9 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, assert_never, get_args
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -18,15 +19,199 @@ from mcp.server.subscriptions import (
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.tools import AskingUnavailable, LogLevel, Request, ToolContext
-from servers.mcp.outbox import Outbox
-from servers.mcp.questions import answer_model, lacking, request_of
-from servers.mcp.rounds import Rounds
-from servers.mcp.seat import Seat
-from servers.mcp.texts import sendable
+from openenv_core.tools import AskingUnavailable, Elicit, LogLevel, Request, Roots, Sample, ToolContext
+from servers.mcp.links import Hub, Link, Outbox, Peer
+from servers.sessions import Session
+
+
+def to_mcp(question: Request) -> dict[str, Any]:
+    """Return MCP's own JSON of a question."""
+    match question:
+        case Elicit(message=message, schema=schema):
+            params: dict[str, Any] = {"message": message, "requestedSchema": dict(schema)}
+            return {"method": "elicitation/create", "params": params}
+        case Sample(messages=messages, max_tokens=max_tokens, options=options):
+            if isinstance(messages, str):
+                said: list[Any] = [{"role": "user", "content": {"type": "text", "text": messages}}]
+            else:
+                said = [dict(message) for message in messages]
+            return {
+                "method": "sampling/createMessage",
+                "params": {"messages": said, "maxTokens": max_tokens, **options},
+            }
+        case Roots():
+            return {"method": "roots/list"}
+    assert_never(question)
+
+
+def request_of(question: Request) -> types.ServerRequest:
+    """Return the SDK's model of a question.
+
+    Raises:
+        ValidationError: It is none that MCP has.
+    """
+    model: type[Any] = {Elicit: types.ElicitRequest, Sample: types.CreateMessageRequest}.get(
+        type(question), types.ListRootsRequest
+    )
+    request: types.ServerRequest = model.model_validate(to_mcp(question), by_name=False)
+    return request
+
+
+def answer_model(question: Request) -> type[BaseModel]:
+    """Return the SDK's model of the answers to a question."""
+    match question:
+        case Elicit():
+            return types.ElicitResult
+        case Sample(options=options):
+            with_tools = "tools" in options or "toolChoice" in options
+            return types.CreateMessageResultWithTools if with_tools else types.CreateMessageResult
+        case Roots():
+            return types.ListRootsResult
+    assert_never(question)
+
+
+def read_answer(question: Request, answer: object) -> dict[str, Any] | None:
+    """Return an answer that a client has sent, if it is one to this question."""
+    try:
+        read = answer_model(question).model_validate(answer, by_name=False)
+    except ValidationError:
+        return None
+    return read.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def lacking(
+    questions: Mapping[str, Request], capabilities: types.ClientCapabilities | None
+) -> dict[str, dict[str, Any]]:
+    """Return the capabilities that a client has not declared and that answering takes, in MCP's own JSON."""
+    found: dict[str, dict[str, Any]] = {}
+    for question in questions.values():
+        name = _capability(question)
+        if capabilities is None or getattr(capabilities, name) is None:
+            found[name] = {}
+    return found
+
+
+def _capability(question: Request) -> str:
+    match question:
+        case Elicit():
+            return "elicitation"
+        case Sample():
+            return "sampling"
+        case Roots():
+            return "roots"
+    assert_never(question)
+
+
+class Rounds:
+    """What a call has been answered so far.
+
+    Args:
+        state: What the call returned the round before, unsealed; None in the first.
+        responses: What the caller answers now.
+
+    Attributes:
+        open: The questions that the call ends with; empty where it does not.
+    """
+
+    def __init__(self, state: str | None, responses: object) -> None:
+        held: dict[str, Any] = {} if state is None else json.loads(state)
+        self._answered: list[dict[str, Any]] = held.get("answered", [])
+        self._partly: dict[str, Any] = held.get("partly", {})
+        self._responses = responses if isinstance(responses, Mapping) else {}
+        self._asked = 0
+        self.open: dict[str, Request] = {}
+
+    def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
+        """Return the answers to what a tool asks; None where the caller has to be asked first."""
+        number, self._asked = self._asked, self._asked + 1
+        if number < len(self._answered):
+            found = self._answered[number]
+        else:
+            found = {
+                key: answer
+                for key, question in questions.items()
+                if (answer := self._partly.get(key) or read_answer(question, self._responses.get(key)))
+            }
+            self._partly, self._responses = {}, {}
+        self.open = {key: question for key, question in questions.items() if key not in found}
+        if self.open:
+            self._partly = found
+            del self._answered[number:]
+            return None
+        if number == len(self._answered):
+            self._answered.append(found)
+        return {key: found[key] for key in questions}
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of a call that ends with questions, in MCP's own JSON."""
+        state = {"answered": self._answered, "partly": self._partly}
+        return {
+            "resultType": "input_required",
+            "inputRequests": {key: to_mcp(question) for key, question in self.open.items()},
+            "requestState": json.dumps(state),
+        }
+
+
+KEY: Final = "ropewalk.mcp"
+"""The key of an HTTP request's scope under which its seat stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Whose request it is, and of which session.
+
+    Attributes:
+        owner: Fingerprint of the caller's token.
+        session: The session that the request is about; None where it names none.
+        hub: Who listens to that session.
+        peer: The client of the connection that the request came on; the stateless wire has none.
+        link: That connection, where it is one of HTTP.
+        named: The request names a session, which need not be there yet.
+    """
+
+    owner: str
+    session: Session | None = None
+    hub: Hub | None = None
+    peer: Peer | None = None
+    link: Link | None = None
+    named: bool = True
+
+    @property
+    def binding(self) -> str:
+        """What a state that travels through the caller is bound to."""
+        return f"{self.owner}/{'' if self.session is None else self.session.id}"
+
+
+def seat_of(ctx: ServerRequestContext[Any, Any], default: Seat | None = None) -> Seat:
+    """Return the seat of the request that a handler serves; never by the SDK's own session, which others may share.
+
+    Args:
+        ctx: The handler's.
+        default: The only one there is, where requests do not come by HTTP.
+    """
+    if ctx.request is None:
+        assert default is not None
+        return default
+    seat: Seat = ctx.request.scope[KEY]
+    return seat
+
+
+def sendable(value: Any) -> Any:
+    """Return a JSON value with "?" for halves of surrogate pairs, which names of files and the output of programs have.
+
+    The SDK cannot write them, and would leave its client without any reply.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {sendable(key): sendable(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [sendable(held) for held in value]
+    return value
+
 
 T = TypeVar("T")
 

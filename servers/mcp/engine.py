@@ -1,8 +1,4 @@
-"""Standard MCP over HTTP: finds the session of each request, and has the SDK answer it.
-
-The SDK draws an id for each connection. Here it goes no further than this file: what the client sees in its place
-names the session, so that ownership, idleness, caps and the choice of the worker are those of all sessions.
-"""
+"""Standard MCP over HTTP: finds the session of each request, and has the SDK answer it."""
 
 import asyncio
 import logging
@@ -15,23 +11,118 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from starlette.types import Message, Scope
 
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.faults import short
+from openenv_core.protocol.errors import Refusal, short
+from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import Fault
-from servers.execution import CLOSE_S, end, keep
-from servers.mcp.asked import CONNECTION_HEADER, INITIALIZE, Asked
-from servers.mcp.events import RETRY_MS, Events
-from servers.mcp.exchange import Exchange
+from servers.execution import CLOSE_S, FATAL, end, keep
+from servers.mcp.context import KEY, Seat
 from servers.mcp.handlers import Handlers
-from servers.mcp.links import Full, Link, Links
-from servers.mcp.listeners import Hub
-from servers.mcp.opening import Opening
-from servers.mcp.refusals import Refused, no_session
-from servers.mcp.replies import Replies
-from servers.mcp.seat import KEY, Seat
+from servers.mcp.links import Full, Hub, Link, Links
+from servers.mcp.replies import RETRY_MS, Events, Replies
+from servers.mcp.requests import (
+    CONNECTION_HEADER,
+    DISCOVER,
+    HANDLES,
+    INITIALIZE,
+    Asked,
+    Exchange,
+    Refused,
+    no_session,
+    no_tools,
+    refused_by,
+)
 from servers.mcp.server import make_server
+from servers.routes.answers import reported
+from servers.routes.http import NEW
 from servers.sessions import Session, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
+
+
+class Opening:
+    """Finds sessions, and opens them: those that it opens have been reset.
+
+    Args:
+        sessions: Where sessions come from.
+        tooling: Says whether they have tools.
+    """
+
+    def __init__(self, sessions: SessionTable, tooling: Tooling) -> None:
+        self._sessions = sessions
+        self._tooling = tooling
+
+    def check(self, asked: Asked) -> None:
+        """Refuse what no session could answer.
+
+        Raises:
+            Refused: The environment has no tools, or the request names two sessions.
+        """
+        if not self._tooling.possible:
+            raise no_tools()
+        if asked.in_path is not None and asked.in_header not in (None, asked.in_path):
+            text = "expected one session, got one in the path and another in the header X-OpenEnv-Session"
+            raise Refused(400, Fault(jsonrpc.INVALID_REQUEST, text))
+
+    async def of_request(self, asked: Asked, owner: str) -> Session | None:
+        """Return the session that a request of the stateless wire names; None where it names none.
+
+        Raises:
+            Refused: It is not there, or cannot be opened.
+        """
+        if asked.in_path is not None:
+            return self._find(owner, asked.in_path)
+        if asked.in_header is None or asked.method == DISCOVER:
+            return None
+        return (await self._find_or_open(owner, asked.in_header))[0]
+
+    async def of_connection(self, asked: Asked, owner: str) -> tuple[Session, bool]:
+        """Return the session of a new connection, and whether it was opened for it.
+
+        Raises:
+            Refused: It is not there, or cannot be opened.
+        """
+        if asked.in_path is not None:
+            return self._find(owner, asked.in_path), False
+        return await self._find_or_open(owner, asked.in_header)
+
+    def _find(self, owner: str, wanted: str) -> Session:
+        try:
+            return self._sessions.find(owner, wanted)
+        except Refusal as refusal:
+            raise refused_by(refusal) from None
+
+    async def _find_or_open(self, owner: str, wanted: str | None) -> tuple[Session, bool]:
+        if wanted is not None and (wanted == NEW or SESSION_ID.fullmatch(wanted) is None):
+            text = f"expected the id of a session in X-OpenEnv-Session, got {wanted[:128]!r}; {HANDLES}"
+            raise Refused(400, Fault(jsonrpc.INVALID_PARAMS, text))
+        if wanted is not None:
+            with suppress(Refusal):
+                return self._sessions.find(owner, wanted), False
+        try:
+            session = await (
+                self._sessions.open(owner) if wanted is None else self._sessions.find_or_open(owner, wanted)
+            )
+        except Refusal as refusal:
+            raise refused_by(refusal) from None
+        if session.used:  # somebody else has opened it meanwhile
+            return session, False
+        try:
+            await self._reset(session)  # it counts as used before anything waits
+        except BaseException:
+            await self._sessions.close(session)
+            raise
+        return session, True
+
+    async def _reset(self, session: Session) -> None:
+        if not self._tooling.has_tools(session.runner):
+            raise no_tools()
+        try:
+            await self._sessions.call(session, lambda runner: runner.reset({}))
+        except Refusal as refusal:
+            raise refused_by(refusal) from None
+        except FATAL as error:
+            raise Refused(500, Fault(jsonrpc.INTERNAL_ERROR, reported(error))) from None
+
 
 logger = logging.getLogger("servers")
 

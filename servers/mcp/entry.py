@@ -9,9 +9,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonrpc import Fault
-from servers.mcp.asked import asked, is_mcp
-from servers.mcp.exchange import Exchange
-from servers.mcp.refusals import Refused
+from servers.mcp.requests import (
+    Exchange,
+    Refused,
+    asked,
+    is_mcp,
+)
 from servers.security.bodies import replay
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings

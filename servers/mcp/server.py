@@ -14,9 +14,12 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
-from servers.mcp.asked import DISCOVER, INITIALIZE
+from servers.mcp.context import sendable
 from servers.mcp.handlers import Handlers
-from servers.mcp.texts import sendable
+from servers.mcp.requests import (
+    DISCOVER,
+    INITIALIZE,
+)
 from servers.tooling import Tooling
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]

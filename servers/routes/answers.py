@@ -1,13 +1,18 @@
-"""What every plain HTTP route answers alike: what was refused, what failed, and nothing once the client has left."""
+"""What every plain HTTP route reads and answers alike: bodies, refusals, failures."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from pydantic import BaseModel
 
-from openenv_core.protocol.codes import CAPACITY_REACHED, VALIDATION_ERROR, Refusal
+from openenv_core.errors import EnvironmentFailure
+from openenv_core.protocol.errors import CAPACITY_REACHED, VALIDATION_ERROR, Refusal, text_of
 from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.requests import invalid_body, read_json, validate
+from openenv_core.tracebacks import authors_part
 from servers.execution import end
 from servers.sessions import Busy, DeadlinePassed, UnknownSession
 
@@ -52,3 +57,49 @@ def refused(refusal: Refusal) -> Response:
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return an answer whose body is JSON already."""
     return Response(body, status, headers, "application/json")
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+async def json_body(request: Request) -> bytes:
+    """Return the body, which the guard has bounded.
+
+    Raises:
+        Refusal: VALIDATION_ERROR: it says that it is no JSON.
+    """
+    body = await request.body()
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if body and not is_json:
+        raise invalid_body(f"expected a body of type application/json, got {kind}")
+    return body
+
+
+async def read_model(request: Request, model: type[ModelT]) -> ModelT:
+    """Read the body into a model. The framework would list every fault of a body that has a million of them.
+
+    Raises:
+        Refusal: VALIDATION_ERROR.
+    """
+    body = await json_body(request)
+    data: Any = read_json(body)
+    return validate(model, data, len(body))
+
+
+logger = logging.getLogger("servers")
+
+
+def reported(error: BaseException, what: str = "the environment raised") -> str:
+    """Log an exception of an environment, and return what its caller is told.
+
+    Args:
+        error: The exception. One that an environment raises to refuse something is none of the operator's business.
+        what: What happened, for the log.
+    """
+    if isinstance(error, EnvironmentFailure):
+        logger.debug("the environment refused: %s", error)
+    else:
+        traceback = authors_part(error) or error.__traceback__
+        logger.error("%s", what, exc_info=(type(error), error, traceback))
+    return text_of(error)

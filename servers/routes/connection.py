@@ -1,10 +1,11 @@
-"""What a server says on one socket: never for longer than its client takes to read, and to whom it has to stop."""
+"""What a server says on one socket, and the sockets that it holds."""
 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
 
 from openenv_core.watchdog import Watchdog
 from servers.execution import keep
@@ -117,3 +118,50 @@ class Connection:
     def _interrupt(self) -> None:
         if self.task is not None and not self.task.done():
             self.task.cancel()
+
+
+class Sockets:
+    """Every conversation from its accept to the end of its session.
+
+    Attributes:
+        draining: A conversation that begins ends at once.
+    """
+
+    def __init__(self) -> None:
+        self._connections: set[Connection] = set()
+        self._left = asyncio.Event()
+        self.draining = False
+
+    def enter(self, connection: Connection) -> None:
+        """Count a conversation that begins."""
+        self._connections.add(connection)
+        connection.leaving = self.draining
+
+    def leave(self, connection: Connection) -> None:
+        """Count it no more: its session has ended."""
+        self._connections.discard(connection)
+        self._left.set()
+
+    async def drain(self, deadline: float) -> None:
+        """Ask every conversation to end and wait until the last one has.
+
+        Args:
+            deadline: On the loop's clock; it returns then in any case.
+        """
+        self.draining = True
+        for connection in list(self._connections):
+            connection.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while self._connections:
+                    self._left.clear()
+                    await self._left.wait()
+
+
+SESSION_PATH: Final = "/ws"
+MCP_PATH: Final = "/mcp"
+
+
+def path_of(scope: Mapping[str, Any]) -> str:
+    """Return a connection's path without what a parent app, if any, has mounted this one under."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))

@@ -7,12 +7,15 @@ from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar
 
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.codes import Refusal
-from openenv_core.protocol.faults import short, text_of
+from openenv_core.protocol.errors import (
+    Refusal,
+    short,
+    text_of,
+)
 from openenv_core.protocol.jsonrpc import Fault, RpcRequest
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, Runner
-from servers.routes.failures import reported
+from servers.routes.answers import reported
 from servers.sessions import Session, SessionTable, UnknownSession
 from servers.tooling import NoTools, Tooling
 

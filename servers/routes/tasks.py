@@ -10,14 +10,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from openenv_core.protocol.codes import Refusal
-from openenv_core.protocol.faults import text_of
+from openenv_core.protocol.errors import Refusal, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, Runner
-from servers.routes.answers import json_answer, refused, while_connected
-from servers.routes.bodies import read_model
+from servers.routes.answers import (
+    json_answer,
+    read_model,
+    refused,
+    reported,
+    while_connected,
+)
 from servers.routes.description import answer, body, describe, problem
-from servers.routes.failures import reported
 from servers.security.guard import owner_of
 from servers.sessions import SessionTable
 

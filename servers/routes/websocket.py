@@ -1,21 +1,269 @@
-"""/ws in the released dialect."""
+"""/ws and /mcp in the released dialect: one socket and its session, from accept to close."""
 
 import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
-from openenv_core.protocol import replies
-from openenv_core.protocol.codes import EXECUTION_ERROR, INVALID_JSON, Refusal
+from fastapi import APIRouter, Request, Response
+
+from openenv_core.protocol import jsonrpc, replies
+from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, Refusal
+from openenv_core.protocol.jsonrpc import Fault
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
-from servers.execution import FATAL
-from servers.routes.connection import Message
-from servers.routes.conversation import Seat, SocketRoute, over
-from servers.routes.failures import reported
-from servers.routes.jsonrpc import Caller, JsonRpc
-from servers.routes.sockets import Sockets
+from servers.execution import FATAL, Runner, end
+from servers.routes import description
+from servers.routes.answers import reported, while_connected
+from servers.routes.connection import (
+    GOING_AWAY,
+    NORMAL_CLOSURE,
+    Connection,
+    Disconnected,
+    Message,
+    Receive,
+    Send,
+    Sockets,
+)
+from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security.guard import owner_of
-from servers.sessions import Session, SessionTable
+from servers.sessions import DeadlinePassed, Session, SessionTable, UnknownSession
+
+logger = logging.getLogger("servers")
+
+T = TypeVar("T")
+NextFrame: TypeAlias = Callable[[], Awaitable[str | None]]
+
+MAX_PIPELINED = 32
+"""Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
+clients that gave up on a reply, and the bound keeps a disconnect visible behind them."""
+
+MAX_AHEAD = 16 * 1024 * 1024
+"""Characters of all of these together; one request may have as many by itself."""
+
+
+class Seat:
+    """A session as the one who speaks for it on a socket has it.
+
+    Args:
+        sessions: The table of sessions.
+        session: The session.
+        connection: The socket's sending side.
+        dialect: In which to say that the environment takes too long.
+    """
+
+    __slots__ = ("_connection", "_dialect", "_sessions", "runner", "session")
+
+    def __init__(
+        self, sessions: SessionTable, session: Session, connection: Connection, dialect: "Dialect"
+    ) -> None:
+        self._sessions = sessions
+        self._connection = connection
+        self._dialect = dialect
+        self.session = session
+        self.runner = session.runner
+
+    async def run(self, work: Callable[[Runner], Awaitable[T]]) -> T:
+        """Do something in the session, with a deadline.
+
+        Raises:
+            Refusal: The session is over, or too many wait for it.
+            Exception: Whatever the environment raised.
+        """
+        if self.session.shared:
+            return await self._sessions.call(self.session, work)
+        if self.runner.step_inline is not None:
+            return await work(self.runner)
+        watch = self._connection.watch
+        watch.expect(self._sessions.step_timeout_s, self._expire)
+        try:
+            return await work(self.runner)
+        finally:
+            watch.stop()
+
+    def _expire(self) -> None:
+        refusal = self._sessions.expire(self.session)
+        self._connection.end(NORMAL_CLOSURE, self._dialect.refusal(refusal))
+
+
+class Dialect(Protocol):
+    """How requests are read and answered."""
+
+    async def answer(self, seat: Seat, text: str | None) -> str | None:
+        """Return the reply to one frame, which is None where it is binary; None to a close.
+
+        Raises:
+            Refusal: `UnknownSession` and `DeadlinePassed`: the session is over.
+        """
+
+    def refusal(self, refusal: Refusal) -> str:
+        """Return the frame that tells of a refusal for which no request is to blame."""
+
+
+class SocketRoute:
+    """An ASGI application that holds a conversation on every socket.
+
+    Args:
+        sessions: Where sessions come from.
+        dialect: How requests are read and answered.
+        sockets: Keeps count.
+        send_timeout_s: Seconds that a client may leave its replies unread.
+    """
+
+    def __init__(
+        self, sessions: SessionTable, dialect: Dialect, sockets: Sockets, send_timeout_s: float
+    ) -> None:
+        self._sessions = sessions
+        self._dialect = dialect
+        self._sockets = sockets
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one socket until it closes."""
+        await receive()
+        await send({"type": "websocket.accept"})
+        connection = Connection(scope, send, self._send_timeout_s, self._sessions.step_timeout_s)
+        try:
+            if self._sessions.inline:
+                connection.task = asyncio.current_task()
+                await self._converse(scope, _reading(receive), connection)
+            else:
+                await self._converse_watched(scope, receive, connection)
+        except (Disconnected, OSError):
+            pass  # OSError is how a server tells that a reply found nobody
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or connection.task is not task or not connection.over:
+                raise
+            task.uncancel()  # the connection itself has cancelled it, whose end this was
+        finally:
+            if connection.task is None or connection.task.done() or connection.task is asyncio.current_task():
+                connection.release()
+            else:
+                # It does not heed its cancellation; its deadline holds all the same.
+                connection.over = True
+                connection.task.add_done_callback(lambda _: connection.release())
+
+    def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
+        """Return what gives the socket a session of its own, which ends with it.
+
+        Raises:
+            Refusal: On entry: there is none.
+        """
+        return self._sessions.session(owner_of(scope))
+
+    async def _converse(self, scope: Message, next_frame: NextFrame, connection: Connection) -> None:
+        """Hold a session for as long as the client stays."""
+        dialect = self._dialect
+        code = NORMAL_CLOSURE
+        last: str | None = None
+        try:
+            self._sockets.enter(connection)
+            async with self.session_of(scope) as session:
+                code = await self._answer_all(
+                    Seat(self._sessions, session, connection, dialect), next_frame, connection
+                )
+        except Refusal as refusal:
+            last = dialect.refusal(refusal)
+        except (Disconnected, OSError):
+            raise
+        except Exception:
+            logger.exception("a session ended by a fault of the server")
+            last = dialect.refusal(Refusal(SESSION_ERROR, "the server failed; its log tells why"))
+        finally:
+            self._sockets.leave(connection)
+        await connection.close(code, last)
+
+    async def _answer_all(self, seat: Seat, next_frame: NextFrame, connection: Connection) -> int:
+        """Answer every request; return the code to close with."""
+        session, answer, say = seat.session, self._dialect.answer, connection.say
+        while not connection.leaving:
+            connection.busy = False
+            text = await next_frame()
+            connection.busy = True
+            reply = await answer(seat, text)
+            if reply is None:
+                return NORMAL_CLOSURE
+            await say(reply)
+            if session.over and not connection.leaving:
+                return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
+        return GOING_AWAY
+
+    async def _converse_watched(self, scope: Message, receive: Receive, connection: Connection) -> None:
+        """Do the same while reading ahead, so that a client that leaves in mid-step is noticed.
+
+        The conversation runs in a task of its own, which is cancelled when the client leaves.
+        """
+        inbox = _Inbox()
+        worker = connection.task = asyncio.create_task(self._converse(scope, inbox.get, connection))
+        try:
+            while not worker.done():
+                message = await receive()
+                if message["type"] != "websocket.receive":
+                    break
+                if not inbox.put(message.get("text")):
+                    await end(worker)
+                    text = (
+                        f"expected one request at a time, got more than {MAX_PIPELINED}, or than {MAX_AHEAD} "
+                        "characters, ahead of their replies"
+                    )
+                    refusal = self._dialect.refusal(Refusal(SESSION_ERROR, text))
+                    await connection.close(NORMAL_CLOSURE, refusal)
+                    break
+        finally:
+            await end(worker)
+            error = worker.exception() if worker.done() and not worker.cancelled() else None
+        if error is not None:
+            raise error
+
+
+class _Inbox:
+    """Frames that were read but not served: one reader, one writer, bounded."""
+
+    __slots__ = ("_frames", "_size", "_waiter")
+
+    def __init__(self) -> None:
+        self._frames: deque[str | None] = deque()
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, frame: str | None) -> bool:
+        """Add a frame; return False where there are too many."""
+        size = self._size + len(frame or "")
+        if self._frames and (len(self._frames) >= MAX_PIPELINED or size > MAX_AHEAD):
+            return False
+        self._size = size
+        self._frames.append(frame)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        return True
+
+    async def get(self) -> str | None:
+        """Wait for a frame. The wait ends with the connection: its task is cancelled then."""
+        while not self._frames:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        frame = self._frames.popleft()
+        self._size -= len(frame or "")
+        return frame
+
+
+def _reading(receive: Receive) -> NextFrame:
+    async def next_frame() -> str | None:
+        message = await receive()
+        if message["type"] != "websocket.receive":
+            raise Disconnected
+        text: Any = message.get("text")
+        return text  # type: ignore[no-any-return]
+
+    return next_frame
+
+
+def over(refusal: Refusal) -> bool:
+    """Whether a refusal means that the session has ended."""
+    return isinstance(refusal, UnknownSession | DeadlinePassed)
 
 
 class WebSocketRoute(SocketRoute):
@@ -106,3 +354,63 @@ class _Frames:
 
 def _failed(error: BaseException) -> str:
     return replies.encode_error(EXECUTION_ERROR, reported(error))
+
+
+class McpSocketRoute(SocketRoute):
+    """The ASGI application behind the socket /mcp.
+
+    Args:
+        sessions: Where sessions come from.
+        rpc: Answers the requests.
+        sockets: Keeps count.
+        send_timeout_s: Seconds that a client may leave its replies unread.
+    """
+
+    def __init__(self, sessions: SessionTable, rpc: JsonRpc, sockets: Sockets, send_timeout_s: float) -> None:
+        super().__init__(sessions, _Rpc(rpc), sockets, send_timeout_s)
+
+
+class _Rpc:
+    """Every frame is a JSON-RPC request."""
+
+    def __init__(self, rpc: JsonRpc) -> None:
+        self._rpc = rpc
+
+    async def answer(self, seat: Seat, text: str | None) -> str | None:
+        """Return the response to one frame."""
+        if text is None:
+            fault = Fault(
+                jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
+            )
+            return jsonrpc.encode_fault(None, fault).decode()
+        return (await self._rpc.answer_text(text, Caller(seat.session.owner, seat.session))).decode()
+
+    def refusal(self, refusal: Refusal) -> str:
+        """Return the response that no request has asked for."""
+        return jsonrpc.encode_fault(None, fault_of(refusal)).decode()
+
+
+def mcp_router(rpc: JsonRpc) -> APIRouter:
+    """Return the HTTP side of /mcp."""
+    router = APIRouter()
+
+    @router.post(
+        "/mcp",
+        response_model=None,
+        responses={200: description.answer("The response.", description.RPC_ANSWER)},
+        openapi_extra=description.RPC_BODY,
+    )
+    async def mcp(request: Request) -> Response:
+        """Answer one JSON-RPC request; errors are in the body, the status is 200.
+
+        Requests of standard MCP, which `servers.mcp` answers at this address, do not come this far.
+        """
+        caller = Caller(owner_of(request.scope))
+        # Whoever leaves gives up what was made for the request alone; a call in a standing session goes on.
+        return await while_connected(request, _answered(rpc, await request.body(), caller))
+
+    return router
+
+
+async def _answered(rpc: JsonRpc, text: bytes, caller: Caller) -> Response:
+    return Response(await rpc.answer_text(text, caller), media_type="application/json")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
-from openenv_core.providers.remote.messages import (
+from openenv_core.providers.remote.api import (
     MAX_LOG_BYTES,
     MAX_WAIT_S,
     ROOT,
@@ -18,10 +18,8 @@ from openenv_core.providers.remote.messages import (
     Sandbox,
     SandboxSpec,
 )
-from servers.sandboxes.backend import Backend
-from servers.sandboxes.limits import SandboxLimits
-from servers.sandboxes.local import local_backend
-from servers.sandboxes.refusals import SandboxRefusal
+from servers.sandboxes.backends import Backend, local_backend
+from servers.sandboxes.limits import SandboxLimits, SandboxRefusal
 from servers.sandboxes.table import SandboxTable
 from servers.security.guard import Guard, owner_of
 from servers.settings import MAKE_TOKEN, ServerSettings

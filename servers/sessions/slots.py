@@ -1,9 +1,9 @@
-"""Slots: how many sessions there may be, of all callers and of one."""
+"""Slots: how many sessions there may be, of all callers and of one; and what is said when there is none."""
 
 from collections import Counter
 from typing import Protocol
 
-from openenv_core.protocol.codes import CAPACITY_REACHED, Refusal
+from openenv_core.protocol.errors import CAPACITY_REACHED, EXECUTION_ERROR, SESSION_ERROR, Refusal, short
 
 
 class Slots(Protocol):
@@ -97,3 +97,26 @@ def full(what: str, taken: int, cap: int) -> Refusal:
         f"expected a free {what}, got {taken} of {cap} in use; try again later",
         {"active_sessions": taken, "max_sessions": cap},
     )
+
+
+class UnknownSession(Refusal):
+    """There is no such session, or it is somebody else's: the answer is the same."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(SESSION_ERROR, f"Unknown session_id: {short(session_id)}")
+
+
+class Busy(Refusal):
+    """Too many calls wait for one session, which lives."""
+
+    def __init__(self, waiting: int) -> None:
+        text = f"expected one call at a time in a session, got {waiting} that wait already; try again later"
+        super().__init__(EXECUTION_ERROR, text)
+
+
+class DeadlinePassed(Refusal):
+    """The environment took too long, and its session has been ended for that."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        text = f"expected the environment to answer within {limit_s:g} s, and it did not; its session has been ended"
+        super().__init__(SESSION_ERROR, text)

@@ -1,29 +1,81 @@
-"""The table of sessions: who may come in, and when a slot comes back.
-
-Every request that needs an environment, plain HTTP included, goes through here, so nothing bypasses the cap.
-A session is bound to the block that opened it (a socket, a single request), or it stands by itself under an id
-until it is closed or has gone unused for too long.
-"""
+"""The table of sessions: who may come in, when a slot comes back, and the end of those that nobody uses."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 from uuid import uuid4
 
-from openenv_core.protocol.codes import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal
-from openenv_core.protocol.faults import text_of
+from openenv_core.protocol.errors import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal, text_of
 from servers.execution import CLOSE_S, FATAL, Executor, Factory, Runner, keep
 from servers.methods import name_of, plan_of
-from servers.sessions.calls import Call
-from servers.sessions.reaper import Reaper
-from servers.sessions.refusals import DeadlinePassed, UnknownSession
-from servers.sessions.session import Session
-from servers.sessions.slots import LocalSlots, Slots
+from servers.sessions.session import Call, Session
+from servers.sessions.slots import DeadlinePassed, LocalSlots, Slots, UnknownSession
 from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
+
+UNUSED_S = 60.0
+"""Seconds that a session is kept which was opened and then never asked for anything."""
+
+MAX_INTERVAL_S = 5.0
+LOOKS = 4
+"""How often it looks within the time that a session may go unused."""
+
+
+class Reaper:
+    """Looks after standing sessions for as long as there are any.
+
+    It never touches one that has a socket or another open connection, or whose call is under way.
+
+    Args:
+        standing: Returns the sessions that stand by themselves.
+        drop: Ends one.
+        idle_s: Seconds that a session may go unused.
+    """
+
+    def __init__(
+        self, standing: Callable[[], Sequence[Session]], drop: Callable[[Session], None], idle_s: float
+    ) -> None:
+        self._standing = standing
+        self._drop = drop
+        self._idle_s = idle_s
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look from now on, unless it does already."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look(), name="reaper of idle sessions")
+            self._task.add_done_callback(_notice)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self) -> None:
+        interval = min(MAX_INTERVAL_S, max(0.01, min(self._idle_s, UNUSED_S) / LOOKS))
+        while standing := self._standing():
+            await asyncio.sleep(interval)
+            now = asyncio.get_running_loop().time()
+            for session in standing:
+                if self._unused(session, now):
+                    logger.info("session %s went unused for too long; it is ended", session.id)
+                    self._drop(session)
+
+    def _unused(self, session: Session, now: float) -> bool:
+        if session.attached or session.listeners or session.busy or session.over:
+            return False
+        limit = self._idle_s if session.used else min(self._idle_s, UNUSED_S)
+        return now - session.last_use > limit
+
+
+def _notice(task: asyncio.Task[None]) -> None:
+    """Say that the reaper has died; the next session that is opened starts another."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the reaper of idle sessions has died", exc_info=error)
+
 
 T = TypeVar("T")
 

@@ -13,12 +13,20 @@ from pydantic import BaseModel, Field
 from subjects import Here, folder_with, walk
 
 from openenv_core import apps, checker
-from openenv_core.checker.catalogue import MODULES, checks, chosen
+from openenv_core.checker.catalogue import (
+    MODULES,
+    checks,
+    chosen,
+)
 from openenv_core.checker.check import Check, CheckFailed, CheckWarned, Level, NotApplicable
-from openenv_core.checker.drawing.actions import pool
-from openenv_core.checker.drawing.sampling import sample
+from openenv_core.checker.drawing import pool, sample
 from openenv_core.checker.report import Console, as_json, as_junit
-from openenv_core.checker.runner import Report, Status, run, run_check
+from openenv_core.checker.runner import (
+    Report,
+    Status,
+    run,
+    run_check,
+)
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ConnectionLost, ExecutionFailed, RequestTimeout
 from openenv_core.manifest import parse_manifest
@@ -86,9 +94,7 @@ def test_every_check_has_a_name_of_its_own_and_levels_go_up() -> None:
 
 def test_no_module_with_checks_is_forgotten() -> None:
     folder = Path(checker.__file__).parent
-    holding = {
-        f"{file.parent.name}.{file.stem}" for file in folder.rglob("*.py") if "\n@check(" in file.read_text()
-    }
+    holding = {file.stem for file in folder.rglob("*.py") if "\n@check(" in file.read_text()}
     assert holding == set(MODULES)
 
 

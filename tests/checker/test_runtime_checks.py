@@ -13,7 +13,10 @@ from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, walk
 from openenv_core import Environment, EnvironmentMetadata, EpisodeOver, Observation, State
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.check import Level
-from openenv_core.checker.runner import Status, run
+from openenv_core.checker.runner import (
+    Status,
+    run,
+)
 from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,

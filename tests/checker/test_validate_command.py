@@ -154,7 +154,7 @@ def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder:
 
 @pytest.mark.soak
 def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: Any) -> None:
-    from openenv_core.checker import isolation
+    from openenv_core.checker import runner as isolation
     from openenv_core.checker.check import Check
     from openenv_core.checker.subject import Limits
     from openenv_core.targets import target_of
@@ -211,7 +211,7 @@ def run_python(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 def test_what_had_ended_before_an_interruption_is_reported(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    from openenv_core.checker import isolation
+    from openenv_core.checker import runner as isolation
     from openenv_core.checker.runner import Result, Status
 
     def interrupted(target: Any, limits: Any, wanted: Any, *, after: Any, **_: Any) -> None:

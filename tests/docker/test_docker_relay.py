@@ -27,9 +27,9 @@ from openenv_core.providers.docker import (
     LocalDockerProvider,
     _mux,
     _relay,
-    relay,
     start_container,
 )
+from openenv_core.providers.docker import companion as relay
 
 pytestmark = pytest.mark.timeout(600)  # one waits for an image to be built
 
@@ -327,7 +327,9 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
 
 
 def relays() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if relay.SCRIPT.name in " ".join(each.cmdline())]
+    return [
+        each for each in psutil.Process().children() if relay.RELAY_SCRIPT.name in " ".join(each.cmdline())
+    ]
 
 
 def answers(url: str | None) -> bool:

@@ -16,11 +16,24 @@ from typing import Any
 import pytest
 
 from openenv_core import ConfigurationError, ContainerOptions, EngineUnavailable, GenericEnvClient
-from openenv_core.providers.docker import Container, Engine, _companion, _owner, companion, start_container
+from openenv_core.providers.base import status_of
+from openenv_core.providers.docker import (
+    Container,
+    Engine,
+    _companion,
+    _owner,
+    companion,
+    start_container,
+)
 from openenv_core.providers.docker._wire import Address
-from openenv_core.providers.docker.address import find_engine, is_local
-from openenv_core.providers.docker.spec import dropped, spec
-from openenv_core.providers.health import status_of
+from openenv_core.providers.docker.engine import (
+    find_engine,
+    is_local,
+)
+from openenv_core.providers.docker.options import (
+    dropped,
+    spec,
+)
 
 
 def test_sizes() -> None:

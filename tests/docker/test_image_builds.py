@@ -17,8 +17,13 @@ import docker
 import pytest
 from registry_server import PASSWORD, USER, Registry, running_registry
 
-from openenv_core.images import base, installed
-from openenv_core.images.events import Event, Note, Step
+from openenv_core.images import base
+from openenv_core.images import base as installed
+from openenv_core.images.events import (
+    Event,
+    Note,
+    Step,
+)
 
 PYTHON = "python:3.11-slim"
 REPOSITORY = "ropewalk-test-base"

@@ -13,7 +13,7 @@ import pytest
 from envs.code_interpreter_env.server import settings
 from envs.code_interpreter_env.server.backends import HOSTED
 from openenv_core.sandbox import Isolation, Limits, Status
-from openenv_core.sandbox.levels import LADDER
+from openenv_core.sandbox.config import LADDER
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sandbox.md"

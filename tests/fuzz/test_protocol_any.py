@@ -13,9 +13,17 @@ from pydantic import Field
 
 from openenv_core import Action, Observation
 from openenv_core.errors import ClientError
-from openenv_core.protocol import codes, jsonrpc, replies
-from openenv_core.protocol.codes import Refusal
-from openenv_core.protocol.http import error_frame, http_request, reply_frame
+from openenv_core.protocol import errors as codes
+from openenv_core.protocol import (
+    jsonrpc,
+    replies,
+)
+from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.http import (
+    error_frame,
+    http_request,
+    reply_frame,
+)
 from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.protocol.jsonrpc import Fault
 from openenv_core.protocol.requests import (

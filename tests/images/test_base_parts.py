@@ -16,7 +16,8 @@ import counter
 import pytest
 from serving import serving
 
-from openenv_core.images import base, installed
+from openenv_core.images import base
+from openenv_core.images import base as installed
 from servers import create_app
 from servers.security import Guard
 from servers.settings import ServerSettings

@@ -7,8 +7,18 @@ import pytest
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base, push
-from openenv_core.images.errors import NoSuchImage, NotAllowed, NotReached, PushFailed
-from openenv_core.images.plan import default_tag, named, plan, read_build_args
+from openenv_core.images.build import (
+    default_tag,
+    named,
+    plan,
+    read_build_args,
+)
+from openenv_core.images.errors import (
+    NoSuchImage,
+    NotAllowed,
+    NotReached,
+    PushFailed,
+)
 
 DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
 

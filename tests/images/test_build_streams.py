@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 
 from openenv_core.cli.image_progress import shown
-from openenv_core.images import commandline, sdk
-from openenv_core.images.errors import BuildFailed
-from openenv_core.images.events import Cached, Event, Layer, Note, Output, Step
-from openenv_core.images.remedies import remedy_for
-from openenv_core.images.request import Request
+from openenv_core.images import builders as commandline
+from openenv_core.images import builders as sdk
+from openenv_core.images.errors import BuildFailed, remedy_for
+from openenv_core.images.events import (
+    Cached,
+    Event,
+    Layer,
+    Note,
+    Output,
+    Request,
+    Step,
+)
 
 REQUEST = Request(context=Path("/somewhere"), dockerfile="Dockerfile", tags=("a:1",))
 
@@ -38,7 +45,7 @@ executor failed running [/bin/sh -c pip install x]: exit code: 1
 
 def test_buildkit_s_lines_become_steps_and_its_failure_an_error() -> None:
     told: list[Event] = []
-    progress = commandline._Progress(told.append)
+    progress = commandline._CommandProgress(told.append)
     for line in BUILDKIT.splitlines():
         progress.take(line)
     assert told == [
@@ -56,7 +63,7 @@ def test_buildkit_s_lines_become_steps_and_its_failure_an_error() -> None:
 
 
 def test_a_build_that_never_began_shows_all_that_was_said() -> None:
-    progress = commandline._Progress(lambda _: None)
+    progress = commandline._CommandProgress(lambda _: None)
     for line in (
         "#1 [internal] load",
         "failed to solve: dockerfile parse error line 4: unknown instruction: ECHO",

@@ -6,8 +6,7 @@ import pytest
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
-from openenv_core.images.dockerfile import Dockerfile
-from openenv_core.images.plan import variant_for
+from openenv_core.images.build import Dockerfile, variant_for
 
 ROOT = Path(__file__).parents[2]
 

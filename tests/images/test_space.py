@@ -13,10 +13,15 @@ from fake_hub import FakeHub, fake_hub
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.dockerfile import Dockerfile
+from openenv_core.images.build import Dockerfile
 from openenv_core.images.errors import NotReached
-from openenv_core.images.hub import upload
-from openenv_core.images.space import PARTS, Staged, stage, with_default
+from openenv_core.images.space import (
+    PARTS,
+    Staged,
+    stage,
+    upload,
+    with_default,
+)
 
 ROOT = Path(__file__).parents[2]
 BLACKJACK = ROOT / "envs" / "blackjack_env"
@@ -150,7 +155,7 @@ def test_a_dry_run_lists_and_asks_nobody(
     (source / ".env").write_text("SECRET=1\n")
     # Whoever would be asked is not there.
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
-    monkeypatch.setattr("openenv_core.images.hub.upload", None)
+    monkeypatch.setattr("openenv_core.images.space.upload", None)
     assert main(["push", str(source), "--space", "me/dice", "--private", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "would upload 3 files" in said

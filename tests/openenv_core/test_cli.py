@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from forward_proxy import answering, proxy_everything
 
-from openenv_core.checker.subject.subject import Subject
+from openenv_core.checker.subject import Subject
 from openenv_core.cli import Command
 from openenv_core.cli import main as cli
 from openenv_core.cli.play import _schema

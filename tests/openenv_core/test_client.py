@@ -43,7 +43,7 @@ from openenv_core import (
 )
 from openenv_core.client.session import websocket_url
 from openenv_core.compat import NotProvided
-from openenv_core.protocol.urls import shown
+from openenv_core.protocol.http import shown
 from openenv_core.watchdog import Watchdog
 from servers import create_app
 

@@ -21,17 +21,17 @@ import openenv_core
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.hook import AliasModule, Names, resolve
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
-from openenv_core.compat.wire_types import (
+from openenv_core.compat.types import (
     ServerMode,
     StepResponse,
     WSErrorCode,
     WSErrorResponse,
     serialize_observation,
 )
-from openenv_core.protocol import codes
+from openenv_core.protocol import errors as codes
 from openenv_core.protocol.replies import encode_observation
-from servers.http_env_server import HTTPEnvServer
 from servers.released import NAMES as SERVER_NAMES
+from servers.released import HTTPEnvServer
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "compatibility.md"

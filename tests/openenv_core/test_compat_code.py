@@ -17,8 +17,8 @@ from missing import missing
 
 from openenv_core import ConfigurationError
 from openenv_core.compat import executor as executors
-from openenv_core.compat.code import CodeExecResult
 from openenv_core.compat.executor import PyExecutor
+from openenv_core.compat.types import CodeExecResult
 from openenv_core.sandbox import Limits, SandboxUnavailable
 
 ROOT = Path(__file__).parents[2]

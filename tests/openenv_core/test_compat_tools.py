@@ -25,8 +25,11 @@ from openenv_core import (
     State,
     ToolCallFailed,
 )
-from openenv_core.compat.mcp_environment import MCPEnvironment, get_server_tools
-from openenv_core.compat.mcp_types import (
+from openenv_core.compat.mcp_environment import (
+    MCPEnvironment,
+    get_server_tools,
+)
+from openenv_core.compat.types import (
     JsonRpcError,
     JsonRpcErrorCode,
     JsonRpcRequest,

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from openenv_core import Action, ConfigurationError, Environment, Observation, State
-from openenv_core.tasks import LISTED, RANGE, GeneratedTasks
-from openenv_core.transforms import CompositeTransform, NullTransform, Transform
+from openenv_core.environment import (
+    CompositeTransform,
+    NullTransform,
+    Transform,
+)
+from openenv_core.tasks import (
+    LISTED,
+    RANGE,
+    GeneratedTasks,
+)
 
 
 class Bare(Environment[Action, Observation, State]):

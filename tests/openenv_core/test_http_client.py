@@ -27,7 +27,7 @@ from openenv_core import (
     SessionFailed,
     ValidationFailed,
 )
-from openenv_core.client.refusals import retry_after
+from openenv_core.client.carrier import retry_after
 from openenv_core.protocol.http import SESSION_HEADER
 from servers import create_app
 

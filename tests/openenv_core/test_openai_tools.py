@@ -8,7 +8,7 @@ from tally import Tally
 
 from openenv_core import ConfigurationError
 from openenv_core.tools import Tool, ToolSpec
-from openenv_core.tools.openai import openai_tools
+from openenv_core.tools.specs import openai_tools
 
 TREE = {
     "type": "object",

@@ -25,7 +25,7 @@ from openenv_core import (
     ProviderError,
     ServerStartFailed,
 )
-from openenv_core.providers.tokens import first_token
+from openenv_core.providers.base import first_token
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 PATIENCE_S = 30

@@ -13,8 +13,8 @@ from websockets.frames import CloseCode
 
 from openenv_core import ConnectionLost, GenericEnvClient, ProtocolError, RequestTimeout
 from openenv_core.client.carrier import CarrierOptions
+from openenv_core.client.conversation import Turn
 from openenv_core.client.socket import open_socket
-from openenv_core.client.turns import Turn
 
 
 async def test_what_a_close_code_means() -> None:

@@ -20,7 +20,7 @@ from openenv_core.tools import (
     resource,
     tool,
 )
-from openenv_core.tools.addresses import AddressForm
+from openenv_core.tools.specs import AddressForm
 
 
 class Base(ToolEnvironment[State]):

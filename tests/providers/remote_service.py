@@ -11,9 +11,8 @@ from serving import serving
 
 from openenv_core.providers.remote import RemoteSandboxProvider
 from servers.sandboxes.app import SandboxApp
-from servers.sandboxes.backend import Backend
+from servers.sandboxes.backends import Backend, local_backend
 from servers.sandboxes.limits import SandboxLimits
-from servers.sandboxes.local import local_backend
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"

@@ -107,7 +107,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IDLE_S", "FIRST_PAUSE_S", "REMOVE_PAUSE_S"):
         monkeypatch.setattr(f"openenv_core.providers.pool.keeper.{name}", 0.02)
     monkeypatch.setattr("openenv_core.providers.pool.keeper.LAST_PAUSE_S", 0.05)
-    monkeypatch.setattr("openenv_core.providers.pool.stock.LOOK_S", 0.02)
+    monkeypatch.setattr("openenv_core.providers.pool.keeper.LOOK_S", 0.02)
 
 
 def eventually(condition: Callable[[], object]) -> None:

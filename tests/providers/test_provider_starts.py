@@ -19,10 +19,14 @@ from serving import eventually
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
 from openenv_core.errors import ClientClosed, EngineRefused, ProviderError, ServerStartFailed
-from openenv_core.providers.docker import container, starting
-from openenv_core.providers.docker.container import Container, ContainerState
-from openenv_core.providers.released import Released
-from openenv_core.providers.stopping import stopped
+from openenv_core.providers.adapt import Released
+from openenv_core.providers.base import stopped
+from openenv_core.providers.docker import container
+from openenv_core.providers.docker import container as starting
+from openenv_core.providers.docker.container import (
+    Container,
+    ContainerState,
+)
 
 PATIENCE_S = 20
 SUPPORT = str(Path(__file__).parents[1] / "support")

@@ -21,8 +21,11 @@ from openenv_core.providers.remote import (
     SandboxLost,
     SandboxServiceUnavailable,
 )
-from openenv_core.providers.remote.api import SandboxApi
-from openenv_core.providers.remote.messages import Sandbox, SandboxState
+from openenv_core.providers.remote.api import (
+    Sandbox,
+    SandboxApi,
+    SandboxState,
+)
 
 pytestmark = pytest.mark.usefixtures("looking_often")
 
@@ -34,7 +37,7 @@ SHORT_S = 0.45
 @pytest.fixture
 def renewing_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is long, and the next renewal near all the same."""
-    monkeypatch.setattr("openenv_core.providers.remote.lease.RENEWALS", 60)
+    monkeypatch.setattr("openenv_core.providers.remote.provider.RENEWALS", 60)
 
 
 def ask(url: str, path: str) -> None:

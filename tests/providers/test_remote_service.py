@@ -16,11 +16,10 @@ from openenv_core.providers.remote import (
     SandboxLimitReached,
     SandboxRefused,
 )
-from openenv_core.providers.remote.messages import SandboxSpec
+from openenv_core.providers.remote.api import SandboxSpec
 from servers.sandboxes.app import SandboxApp
-from servers.sandboxes.backend import SandboxProvider
-from servers.sandboxes.limits import SandboxLimits
-from servers.sandboxes.refusals import SandboxRefusal
+from servers.sandboxes.backends import SandboxProvider
+from servers.sandboxes.limits import SandboxLimits, SandboxRefusal
 from servers.settings import ServerSettings
 
 pytestmark = pytest.mark.usefixtures("looking_often")

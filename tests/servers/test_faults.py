@@ -10,7 +10,7 @@ from server_apps import app_of
 from serving import ask, request, serving, socket_to
 
 from openenv_core import Action
-from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.errors import Refusal
 from openenv_core.protocol.requests import RequestDecoder, validate
 
 PAGE = 100_000

@@ -14,8 +14,8 @@ from terminal_process import in_terminal
 
 from openenv_core import CapacityReached, ConfigurationError, GenericEnvClient
 from openenv_core.cli.main import main
-from servers.finding import source_of
-from servers.reload.sources import SourceFilter
+from servers.environments import source_of
+from servers.reload.supervisor import SourceFilter
 
 APP = '''
 import os

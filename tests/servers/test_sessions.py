@@ -10,9 +10,14 @@ from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
-from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.errors import Refusal
 from servers.execution import Executor
-from servers.sessions import LocalSlots, SessionTable, reaper, session
+from servers.sessions import (
+    LocalSlots,
+    SessionTable,
+    session,
+)
+from servers.sessions import table as reaper
 
 TOKENS = ("a" * 32, "b" * 32)
 A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenv_core import ConfigurationError
-from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.errors import Refusal
 from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SharedSlots, SlotTable
 from servers.settings import ServerSettings
@@ -151,7 +151,7 @@ def test_many_processes_never_take_more_than_there_is() -> None:
     """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""
     fd = SlotTable.create(4, 1)
     program = (
-        "import sys; from servers.fleet.slots import *; from openenv_core.protocol.codes import Refusal\n"
+        "import sys; from servers.fleet.slots import *; from openenv_core.protocol.errors import Refusal\n"
         "fd, worker = map(int, sys.argv[1:])\n"
         "table = SlotTable(fd, 4, 1)\n"
         "slots = SharedSlots(table, worker=worker, workers=4, owners=('',), total=2, local=2,"

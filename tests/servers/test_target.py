@@ -10,7 +10,7 @@ import pytest
 
 from openenv_core import ConfigurationError, compat
 from openenv_core.targets import Target, TargetKind, target_of
-from servers.finding import source_of
+from servers.environments import source_of
 from servers.target import is_asgi, load_app
 
 ROOT = Path(__file__).parents[2]

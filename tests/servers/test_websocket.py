@@ -27,7 +27,7 @@ from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
 from serving import PATIENCE_S, ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
 from openenv_core import Action
-from openenv_core.protocol.codes import Refusal
+from openenv_core.protocol.errors import Refusal
 from openenv_core.protocol.requests import RequestDecoder
 from openenv_core.tools import ToolResult
 

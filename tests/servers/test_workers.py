@@ -22,8 +22,14 @@ from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from servers.fleet.exchange import ExchangeFailed, Exchanges
-from servers.fleet.ids import ids_of, worker_of
+from servers.fleet.forwarder import (
+    ids_of,
+    worker_of,
+)
+from servers.fleet.peers import (
+    ExchangeFailed,
+    Exchanges,
+)
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"

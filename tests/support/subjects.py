@@ -13,7 +13,10 @@ from serving import serving
 
 from openenv_core import Action, Environment, EpisodeOver, Observation, State
 from openenv_core.checker.catalogue import checks
-from openenv_core.checker.runner import Result, run_check
+from openenv_core.checker.runner import (
+    Result,
+    run_check,
+)
 from openenv_core.checker.subject import Limits, Subject
 from openenv_core.targets import Target, TargetKind
 from servers import create_app

@@ -7,8 +7,7 @@ from uuid import uuid4
 
 from openenv_core import EnvironmentMetadata
 from openenv_core.errors import EpisodeOver
-from openenv_core.task_options import read_task_options
-from openenv_core.tasks import GeneratedTasks
+from openenv_core.tasks import GeneratedTasks, read_task_options
 from openenv_core.tools import ToolResult, prompt, resource
 
 from ..models import ShopObservation, ShopState

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from openenv_core import EnvironmentMetadata
 from openenv_core.errors import EpisodeOver
-from openenv_core.task_options import read_task_options
-from openenv_core.tasks import GeneratedTasks
+from openenv_core.tasks import GeneratedTasks, read_task_options
 from openenv_core.tools import ToolEnvironment, ToolFailed, ToolResult, prompt, resource, tool
 
 from ..models import SqliteObservation, SqliteState

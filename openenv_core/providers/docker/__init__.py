@@ -4,11 +4,11 @@ from openenv_core.providers.docker.container import (
     Container,
     ContainerState,
     ContainerStats,
+    start_container,
 )
 from openenv_core.providers.docker.engine import Engine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.providers.docker.provider import LocalDockerProvider
-from openenv_core.providers.docker.starting import start_container
 
 __all__ = [
     "Container",

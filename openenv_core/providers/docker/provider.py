@@ -1,13 +1,15 @@
-"""A server in a container of the local Docker engine."""
+"""A server in a container, for a client."""
 
 import threading
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Self
 
-from openenv_core.errors import EngineUnavailable, ProviderError
-from openenv_core.providers.docker.container import Container
+from openenv_core.errors import ConfigurationError, EngineUnavailable, ProviderError
+from openenv_core.providers.adapt import Released
+from openenv_core.providers.base import AnyProvider, stopped
+from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
-from openenv_core.providers.docker.starting import start_container
-from openenv_core.providers.stopping import stopped
 
 
 class LocalDockerProvider:
@@ -104,3 +106,28 @@ class LocalDockerProvider:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def provider_for(
+    image: str, given: AnyProvider | None, options: Mapping[str, Any], client_options: Iterable[str]
+) -> tuple[AnyProvider, dict[str, Any]]:
+    """Return what starts the image, and the options that are the client's.
+
+    Raises:
+        ConfigurationError: There is no such option, or the given provider starts no images.
+    """
+    known = set(client_options)
+    of_client = {name: value for name, value in options.items() if name in known}
+    of_container = {name: value for name, value in options.items() if name not in known}
+    if given is None:
+        return LocalDockerProvider(image, **of_container), of_client
+    for name in ("start_container", "wait_for_ready", "stop_container"):
+        if not callable(getattr(given, name, None)):
+            raise ConfigurationError(
+                f"expected a provider with start_container(image), wait_for_ready(base_url) and stop_container(), "
+                f"got {type(given).__name__} without {name}; a provider that knows its image goes to the client: "
+                "EnvClient(provider=...)"
+            )
+    provider: Any = given
+    start = partial(provider.start_container, image, **of_container)
+    return Released(start, provider.wait_for_ready, provider.stop_container), of_client

@@ -1,4 +1,4 @@
-"""A pool of containers that are healthy before anybody asks for one."""
+"""Warm containers, lent one by one."""
 
 import atexit
 import logging
@@ -6,23 +6,87 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
-from openenv_core.errors import ConfigurationError
-from openenv_core.providers.docker.container import Container
+from openenv_core.errors import ConfigurationError, ProviderError
+from openenv_core.providers.base import status_of, stopped
+from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
-from openenv_core.providers.docker.starting import start_container
-from openenv_core.providers.health import status_of
-from openenv_core.providers.pool.errors import PoolClosed, PoolError
-from openenv_core.providers.pool.keeper import Keeper, Start
-from openenv_core.providers.pool.lease import Lease, MemberT
-from openenv_core.providers.pool.provider import PoolProvider
-from openenv_core.providers.pool.stock import Member, PoolState, Stock
+from openenv_core.providers.pool.keeper import (
+    Keeper,
+    Lease,
+    Member,
+    MemberT,
+    PoolClosed,
+    PoolError,
+    PoolState,
+    Start,
+    Stock,
+)
 from openenv_core.types import ActT, ObsT, StateT
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, SyncEnvClient
+
+
+class PoolProvider(Generic[MemberT]):
+    """Takes one container from a pool at a time.
+
+    Args:
+        lease: Takes one, within so many seconds, or raises once the event is set.
+        timeout_s: Seconds that a container may take to be free.
+    """
+
+    def __init__(self, lease: Callable[[float, threading.Event], Lease[MemberT]], timeout_s: float) -> None:
+        self._take = lease
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._lease: Lease[MemberT] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container that was taken still runs."""
+        lease = self._lease
+        if lease is None or lease.closed:
+            return False
+        alive: Any = getattr(lease.container, "alive", True)
+        try:
+            return bool(alive() if callable(alive) else alive)
+        except ProviderError:
+            return True  # an engine that does not answer says nothing of its containers
+
+    def output(self) -> str:
+        """Return the last of what the container printed; empty where there is none."""
+        lease = self._lease
+        logs: Any = getattr(lease.container, "logs", None) if lease is not None and not lease.closed else None
+        try:
+            return str(logs()) if callable(logs) else ""
+        except ProviderError as error:
+            return f"[no output: {error}]"
+
+    def start(self) -> str:
+        """Take a container, and return its URL. A second call returns the same.
+
+        Raises:
+            PoolTimeout: None was free in time.
+            PoolError: The pool was closed, or cannot go on.
+        """
+        with self._lock:
+            if self._lease is None:
+                self._stopping.clear()
+                self._lease = self._take(self._timeout_s, self._stopping)
+            return self._lease.url
+
+    def stop(self) -> None:
+        """Give the container back. Idempotent. A start that waits in another thread fails then."""
+        with stopped(self._stopping.set, self._lock):
+            if self._lease is not None:
+                self._lease.close()
+                self._lease = None
+
 
 logger = logging.getLogger("openenv_core")
 

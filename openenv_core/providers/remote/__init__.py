@@ -1,6 +1,6 @@
 """Servers in hosted sandboxes, behind a small HTTP interface (docs/sandboxes.md)."""
 
-from openenv_core.providers.remote.errors import (
+from openenv_core.providers.remote.api import (
     SandboxAccessRefused,
     SandboxError,
     SandboxLimitReached,

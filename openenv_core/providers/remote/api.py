@@ -1,32 +1,165 @@
-"""The requests of the sandbox interface, each with a deadline, a bound on its answer, and typed errors."""
+"""The HTTP API of a service of sandboxes: messages, errors, transport."""
 
+# ruff: noqa: N818 - named as the rest of the tree is: for what happened
+
+import re
+import ssl
 import time
-from typing import TYPE_CHECKING, Any, Final
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ValidationError
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.http import is_bearer_token
-from openenv_core.protocol.urls import shown
-from openenv_core.providers.remote.errors import (
-    SandboxAccessRefused,
-    SandboxLimitReached,
-    SandboxLost,
-    SandboxRefused,
-    SandboxServiceUnavailable,
-)
-from openenv_core.providers.remote.messages import (
-    MAX_LOG_BYTES,
-    MAX_WAIT_S,
-    ROOT,
-    Lease,
-    Refused,
-    Sandbox,
-    SandboxSpec,
-)
+from openenv_core.errors import ConfigurationError, ProviderError
+from openenv_core.protocol.http import is_bearer_token, shown
+from openenv_core.proxies import proxy_for
 
-if TYPE_CHECKING:
-    import httpx
+
+class SandboxError(ProviderError):
+    """Something is wrong with a hosted sandbox or its service."""
+
+
+class SandboxServiceUnavailable(SandboxError):
+    """The service cannot be reached, does not answer in time, or does not speak the interface."""
+
+
+class SandboxRefused(SandboxError):
+    """The service said no.
+
+    Attributes:
+        status: The HTTP status.
+        code: The service's word for the reason, `image_not_found` for one; empty where it gave none.
+    """
+
+    def __init__(self, message: str, status: int = 0, code: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class SandboxAccessRefused(SandboxRefused):
+    """The token is missing or unknown, or does not allow what was asked for."""
+
+
+class SandboxLimitReached(SandboxRefused):
+    """The service has no room for another sandbox.
+
+    Attributes:
+        retry_after_s: Seconds until it is worth another try, where the service said so.
+    """
+
+    def __init__(
+        self, message: str, status: int = 429, code: str = "", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, status, code)
+        self.retry_after_s = retry_after_s
+
+
+class SandboxLost(SandboxError):
+    """The sandbox is no longer there."""
+
+
+ROOT: Final = "/v1/sandboxes"
+"""The path of the collection. A service may stand below another path, which is part of its base URL."""
+
+MAX_WAIT_S: Final = 30.0
+"""The longest time that a service holds back an answer while a sandbox starts."""
+
+MAX_LOG_BYTES: Final = 64 * 1024
+"""The most that a service tells of what a sandbox has printed."""
+
+SANDBOX_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+"""It becomes a part of a path, so it is neither of those that have a meaning there."""
+
+Word = Annotated[str, StringConstraints(max_length=8192)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+EnvValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
+
+
+class SandboxState(StrEnum):
+    """Where a sandbox stands. It goes from left to right only."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class SandboxSpec(BaseModel):
+    """What a sandbox runs, and within which limits. A service refuses what it cannot honour.
+
+    Attributes:
+        image: The container image; None: the command runs without one, where the service allows that.
+        command: Words of the command; for an image, instead of its own. `{port}` in them is replaced.
+        port: Where the server inside listens. For a command without an image the service chooses the port,
+            and tells it by `{port}` and by the environment variable PORT.
+        env_vars: Environment variables of the server.
+        memory_bytes: The limit on its memory.
+        cpus: The limit on its CPU time, in cores.
+        pids: The limit on its processes and threads.
+        network: `none`: what runs inside reaches nothing; its port is exposed all the same.
+        lease_s: Seconds that the sandbox lives without being asked to live on.
+        start_timeout_s: Seconds until its server must be healthy.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    command: Annotated[list[Word], Field(min_length=1, max_length=256)] | None = None
+    port: Annotated[int, Field(ge=1, le=65_535)] = 8000
+    env_vars: Annotated[dict[EnvName, EnvValue], Field(max_length=256, repr=False)] = {}
+    memory_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
+    cpus: Annotated[float, Field(gt=0, le=4096, allow_inf_nan=False)] | None = None
+    pids: Annotated[int, Field(ge=1, le=1 << 22)] | None = None
+    network: Literal["bridge", "none"] | None = None
+    lease_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 60.0
+    start_timeout_s: Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)] = 60.0
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> Self:
+        if self.image is None and self.command is None:
+            raise ValueError("expected an image or a command to run, got neither")
+        return self
+
+
+class Lease(BaseModel):
+    """How much longer a sandbox is to live, from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lease_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+class Sandbox(BaseModel):
+    """What a service tells of a sandbox. Further keys are a service's own, and are ignored.
+
+    Attributes:
+        id: Its name at this service.
+        state: Where it stands.
+        url: Where its port is reached, once it runs; relative to the request's own where it has no scheme.
+        expires_in_s: Seconds until its lease runs out.
+        reason: Why it ended, in words.
+    """
+
+    id: Annotated[str, StringConstraints(pattern=rf"^{SANDBOX_ID.pattern}$")]
+    state: SandboxState
+    url: Annotated[str, StringConstraints(max_length=2048)] | None = None
+    expires_in_s: float | None = None
+    reason: str | None = None
+
+
+class Refused(BaseModel):
+    """An answer that is no success.
+
+    Attributes:
+        detail: What was expected, what came, what to do.
+        code: One word for it, for programs.
+    """
+
+    detail: str = ""
+    code: str = ""
+
 
 _MAX_ANSWER_BYTES: Final = 4 * MAX_LOG_BYTES
 """A service that sends more than this does not speak the interface."""
@@ -47,7 +180,7 @@ class SandboxApi:
     def __init__(self, base_url: str, token: str | None, timeout_s: float) -> None:
         import httpx  # not needed by those who only name the provider
 
-        from openenv_core.providers.remote.transport import client_for
+        from openenv_core.providers.remote.api import client_for
 
         try:
             url = httpx.URL(base_url)
@@ -194,3 +327,32 @@ class SandboxApi:
 
 def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def client_for(url: str, headers: dict[str, str] | None = None) -> httpx.Client:
+    """Return a client for one server. It follows no redirects: one may lead to somebody who must not get the token.
+
+    Args:
+        url: Where the server is.
+        headers: Sent with every request.
+
+    Raises:
+        ConfigurationError: The proxy of the environment cannot be used.
+    """
+    proxy = proxy_for(url)
+    plain = url.startswith("http://") and proxy is None
+    try:
+        # Reading the system's certificates takes longer than a request to a server nearby.
+        transport = httpx.HTTPTransport(verify=False if plain else _trust(), proxy=proxy)
+    except ImportError as error:
+        raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
+    # Bounds on answers hold for what comes over the wire, so nothing is compressed.
+    identity = {"Accept-Encoding": "identity"}
+    return httpx.Client(
+        transport=transport, headers=identity | (headers or {}), follow_redirects=False, trust_env=False
+    )
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    return httpx.create_ssl_context()

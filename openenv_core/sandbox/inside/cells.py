@@ -1,20 +1,169 @@
-"""One interpreter's code: compiled cell by cell, run in one namespace."""
+"""Running code cell by cell, and what it shows: values, pictures, written lines."""
 
 import ast
 import asyncio
+import base64
 import builtins
 import contextlib
 import inspect
+import io
 import linecache
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from openenv_core.sandbox.inside.display import Shown, bundle
-from openenv_core.sandbox.inside.figures import Figures
+from openenv_core.sandbox.kernel import namespaces
+from openenv_core.sandbox.kernel import namespaces as mounts
+
+METHODS: Final = (
+    ("text/html", "_repr_html_"),
+    ("text/markdown", "_repr_markdown_"),
+    ("text/latex", "_repr_latex_"),
+    ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"),
+    ("image/jpeg", "_repr_jpeg_"),
+)
+"""The names under which classes say how they are shown, as notebooks know them."""
+
+MAX_BUNDLES: Final = 256
+"""Of one execution."""
+
+
+class Shown:
+    """The bundles of one execution.
+
+    Args:
+        limit: Bytes of all of them, and of the result, together.
+
+    Attributes:
+        truncated: Whether something was left out.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self._bundles: list[tuple[str, dict[str, str]]] = []
+        self.truncated = False
+
+    @property
+    def bundles(self) -> list[tuple[str, dict[str, str]]]:
+        """What was shown, in order."""
+        return self._bundles
+
+    def text(self, text: str) -> str:
+        """Return a text, cut to what is left of the bound."""
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        if size > self._left:
+            self.truncated = True
+            text = text.encode("utf-8", "replace")[: self._left].decode("utf-8", "ignore")
+            size = self._left
+        self._left -= size
+        return text
+
+    def add(self, kind: str, data: dict[str, str]) -> None:
+        """Keep a bundle, or say that it was too large."""
+        size = sum(len(value.encode("utf-8", "replace")) for value in data.values())
+        if size > self._left or len(self._bundles) == MAX_BUNDLES:
+            self.truncated = True
+            return
+        self._left -= size
+        self._bundles.append((kind, data))
+
+    def display(self, *values: Any) -> None:
+        """Show values; code knows this as `display`."""
+        for value in values:
+            self.add("display_data", bundle(value, repr(value)))
+
+
+def bundle(value: Any, text: str) -> dict[str, str]:
+    """Return a value in every mime type that its class offers, and as text.
+
+    Raises:
+        Exception: Whatever the class's own methods raise.
+    """
+    data: dict[str, str] = {"text/plain": text}
+    kind = type(value)
+    if callable(several := getattr(kind, "_repr_mimebundle_", None)):
+        made = several(value)
+        made = made[0] if isinstance(made, tuple) else made
+        data.update({str(mime): _plain(part) for mime, part in dict(made or {}).items() if part is not None})
+        return data
+    for mime, name in METHODS:
+        method: Callable[[Any], Any] | None = getattr(kind, name, None)
+        if callable(method) and (part := method(value)) is not None:
+            data[mime] = _plain(part)
+    return data
+
+
+def _plain(part: Any) -> str:
+    if isinstance(part, bytes | bytearray):
+        return base64.b64encode(part).decode("ascii")
+    return part if type(part) is str else str(part)
+
+
+BACKEND: Final = "ropewalk_figures"
+"""The module that matplotlib is told to draw by."""
+
+
+class _Backend(ModuleType):
+    """Made of matplotlib's own canvas, once matplotlib asks for it."""
+
+    def __init__(self, figures: "Figures") -> None:
+        super().__init__(BACKEND)
+        self._figures = figures
+
+    def show(self, *_: Any, **__: Any) -> None:
+        """What `pyplot.show` calls."""
+        self._figures.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("FigureCanvas", "FigureManager"):
+            raise AttributeError(name)
+        from matplotlib.backend_bases import FigureManagerBase
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        self.FigureCanvas = FigureCanvasAgg
+        self.FigureManager = FigureManagerBase
+        return self.__dict__[name]
+
+
+class Figures:
+    """Shows open figures at `show()`, and at the end of an execution.
+
+    Attributes:
+        shown: Where they go; another one each execution.
+    """
+
+    def __init__(self) -> None:
+        self.shown: Shown | None = None
+
+    def install(self) -> None:
+        """Let matplotlib find the backend."""
+        sys.modules[BACKEND] = _Backend(self)
+
+    def flush(self) -> None:
+        """Show and close what is open.
+
+        Raises:
+            Exception: Whatever drawing raises.
+        """
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None or self.shown is None:
+            return
+        try:
+            for number in pyplot.get_fignums():
+                figure = pyplot.figure(number)
+                with io.BytesIO() as file:
+                    figure.savefig(file, format="png", bbox_inches="tight")
+                    image = base64.b64encode(file.getvalue()).decode("ascii")
+                self.shown.add("display_data", {"image/png": image, "text/plain": repr(figure)})
+        finally:
+            pyplot.close("all")
+
 
 FLAGS: Final = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 TRACEBACK_CHARS: Final = 20_000
@@ -152,3 +301,35 @@ def _chain(told: traceback.TracebackException) -> list[traceback.TracebackExcept
         found.append(left.pop())
         left += [other for other in (found[-1].__cause__, found[-1].__context__) if other is not None]
     return found
+
+
+_VARIABLES: Final = ("HOME", "TMPDIR", "MPLCONFIGDIR")
+_BYTES: Final = 256 << 20
+
+
+@contextmanager
+def somewhere_to_write(scratch: str | None) -> Iterator[None]:
+    """Have imports write into a folder that no session sees.
+
+    Args:
+        scratch: Where it is made; None: a file system of its own, at the place where sessions get theirs.
+    """
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    if scratch is None:
+        place = namespaces.WORKSPACE
+        mounts.tmpfs(place, mounts.NO_SETUID | mounts.NO_DEVICES, size=_BYTES, mode="0700")
+    else:
+        place = tempfile.mkdtemp(prefix="zygote-", dir=scratch)
+    os.environ.update(dict.fromkeys(_VARIABLES, place))
+    tempfile.tempdir = None
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
+        if scratch is None:
+            mounts.detach(place)

@@ -1,20 +1,59 @@
 """From a fork of the zygote to an interpreter that may run anything: one wall after the other, then the code."""
 
 import os
+import shutil
 import socket
 import sys
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final, NoReturn
 
-from openenv_core.sandbox.inside.branching import BranchingRunner
-from openenv_core.sandbox.inside.easing import ease_copying
-from openenv_core.sandbox.inside.first import wait_for
 from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
-from openenv_core.sandbox.inside.places import CONTROL, arrange, furnish
-from openenv_core.sandbox.inside.runner import Runner
-from openenv_core.sandbox.inside.standing import Standing
-from openenv_core.sandbox.inside.told import Spec
+from openenv_core.sandbox.inside.runner import CONTROL, BranchingRunner, Runner, arrange, furnish
+from openenv_core.sandbox.inside.standing import Spec, Standing
 from openenv_core.sandbox.kernel import cgroups, identity, landlock, libc, namespaces, seccomp
 from openenv_core.sandbox.kernel.limits import apply_rlimits
+
+BY_SIGNAL: Final = 128
+"""Added to the signal that ended the interpreter."""
+
+
+def wait_for(interpreter: int, *, successors: bool) -> NoReturn:
+    """Bury whatever ends, and end with the interpreter.
+
+    Args:
+        interpreter: Its process.
+        successors: It may hand over to others; then the last one counts.
+    """
+    libc.close_from(0)
+    code = 0
+    while True:
+        try:
+            process, status = os.wait()
+        except ChildProcessError:
+            os._exit(code)
+        ended = os.waitstatus_to_exitcode(status)
+        code = BY_SIGNAL - ended if ended < 0 else ended
+        if process == interpreter and not successors:
+            os._exit(code)
+
+
+COPIED: Final = ("copymode", "copystat")
+
+
+def ease_copying() -> None:
+    """Have `shutil` copy without what may not be set, rather than fail once the content is there."""
+    for name in COPIED:
+        _ease(name, getattr(shutil, name))
+
+
+def _ease(name: str, copy: Any) -> None:
+    def tolerant(*args: Any, **kwargs: Any) -> None:
+        with suppress(PermissionError):
+            copy(*args, **kwargs)
+
+    tolerant.__name__, tolerant.__doc__ = name, copy.__doc__
+    setattr(shutil, name, tolerant)
+
 
 NICENESS: Final = 5
 """Code waits for the server, not the server for code."""

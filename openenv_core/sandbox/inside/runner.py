@@ -1,21 +1,77 @@
-"""The loop of one interpreter: a request comes, code runs, an answer goes.
+"""An interpreter that serves requests, one after the other or each in a fork of its own, and may be interrupted."""
 
-It shares its process with the code that it runs, so nothing that it says is trusted outside. Between two requests
-the supervisor stops the whole process: threads that code leaves behind do not run on.
-"""
-
+import contextlib
+import fcntl
 import io
 import os
+import random
 import resource
+import signal
 import socket
 import sys
-from typing import Any
+import tempfile
+from typing import Any, Final
 
 from openenv_core.sandbox.inside import frames
-from openenv_core.sandbox.inside.cells import Cells, describe
-from openenv_core.sandbox.inside.display import Shown
-from openenv_core.sandbox.inside.interrupts import Interrupts
+from openenv_core.sandbox.inside.cells import Cells, Shown, describe
 from openenv_core.sandbox.values import decode, dumps
+
+AGAIN: Final = signal.SIGURG
+"""Repeats an interrupt. Ends nobody by default, and means nothing where the first one was in time."""
+
+# Kept here because code may replace them in their own module.
+_install = signal.signal
+_installed = signal.getsignal
+_raise = signal.raise_signal
+
+
+class Interrupts:
+    """What SIGINT does, between requests and while one runs.
+
+    A handler that code has installed is its own while it runs, and only then: between two requests, where nothing would
+    catch what it raises, this one takes its place.
+    """
+
+    def __init__(self) -> None:
+        self._ours = self._interrupted
+        self._theirs: Any = None
+        self._heeded = False
+        self._runs = False
+        self._missed = False
+
+    def heed(self) -> None:
+        """Install the handlers."""
+        _install(signal.SIGINT, self._ours)
+        _install(AGAIN, self._repeated)
+        self._heeded = True
+
+    def forget(self) -> None:
+        """In a fork, which gets its own: what the head has missed is none of its business."""
+        self._missed = False
+
+    def begin(self) -> None:
+        """From now on code runs. Its handler comes first: ours would raise, and the code's be lost with that."""
+        if self._theirs is not None:
+            _install(signal.SIGINT, self._theirs)
+            self._theirs = None
+        self._runs = True
+
+    def end(self) -> None:
+        """It does no more. Idempotent, as the code's handler may raise out of here."""
+        self._runs = False
+        if self._heeded and (handler := _installed(signal.SIGINT)) is not self._ours:
+            self._theirs = handler
+            _install(signal.SIGINT, self._ours)
+
+    def _interrupted(self, *_: object) -> None:
+        self._missed = not self._runs
+        if self._runs:
+            raise KeyboardInterrupt
+
+    def _repeated(self, *_: object) -> None:
+        if self._runs and self._missed:
+            self._missed = False
+            _raise(signal.SIGINT)
 
 
 class Runner:
@@ -132,3 +188,110 @@ def _writer(descriptor: int) -> io.TextIOWrapper:
 
 def _reader(text: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(text.encode("utf-8", "replace")), encoding="utf-8")
+
+
+CONTROL: Final = 3
+"""The descriptor of the control socket; everything above it is closed."""
+
+_FREE: Final = 16
+
+
+def arrange(control: int, stdout: int, stderr: int) -> None:
+    """Put descriptors where the interpreter expects them."""
+    # First out of the way of each other, then to their places.
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FREE) for descriptor in (stdout, stderr, control)]
+    for descriptor in {stdout, stderr, control} - {1, 2, CONTROL}:
+        os.close(descriptor)
+    for descriptor, place in zip(moved, (1, 2, CONTROL), strict=True):
+        os.dup2(descriptor, place, inheritable=place != CONTROL)
+        os.close(descriptor)
+
+
+def furnish(workdir: str) -> None:
+    """Make a folder the place where code reads and writes."""
+    os.chdir(workdir)
+    temporary = os.path.join(workdir, ".tmp")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(temporary, 0o700)
+    tempfile.tempdir = None
+    # One by one: update() goes through much more of Python, and every page that it touches is copied for the session.
+    for name, value in (
+        ("HOME", workdir),
+        ("TMPDIR", temporary),
+        ("MPLCONFIGDIR", temporary),
+        ("PWD", workdir),
+    ):
+        os.environ[name] = value
+
+
+_DONE = b"d"
+
+
+class BranchingRunner(Runner):
+    """Serves one control socket, and hands over to copies of itself."""
+
+    def turn(self) -> None:
+        """Answer one request, in a fork."""
+        came: list[int] = []
+        try:
+            request = frames.receive_request(self.control, came)
+        except (EOFError, OSError):
+            os._exit(0)
+        self.flush()
+        if request["op"] == "branch":
+            self._branch(request, came)
+        else:
+            self._run_apart(request)
+
+    def _run_apart(self, request: dict[str, Any]) -> None:
+        done, tell = os.pipe()
+        # Python seeds anew in every fork, which would undo what the code has seeded.
+        randomness = random.getstate()
+        process = os.fork()
+        if process == 0:
+            os.close(done)
+            random.setstate(randomness)
+            self._interrupts.forget()
+            self.control.sendall(frames.HERE)
+            answer = self.answer(request)
+            os.write(tell, _DONE)
+            os.close(tell)
+            self.control.sendall(answer)
+            return
+        os.close(tell)
+        handed_over = os.read(done, 1) == _DONE
+        os.close(done)
+        if handed_over:
+            os._exit(0)
+        _, status = os.waitpid(process, 0)
+        ended = os.waitstatus_to_exitcode(status)
+        self.control.sendall(
+            frames.pack_answer(
+                {
+                    "id": request["id"],
+                    "status": "rolled_back",
+                    "exit_code": 128 - ended if ended < 0 else ended,
+                    "text": False,
+                    "outputs": [],
+                    "truncated": False,
+                    "count": 0,
+                    "max_rss": 0,
+                },
+                [],
+            )
+        )
+
+    def _branch(self, request: dict[str, Any], came: list[int]) -> None:
+        randomness = random.getstate()
+        if os.fork() == 0:
+            random.setstate(randomness)
+            self.control.detach()
+            arrange(*came)
+            self.control = socket.socket(fileno=CONTROL)
+            furnish(request["folder"])
+            sys.stdin = None
+            self.control.send(frames.READY)
+            return
+        for descriptor in came:
+            os.close(descriptor)
+        self.control.sendall(self.answer({"id": request["id"], "op": "execute", "code": ""}))

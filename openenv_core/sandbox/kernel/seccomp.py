@@ -1,17 +1,368 @@
-"""Filters on system calls: assembled from a policy, installed for good."""
+"""Filters of system calls: the policy, and the BPF program that it becomes."""
 
 import ctypes
 import errno
 import struct
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from . import libc
-from .bpf import answer, decide, program
-from .policy import Policy, verdicts
 from .syscalls import Architecture, current
 
 __all__ = ["Policy", "assemble", "install"]
+
+LOAD = 0x20
+JUMP = 0x05
+JUMP_EQUAL = 0x15
+JUMP_AT_LEAST = 0x35
+JUMP_ANY_BIT = 0x45
+AND = 0x54
+RETURN = 0x06
+
+ALLOW = 0x7FFF_0000
+KILL_PROCESS = 0x8000_0000
+_ERRNO = 0x0005_0000
+
+# struct seccomp_data: int nr; u32 arch; u64 instruction_pointer; u64 args[6]
+_NUMBER_AT = 0
+_ARCHITECTURE_AT = 4
+_ARGUMENTS_AT = 16
+
+_LONGEST_JUMP = 255
+_MOST_INSTRUCTIONS = 4096
+
+Instruction = tuple[int, int, int, int]
+"""Code, jump if true, jump if false, operand."""
+Code = list[Instruction]
+
+
+def answer(code: int) -> int:
+    """The verdict that makes a call fail with an errno."""
+    return _ERRNO | code
+
+
+# ------------------------------------------------------------------------------------------------ rules
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """An int argument is one of these; the upper word is not looked at, as the kernel does not either."""
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = 0xFFFF_FFFF
+
+    def code(self) -> Code:
+        """Code that falls through where the test holds, and ends in a jump to be aimed where it does not."""
+        masked = self.mask != 0xFFFF_FFFF
+        head: Code = [(LOAD, 0, 0, _low(self.argument))]
+        if masked:
+            head.append((AND, 0, 0, self.mask))
+        values = [value & 0xFFFF_FFFF for value in self.values]
+        last = len(values) - 1
+        return head + [
+            (JUMP_EQUAL, last - index, _MISS if index == last else 0, value)
+            for index, value in enumerate(values)
+        ]
+
+
+@dataclass(frozen=True)
+class Only:
+    """An argument has no bits but these; the upper word, where it is wide, has none at all."""
+
+    argument: int
+    bits: int
+    wide: bool = False
+
+    def code(self) -> Code:
+        """See `OneOf.code`."""
+        code: Code = [
+            (LOAD, 0, 0, _low(self.argument)),
+            (JUMP_ANY_BIT, _MISS, 0, ~self.bits & 0xFFFF_FFFF),
+        ]
+        if not self.wide:
+            return code
+        return [
+            *code,
+            (LOAD, 0, 0, _low(self.argument) + 4),
+            (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF),
+        ]
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """An argument has all of these bits, which lie in its lower word."""
+
+    argument: int
+    bits: int
+
+    def code(self) -> Code:
+        """See `OneOf.code`."""
+        return [
+            (LOAD, 0, 0, _low(self.argument)),
+            (AND, 0, 0, self.bits),
+            (JUMP_EQUAL, 0, _MISS, self.bits),
+        ]
+
+
+Test = OneOf | Only | AllOf
+_MISS = -1  # a jump to the next alternative, aimed once its distance is known
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a call's arguments must be: every test of one of the alternatives, else the errno."""
+
+    alternatives: tuple[tuple[Test, ...], ...]
+    otherwise: int = errno.EPERM
+
+    def code(self) -> Code:
+        """Self-contained code that decides."""
+        code: Code = []
+        for tests in self.alternatives:
+            block = [instruction for test in tests for instruction in test.code()]
+            block.append((RETURN, 0, 0, ALLOW))
+            end = len(block)
+            code += [
+                (
+                    op,
+                    end - at - 1 if true == _MISS else true,
+                    end - at - 1 if false == _MISS else false,
+                    value,
+                )
+                for at, (op, true, false, value) in enumerate(block)
+            ]
+        return [*code, (RETURN, 0, 0, answer(self.otherwise))]
+
+
+def when(*tests: Test) -> Rule:
+    """A rule with one alternative."""
+    return Rule((tests,))
+
+
+def _low(argument: int) -> int:
+    # Both architectures are little-endian: the lower word comes first.
+    return _ARGUMENTS_AT + 8 * argument
+
+
+# ------------------------------------------------------------------------------------------------- tree
+
+Verdict = int | Rule
+"""What happens to a call: a return value of the filter, or a rule on its arguments."""
+
+
+def decide(verdicts: Mapping[int, Verdict], otherwise: Callable[[int], int], last: int) -> Code:
+    """A binary search over call numbers, which expects the number in the accumulator.
+
+    A call that its number decides meets no other load: the kernel then answers it from a bitmap, without
+    running the filter at all.
+
+    Args:
+        verdicts: The calls that have a verdict of their own.
+        otherwise: The verdict on any other number.
+        last: From the number after this one on, the verdict is `otherwise(last + 1)`.
+    """
+    starts: list[tuple[int, Verdict]] = []
+    for number in range(last + 2):
+        verdict = verdicts.get(number)
+        if verdict is None:
+            verdict = otherwise(number)
+        if not starts or starts[-1][1] != verdict or isinstance(verdict, Rule):
+            starts.append((number, verdict))
+    return _tree(starts)
+
+
+def _tree(ranges: Sequence[tuple[int, Verdict]]) -> Code:
+    if len(ranges) == 1:
+        verdict = ranges[0][1]
+        return verdict.code() if isinstance(verdict, Rule) else [(RETURN, 0, 0, verdict)]
+    middle = len(ranges) // 2
+    low, high = _tree(ranges[:middle]), _tree(ranges[middle:])
+    border = ranges[middle][0]
+    if len(low) <= _LONGEST_JUMP:
+        return [(JUMP_AT_LEAST, len(low), 0, border), *low, *high]
+    return [(JUMP_AT_LEAST, 0, 1, border), (JUMP, 0, 0, len(low)), *low, *high]
+
+
+def program(audit: int, foreign_from: int | None, tree: Code) -> bytes:
+    """A whole filter: another architecture or calling convention kills the process, the tree does the rest."""
+    code: Code = [
+        (LOAD, 0, 0, _ARCHITECTURE_AT),
+        (JUMP_EQUAL, 1, 0, audit),
+        (RETURN, 0, 0, KILL_PROCESS),
+        (LOAD, 0, 0, _NUMBER_AT),
+    ]
+    if foreign_from is not None:
+        code += [(JUMP_AT_LEAST, 0, 1, foreign_from), (RETURN, 0, 0, KILL_PROCESS)]
+    code += tree
+    if len(code) > _MOST_INSTRUCTIONS:
+        raise ValueError(f"expected at most {_MOST_INSTRUCTIONS} instructions, got {len(code)}")
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one session's filter depends on.
+
+    Attributes:
+        pid: The session's own pid as it sees itself: signals go to it, or to its group (0), alone. None
+            leaves signals to what uids, pid namespaces and Landlock allow; sessions that fork need that.
+        allow_subprocess: fork, vfork and execve are allowed.
+        allow_fork: fork is allowed, execve is not.
+        shared_uid: Other files on the machine belong to this very uid, and no namespace hides them. Landlock
+            has no say in a file's mode, owner and times, so those stay as they are.
+    """
+
+    pid: int | None
+    allow_subprocess: bool = False
+    allow_fork: bool = False
+    shared_uid: bool = True
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PLAIN = _names(
+    """
+    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat creat close
+    close_range lseek stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat
+    getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2
+    link linkat symlink symlinkat truncate ftruncate fsync fdatasync copy_file_range sendfile
+    umask dup dup2 dup3 pipe pipe2 statfs fstatfs
+
+    mmap munmap mprotect mremap brk msync
+
+    set_robust_list set_tid_address rseq sched_yield sched_getaffinity sched_getparam
+    sched_getscheduler sched_get_priority_max sched_get_priority_min arch_prctl exit exit_group
+    restart_syscall wait4 waitid
+
+    gettid getpid getppid getpgrp getpgid getsid getuid geteuid getgid getegid getresuid getresgid
+    getgroups capget getpriority getrlimit setrlimit getrusage times uname sysinfo getcpu getrandom
+
+    rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pause
+    alarm getitimer setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time
+
+    poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
+    eventfd eventfd2
+
+    shutdown getsockname getpeername
+    """
+)
+"""Allowed whatever the arguments are, in every policy."""
+
+ATTRIBUTES = _names("chmod fchmod fchmodat chown fchown lchown fchownat utime utimes futimesat utimensat")
+"""A file's mode, owner and times: by name they reach past Landlock, and through a read-only descriptor too."""
+
+# Extended attributes are outside every quota, and reserved space fills a disk before anybody has looked; "not
+# supported" is what shutil takes as an answer, and the C library, which then writes instead.
+UNSUPPORTED = _names(
+    """
+    fallocate
+    setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr
+    lremovexattr fremovexattr
+    """
+)
+
+# The C library falls back on the older call when it hears ENOSYS, and gives up when it hears EPERM.
+ABSENT = frozenset({"clone3"})
+YOUNGEST_NEEDED = "futex_waitv"
+
+_THREAD = 0x0001_0F00  # CLONE_VM, FS, FILES, SIGHAND, THREAD: without these it is a process
+_THREAD_EXTRAS = 0x007C_0000  # SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID, DETACHED (musl)
+_FORK = 0x0130_4100  # VM, VFORK, PARENT_SETTID, CHILD_CLEARTID, CHILD_SETTID
+_SIGNAL_BITS = 0xFF
+_SIGCHLD = 17
+
+_AF_UNIX = 1
+_SOCKET_TYPES = (1, 5)  # stream and seqpacket; a datagram socket could be sent on to any other name
+_SOCKET_TYPE_FLAGS = 0x80800  # non-blocking, close-on-exec
+_SOL_SOCKET = 1
+# REUSEADDR, KEEPALIVE, LINGER, RCVTIMEO, SNDTIMEO: not SNDBUF and RCVBUF, whose memory no limit counts
+_SOCKET_OPTIONS = (2, 9, 13, 20, 21)
+# Without the peer's pidfd or credentials: TYPE and ERROR, SNDBUF, RCVBUF, those above, ACCEPTCONN, PROTOCOL, DOMAIN
+_SOCKET_FACTS = (*_SOCKET_OPTIONS, 3, 4, 7, 8, 30, 38, 39)
+# PEEK, TRUNC, DONTWAIT, EOR, WAITALL, NOSIGNAL, CMSG_CLOEXEC. Sending descriptors (sendmsg) and out-of-band bytes
+# is what attacks on the kernel's sockets are made of, and what nothing here needs.
+_MESSAGE_FLAGS = 0x4000_41E2
+# WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, and the two of bit sets: none with priority inheritance
+_FUTEX_OPERATIONS = (0, 1, 3, 4, 5, 9, 10)
+_FUTEX_FLAGS = 0x180  # private, by the real-time clock
+
+# TCGETS, TIOCGWINSZ, FIONREAD, FIOCLEX, FIONCLEX, FIONBIO
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)
+# DUPFD, GETFD, SETFD, GETFL, SETFL, SETLK, SETLKW, DUPFD_CLOEXEC, GETPIPE_SZ: not the locks of open files
+# (OFD), which outlive their descriptors in mappings and whose memory no limit counts. Neither flock nor GETLK: on
+# files that all sessions may read, one session would see another's lock.
+_FCNTLS = (0, 1, 2, 3, 4, 6, 7, 1030, 1032)
+# Reads of PDEATHSIG, DUMPABLE, KEEPCAPS; SET_NAME, GET_NAME; reads of SECCOMP, CAPBSET, SECUREBITS, TIMERSLACK,
+# CHILD_SUBREAPER; NO_NEW_PRIVS set and read; reads of TID_ADDRESS, THP_DISABLE; names for memory areas (VMA)
+_PRCTLS = (2, 3, 7, 15, 16, 21, 23, 27, 30, 37, 38, 39, 40, 42, 0x53564D41)
+# NORMAL to DONTNEED, FREE, REMOVE, DONTFORK, DOFORK, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP, WIPEONFORK,
+# KEEPONFORK, POPULATE_READ, POPULATE_WRITE: not MERGEABLE (a side channel), PAGEOUT (slows others), HWPOISON
+_ADVICE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23)
+
+
+def _rules(policy: Policy) -> Iterator[tuple[str, Verdict]]:
+    own = (0,) if policy.pid is None else (0, policy.pid)
+    forks = policy.allow_subprocess or policy.allow_fork
+
+    thread = (Only(0, _THREAD | _THREAD_EXTRAS, wide=True), AllOf(0, _THREAD))
+    fork = (Only(0, _FORK | _SIGNAL_BITS, wide=True), OneOf(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
+    yield "clone", Rule((thread, fork)) if forks else when(*thread)
+    if forks:
+        yield from ((name, ALLOW) for name in ("fork", "vfork"))
+    if policy.allow_subprocess:
+        yield "execve", ALLOW
+
+    if policy.pid is None:
+        yield from ((name, ALLOW) for name in ("kill", "tkill", "tgkill"))
+    else:
+        yield "kill", when(OneOf(0, own))
+        yield "tkill", when(OneOf(0, (policy.pid,)))
+        yield "tgkill", when(OneOf(0, (policy.pid,)))
+    yield "prlimit64", when(OneOf(0, own))
+    yield "sched_setaffinity", when(OneOf(0, own))
+    yield "setpriority", when(OneOf(0, (0,)), OneOf(1, own))
+
+    yield "prctl", when(OneOf(0, _PRCTLS))
+    yield "ioctl", when(OneOf(1, _IOCTLS))
+    yield "fcntl", when(OneOf(1, _FCNTLS))
+    yield "madvise", when(OneOf(2, _ADVICE))
+    yield (
+        "socketpair",
+        when(OneOf(0, (_AF_UNIX,)), OneOf(1, _SOCKET_TYPES, mask=0xFFFF_FFFF & ~_SOCKET_TYPE_FLAGS)),
+    )
+    yield "setsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_OPTIONS))
+
+    yield "getsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_FACTS))
+    yield "sendto", when(Only(3, _MESSAGE_FLAGS))
+    yield "recvfrom", when(Only(3, _MESSAGE_FLAGS))
+    yield "recvmsg", when(Only(2, _MESSAGE_FLAGS))
+    # Probing for an operation that is not there, libc expects ENOSYS.
+    futex = OneOf(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
+    yield "futex", Rule(((futex,),), otherwise=errno.ENOSYS)
+
+    if not policy.shared_uid:
+        yield from ((name, ALLOW) for name in ATTRIBUTES)
+
+
+def verdicts(policy: Policy, architecture: Architecture) -> dict[int, Verdict]:
+    """The verdict on every call that the table of an architecture names."""
+    numbers = architecture.numbers
+    youngest = numbers[YOUNGEST_NEEDED]
+    decided: dict[int, Verdict] = {
+        number: answer(errno.ENOSYS if number >= youngest else errno.EPERM) for number in numbers.values()
+    }
+    named: dict[str, Verdict] = dict.fromkeys(PLAIN, ALLOW)
+    named |= dict.fromkeys(ABSENT, answer(errno.ENOSYS))
+    named |= dict.fromkeys(UNSUPPORTED, answer(errno.EOPNOTSUPP))
+    named |= dict(_rules(policy))
+    # An architecture without one of the older calls has nothing to decide about it.
+    decided |= {numbers[name]: verdict for name, verdict in named.items() if name in numbers}
+    return decided
+
 
 _SET_MODE_FILTER = 1
 _TSYNC = 1

@@ -11,7 +11,10 @@ from envs.mcp_tools_env.server.episode.naming import fitting, offered, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
 from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
 from openenv_core.tools import ToolContext
-from openenv_core.tools.openai import NAME, openai_tools
+from openenv_core.tools.specs import (
+    NAME,
+    openai_tools,
+)
 
 
 def test_names_are_what_chat_templates_take_and_depend_on_the_configuration_alone() -> None:

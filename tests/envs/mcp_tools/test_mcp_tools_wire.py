@@ -17,7 +17,7 @@ from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.house import House
 from openenv_core.errors import ToolCallFailed
 from openenv_core.tools import CallToolAction, ToolAction, ToolContext, ToolObservation
-from openenv_core.tools.openai import openai_tools
+from openenv_core.tools.specs import openai_tools
 from servers import create_app
 from servers.app import EnvironmentApp
 

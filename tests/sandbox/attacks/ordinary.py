@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from openenv_core.sandbox.kernel.uncover import uncover
+from openenv_core.sandbox.kernel.namespaces import uncover
 
 USER: Final = 61_234
 """Nobody else's, so that what a session could do to this user's processes harms nobody."""

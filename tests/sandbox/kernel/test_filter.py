@@ -6,9 +6,19 @@ from collections.abc import Iterator
 import bpf_simulator as bpf
 import pytest
 
-from openenv_core.sandbox.kernel.bpf import OneOf, Verdict, decide, program, when
-from openenv_core.sandbox.kernel.policy import ABSENT, ATTRIBUTES, PLAIN, UNSUPPORTED, Policy
-from openenv_core.sandbox.kernel.seccomp import assemble
+from openenv_core.sandbox.kernel.seccomp import (
+    ABSENT,
+    ATTRIBUTES,
+    PLAIN,
+    UNSUPPORTED,
+    OneOf,
+    Policy,
+    Verdict,
+    assemble,
+    decide,
+    program,
+    when,
+)
 from openenv_core.sandbox.kernel.syscalls import AARCH64, X86_64, Architecture
 
 ALLOW = 0x7FFF0000

@@ -15,7 +15,10 @@ from test_mcp_calls import give_up
 from toolbox import boxes
 
 from servers.app import EnvironmentApp
-from servers.mcp.links import MAX_LINKS, Link
+from servers.mcp.links import (
+    MAX_LINKS,
+    Link,
+)
 
 
 @pytest.mark.soak

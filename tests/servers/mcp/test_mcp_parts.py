@@ -10,11 +10,23 @@ from mcp.server.streamable_http import GET_STREAM_KEY
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
 
 from openenv_core.tools import Elicit, Request, Sample
-from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, Events, Kept, weigh
-from servers.mcp.outbox import MAX_WAITING, Outbox
-from servers.mcp.replies import Replies
-from servers.mcp.rounds import Rounds
-from servers.mcp.wire import MAX_READ_AHEAD, Lines
+from servers.mcp.context import Rounds
+from servers.mcp.links import (
+    MAX_WAITING,
+    Outbox,
+)
+from servers.mcp.replies import (
+    MAX_EVENTS,
+    MAX_WEIGHT,
+    Events,
+    Kept,
+    Replies,
+    weigh,
+)
+from servers.mcp.stdio import (
+    MAX_READ_AHEAD,
+    Lines,
+)
 
 # Events that are kept for those who come back
 
@@ -59,7 +71,7 @@ def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_nothing(
 
 
 async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servers.mcp.events.MAX_HELD", 102_000)
+    monkeypatch.setattr("servers.mcp.replies.MAX_HELD", 102_000)
     events, kept = Events(), [Kept() for _ in range(4)]
 
     async def store(one: Kept, stream: str = "s", size: int = 30_000) -> None:

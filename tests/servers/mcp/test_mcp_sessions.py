@@ -17,7 +17,7 @@ from toolbox import ToolBox, boxes
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
 from servers.mcp.links import MAX_LINKS
-from servers.sessions import reaper
+from servers.sessions import table as reaper
 
 ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
 

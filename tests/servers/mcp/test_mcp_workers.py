@@ -13,7 +13,7 @@ from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from serve_process import ServeProcess, serve
 from serving import opened, request
 
-from servers.fleet.ids import worker_of
+from servers.fleet.forwarder import worker_of
 
 # Fleets of real processes, one of them killed.
 pytestmark = pytest.mark.soak

@@ -14,7 +14,10 @@ from openenv_core.errors import (
     RequestTimeout,
     ServerError,
 )
-from openenv_core.providers.docker.container import Container, ContainerState
+from openenv_core.providers.docker.container import (
+    Container,
+    ContainerState,
+)
 from openenv_core.providers.pool import DockerPool, Lease
 from openenv_core.sandbox import FileRefused, Limits
 from openenv_core.sandbox.results import EXIT_KILLED

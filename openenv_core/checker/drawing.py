@@ -1,0 +1,430 @@
+"""Valid actions for an environment that nothing but its schema is known of."""
+
+import copy
+import json
+import random
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
+
+from openenv_core.checker.outcomes import CheckFailed, needs
+
+if TYPE_CHECKING:
+    from jsonschema import SchemaError
+
+Json: TypeAlias = dict[str, Any]
+
+TRIES: Final = 8
+"""Draws for each value that is wanted; many schemas have fewer values than that."""
+
+_DEEP: Final = 6
+"""Below this depth whatever may be left out is left out."""
+
+_LETTERS: Final = string.ascii_letters + string.digits + " _-.,:;/?!"
+_STRANGE: Final = "\x00\n\t\"'\\<>{}%éßΩ漢字🙂\u200b\u202e\ufeff"
+_WIDE: Final = (0, 1, -1, 2**31 - 1, -(2**31), 2**53, -(2**53), 2**63 - 1, -(2**63), 10**30)
+_STRUCTURE: Final = {
+    "properties": "object",
+    "required": "object",
+    "additionalProperties": "object",
+    "items": "array",
+    "prefixItems": "array",
+    "minLength": "string",
+    "maxLength": "string",
+    "pattern": "string",
+    "minimum": "number",
+    "maximum": "number",
+}
+
+
+class Impossible(ValueError):  # noqa: N818 - never leaves this module but through `sample`
+    """No value can be drawn here."""
+
+
+def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool = True) -> list[Any]:
+    """Draw values that a JSON schema allows, each once; the same ones for the same seed.
+
+    Args:
+        schema: What they follow.
+        count: How many at most.
+        seed: Decides them.
+        modest: Keeps numbers, texts and lists small where the schema does not bound them, and leaves out
+            `metadata`; else everything that the schema allows comes, huge and odd values often.
+
+    Raises:
+        CheckFailed: Nothing follows the schema, or it is none.
+        ConfigurationError: The package that validates is absent.
+    """
+    try:
+        import jsonschema
+    except ImportError as error:
+        raise needs("jsonschema", error) from error
+    validator = jsonschema.Draft202012Validator(schema)
+    sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
+    drawn: dict[str, Any] = {}
+    why = "nothing that was drawn follows it"
+    for _ in range(count * TRIES):
+        try:
+            value = sampler.draw()
+            if validator.is_valid(value):
+                drawn.setdefault(json.dumps(value, sort_keys=True), value)
+        except Exception as error:  # a schema that is none breaks the validator in many ways
+            why = f"{type(error).__name__}: {error}"
+        if len(drawn) == count:
+            break
+    if not drawn:
+        raise CheckFailed(
+            f"expected to draw values that the schema allows, got none: {why}",
+            change="list validation.episodes.example_actions in openenv.yaml, or `examples` on the model",
+        )
+    return list(drawn.values())
+
+
+class Sampler:
+    """Draws from one schema.
+
+    Args:
+        root: The schema, where its references point to.
+        source: Of chance.
+        modest: See `sample`.
+    """
+
+    def __init__(self, root: Json, source: random.Random, modest: bool = True) -> None:
+        self._root = root
+        self._source = source
+        self._modest = modest
+
+    def draw(self) -> Any:
+        """Return one value, which nearly always follows the schema.
+
+        Raises:
+            Impossible: The schema allows none.
+        """
+        return self._value(self._root, 0)
+
+    def _value(self, schema: Any, depth: int) -> Any:
+        if schema is True or schema == {}:
+            return self._anything(depth)
+        if not isinstance(schema, Mapping):
+            raise Impossible(f"no value follows {schema!r}")
+        schema = self._resolved(schema)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return self._source.choice(list(schema["enum"]))
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                return self._value(self._arm(schema, key, depth), depth)
+        kind = schema.get("type") or next((k for key, k in _STRUCTURE.items() if key in schema), None)
+        if isinstance(kind, list):
+            kind = self._source.choice(kind)
+        if kind is None:
+            return self._anything(depth)
+        draw = getattr(self, f"_{kind}", None)
+        if draw is None:
+            raise Impossible(f"no value is of type {kind!r}")
+        return draw(schema, depth)
+
+    def _resolved(self, schema: Mapping[str, Any]) -> Json:
+        """Return the schema with its reference and its `allOf` merged into it."""
+        found = dict(schema)
+        for _ in range(100):
+            parts = found.pop("allOf", [])
+            if (reference := found.pop("$ref", None)) is not None:
+                parts = [*parts, self._at(str(reference))]
+            if not parts:
+                return found
+            for part in parts:
+                found = _merged(found, part)
+        raise Impossible("references that end nowhere")
+
+    def _at(self, reference: str) -> Any:
+        if not reference.startswith("#"):
+            raise Impossible(f"a reference to elsewhere: {reference}")
+        place: Any = self._root
+        for part in reference.removeprefix("#").split("/")[1:]:
+            place = place[part.replace("~1", "/").replace("~0", "~")]
+        return place
+
+    def _arm(self, schema: Json, key: str, depth: int) -> Json:
+        arms = list(schema[key])
+        simple = [arm for arm in arms if isinstance(arm, Mapping) and arm.get("type") == "null"]
+        arm = self._source.choice(simple if depth > _DEEP and simple else arms)
+        rest = {
+            name: value for name, value in schema.items() if name not in (key, "discriminator", "default")
+        }
+        found = _merged(rest, arm)
+        if tag := (schema.get("discriminator") or {}).get("propertyName"):
+            # Without it nobody knows which of them it is, though it has a default in each.
+            found = _merged(self._resolved(found), {"required": [tag]})
+        return found
+
+    def _anything(self, depth: int) -> Any:
+        scalars: list[Any] = [None, True, False, self._source.randint(-9, 9), 0.5, self._text(0, 8)]
+        if depth < _DEEP and self._source.random() < 0.2:
+            return {self._text(1, 6): self._anything(depth + 1)}
+        return self._source.choice(scalars)
+
+    def _null(self, _: Json, __: int) -> None:
+        return None
+
+    def _boolean(self, _: Json, __: int) -> bool:
+        return self._source.random() < 0.5
+
+    def _integer(self, schema: Json, _: int) -> int:
+        low, high = _bounds(schema)
+        if self._modest or (low is not None and high is not None):
+            least, most = _ends(low, high, 1000)
+        else:
+            wide = [n for n in _WIDE if (low is None or n >= low) and (high is None or n <= high)]
+            if wide and self._source.random() < 0.7:
+                return self._source.choice(wide)
+            least, most = _ends(low, high, 10**6)
+        step = schema.get("multipleOf", 1)
+        step = int(step) if isinstance(step, int) and step > 0 else 1
+        first, last = -(-int(least) // step), int(most) // step
+        if schema.get("exclusiveMinimum") == first * step:
+            first += 1
+        if schema.get("exclusiveMaximum") == last * step:
+            last -= 1
+        if first > last:
+            raise Impossible("no whole number between the bounds")
+        if self._modest and self._source.random() < 0.5:  # small numbers mean something more often
+            nearest = min(max(0, first), last)
+            last = min(last, nearest + 10)
+            first = max(first, nearest - 10)
+        return step * self._source.randint(first, last)
+
+    def _number(self, schema: Json, _: int) -> float:
+        low, high = _bounds(schema)
+        least, most = _ends(low, high, 1000 if self._modest else 1e300)
+        if (step := schema.get("multipleOf")) and isinstance(step, int | float):
+            return float(step) * self._source.randint(int(least / step), int(most / step))
+        if self._source.random() < 0.2:
+            return float(self._source.choice([least, most]))
+        return (
+            round(self._source.uniform(float(least), float(most)), 3)
+            if self._modest
+            else (least + (most - least) * self._source.random())
+        )
+
+    def _string(self, schema: Json, _: int) -> str:
+        if (draw := _FORMATS.get(str(schema.get("format")))) is not None:
+            return str(draw(self._source))
+        if "pattern" in schema:
+            return self._source.choice(_of_pattern(str(schema["pattern"])))
+        least = int(schema.get("minLength", 0))
+        return self._text(least, int(schema.get("maxLength", max(least, 24 if self._modest else 400))))
+
+    def _text(self, least: int, most: int) -> str:
+        length = self._source.randint(least, max(least, min(most, least + 400)))
+        letters = _LETTERS if self._modest else _LETTERS + _STRANGE
+        return "".join(self._source.choice(letters) for _ in range(length))
+
+    def _array(self, schema: Json, depth: int) -> list[Any]:
+        least = int(schema.get("minItems", 0))
+        most = int(schema.get("maxItems", max(least, 6)))
+        length = least if depth > _DEEP else self._source.randint(least, min(most, least + 20))
+        first = list(schema.get("prefixItems", ()))
+        rest = schema.get("items", {})
+        if rest is False:
+            length = min(length, len(first))
+        found: list[Any] = []
+        for index in range(length * 4 if schema.get("uniqueItems") else length):
+            value = self._value(first[index] if index < len(first) else rest, depth + 1)
+            if not (schema.get("uniqueItems") and value in found):
+                found.append(value)
+            if len(found) == length:
+                break
+        return found
+
+    def _object(self, schema: Json, depth: int) -> Json:
+        required = set(schema.get("required", ()))
+        found: Json = {}
+        for name, part in schema.get("properties", {}).items():
+            if name not in required and (
+                depth > _DEEP or (self._modest and name == "metadata") or self._source.random() < 0.4
+            ):
+                continue
+            found[name] = self._value(part, depth + 1)
+        for name in sorted(required - found.keys()):
+            found[name] = self._anything(depth + 1)
+        extra = schema.get("additionalProperties", not schema.get("properties"))
+        if extra is not False and depth <= _DEEP and (not schema.get("properties") or not self._modest):
+            least = max(0, int(schema.get("minProperties", 0)) - len(found))
+            for _ in range(self._source.randint(least, max(least, 2))):
+                found[self._text(1, 8)] = self._value(extra, depth + 1)
+        return found
+
+
+def _merged(first: Mapping[str, Any], second: Any) -> Json:
+    """Return a schema that says what both say."""
+    if not isinstance(second, Mapping):
+        if second is True:
+            return dict(first)
+        raise Impossible(f"no value follows {second!r}")
+    found = {**second, **first}
+    if "properties" in first and "properties" in second:
+        found["properties"] = {**second["properties"], **first["properties"]}
+    if "required" in first and "required" in second:
+        found["required"] = [*first["required"], *second["required"]]
+    if "type" in second:
+        found["type"] = second["type"]
+    return found
+
+
+def _bounds(schema: Json) -> tuple[float | None, float | None]:
+    low = [schema[key] for key in ("minimum", "exclusiveMinimum") if _is_number(schema.get(key))]
+    high = [schema[key] for key in ("maximum", "exclusiveMaximum") if _is_number(schema.get(key))]
+    return max(low, default=None), min(high, default=None)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ends(low: float | None, high: float | None, span: float) -> tuple[float, float]:
+    """Return both ends of a range of which one or both may be open."""
+    if low is None and high is None:
+        return -span, span
+    if low is None:
+        assert high is not None
+        return min(-span, high - span), high
+    return low, max(span, low + span) if high is None else high
+
+
+def _moment(source: random.Random) -> datetime:
+    return datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=source.randrange(10**8))
+
+
+_FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
+    "date-time": lambda source: _moment(source).isoformat(),
+    "date": lambda source: _moment(source).date().isoformat(),
+    "time": lambda source: _moment(source).time().isoformat(),
+    "duration": lambda source: f"PT{source.randrange(1000)}S",
+    "uuid": lambda source: UUID(int=source.getrandbits(128), version=4),
+    "email": lambda source: f"user{source.randrange(1000)}@example.org",
+    "uri": lambda source: f"https://example.org/{source.randrange(1000)}",
+    "ipv4": lambda source: f"192.0.2.{source.randrange(256)}",
+    "ipv6": lambda source: f"2001:db8::{source.randrange(1, 65536):x}",
+    "base64": lambda source: "AAEC"[: 4 * source.randrange(2)],
+    "base64url": lambda source: "AAEC"[: 4 * source.randrange(2)],
+    "binary": lambda source: "AAEC"[: 4 * source.randrange(2)],
+}
+
+
+@lru_cache(maxsize=64)
+def _of_pattern(pattern: str) -> list[str]:
+    """Return texts that a regular expression finds something in."""
+    try:
+        import hypothesis
+    except ImportError as error:
+        raise needs("hypothesis", error) from error
+    found: list[str] = []
+    settings = hypothesis.settings(
+        max_examples=16,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    texts = hypothesis.strategies.from_regex(pattern, alphabet=string.printable)
+
+    def keep(text: str) -> None:
+        found.append(text)
+
+    hypothesis.seed(0)(settings(hypothesis.given(texts)(keep)))()
+    # To Python alone, `$` is also before a line break at the end.
+    return sorted(text for text in set(found) if not text.endswith("\n")) or sorted(found)
+
+
+DRAWN: Final = 64
+"""How many different actions are drawn from a schema."""
+
+CHANGE: Final = (
+    "list validation.episodes.example_actions in openenv.yaml, or `examples` on the action's fields"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Actions to choose from.
+
+    Attributes:
+        first: Played first, in their order, where they were given by the author.
+        choices: What is drawn from afterwards.
+    """
+
+    first: tuple[Json, ...]
+    choices: tuple[Json, ...]
+
+    def draw(self, source: random.Random) -> Iterator[Json]:
+        """Yield actions for ever."""
+        yield from (copy.deepcopy(action) for action in self.first)
+        while True:
+            yield copy.deepcopy(source.choice(self.choices))
+
+
+def pool(
+    schema: Json, given: Sequence[Json], tools: Callable[[], Sequence[Json]], seed: int, count: int = DRAWN
+) -> Pool:
+    """Return what to play with.
+
+    Args:
+        schema: Of the action.
+        given: The author's own examples, which go before everything else.
+        tools: Asks the environment for its tools, where it is one of tools.
+        seed: Decides what is drawn.
+        count: How many different actions at most.
+
+    Raises:
+        CheckFailed: None can be made.
+    """
+    if examples := [*given, *(one for one in schema.get("examples", ()) if isinstance(one, Mapping))]:
+        return Pool(tuple(dict(one) for one in examples), tuple(dict(one) for one in examples))
+    choices = _calls(tools(), seed, count) if is_of_tools(schema) else sample(schema, count, seed)
+    if not choices:
+        raise CheckFailed("expected at least one action that the schema allows, got none", change=CHANGE)
+    return Pool((), tuple(choices))
+
+
+def is_of_tools(schema: Json) -> bool:
+    """Whether the actions are calls of tools."""
+    return any(
+        {"tool_name", "arguments"} <= set(part.get("properties", ()))
+        for part in (schema, *schema.get("$defs", {}).values())
+        if isinstance(part, Mapping)
+    )
+
+
+def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:
+    """Return calls of tools with arguments that their schemas allow."""
+    calls: list[Json] = []
+    share = max(1, count // max(1, len(tools)))
+    for tool in tools:
+        arguments = sample(tool.get("input_schema") or tool.get("inputSchema") or {}, share, seed)
+        calls += [
+            {"type": "call_tool", "tool_name": tool.get("name"), "arguments": given} for given in arguments
+        ]
+    return calls
+
+
+def fault_of(schema: Any) -> "SchemaError | None":
+    """Return what is wrong with a schema; None where nothing is.
+
+    Raises:
+        ConfigurationError: The package that tells is absent.
+    """
+    try:
+        import jsonschema
+    except ImportError as error:
+        raise needs("jsonschema", error) from error
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as fault:
+        return fault
+    return None

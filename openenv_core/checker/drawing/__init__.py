@@ -1,1 +1,0 @@
-"""Valid actions, and values that a JSON schema allows."""

@@ -1,0 +1,427 @@
+"""Whether a server lives through whatever is sent to it, and through being cut off."""
+
+import asyncio
+import copy
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final, TypeAlias
+
+from openenv_core.checker.check import CheckFailed, Level, check
+from openenv_core.checker.drawing import sample
+from openenv_core.checker.outcomes import needs
+from openenv_core.checker.playing import answered, parting, play_there, some_actions
+from openenv_core.checker.semantic import repeats
+from openenv_core.checker.subject import REFUSING, Client, Subject
+from openenv_core.checker.subject_servers import RunningServer
+from openenv_core.checker.watching.watched import MIB, MemoryWatch
+from openenv_core.client import GenericEnvClient, SyncEnvClient
+from openenv_core.errors import ClientError, ConnectionLost, RequestTimeout, ServerError
+from openenv_core.targets import TargetKind
+
+CUT_OFF: Final = 32
+"""Sessions that are cut off in the middle of a step."""
+
+SLOTS: Final = 4
+"""The cap of a server that is started for it, where there can be so many."""
+
+KILLED_ID: Final = "ropewalk-killed"
+
+
+@check(Level.HOSTILE)
+def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
+    """A session that is cut off in the middle of a step gives its slot back, and the server goes on."""
+    slots = min(SLOTS, subject.cap or 1)
+    with ExitStack() as stack:
+        if subject.kind is TargetKind.URL:
+            url = subject.url
+        else:
+            options: dict[str, Any] = {} if subject.kind is TargetKind.IMAGE else {"max_sessions": slots}
+            url = stack.enter_context(subject.server(**options)).url
+        try:
+            for wave in range(CUT_OFF // slots):
+                asyncio.run(_cut_off(subject, url, wave, slots))
+            clients = [stack.enter_context(subject.client(url)) for _ in range(slots)]
+            for number, client in enumerate(clients):
+                play_there(
+                    subject,
+                    client,
+                    number,
+                    some_actions(subject, number),
+                    episode_id=f"ropewalk-slot-{number}",
+                )
+        except (ClientError, CheckFailed) as error:
+            if isinstance(error, CheckFailed) and error.cause == REFUSING:
+                raise
+            raise CheckFailed(
+                f"expected {slots} sessions to play after {CUT_OFF} that were cut off in the middle of a step, "
+                f"got {error}",
+                change="give back in close() whatever __init__, reset or step took, and let close() return at "
+                "once, whether or not the episode was over",
+            ) from error
+
+
+async def _cut_off(subject: Subject, url: str, wave: int, sessions: int) -> None:
+    """Open sessions, let each begin a step, and break them off."""
+    await asyncio.gather(*(_one(subject, url, wave * sessions + number) for number in range(sessions)))
+
+
+async def _one(subject: Subject, url: str, number: int) -> None:
+    client: Any = await _opened(subject, url)
+    try:
+        await client.reset(**{**subject.reset_options, "seed": number})
+        step = asyncio.create_task(client.step(next(subject.actions(number))))
+        await asyncio.sleep(0)  # the frame is on its way
+        step.cancel()
+        with suppress(asyncio.CancelledError, ClientError):
+            await step
+        if number % 2:
+            client._carrier.abort()  # no goodbye, as when a machine goes
+    finally:
+        await client.close()
+
+
+async def _opened(subject: Subject, url: str) -> Any:
+    """Open a session, waiting for the slot of one that is about to end."""
+    deadline = asyncio.get_running_loop().time() + subject.limits.step_timeout_s + 5
+    while True:
+        client = await subject.client(url)
+        try:
+            await client.state()
+        except ServerError:
+            await client.close()
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return client
+
+
+@check(Level.HOSTILE)
+def check_kill_and_restart(subject: Subject) -> None:
+    """A server that is killed serves again, and begins an episode as if there had been none before."""
+    actions = some_actions(subject, 0)
+    seed = subject.limits.seed
+    # What hashes of text differ by is another check's to tell.
+    with subject.server(env_vars={"PYTHONHASHSEED": "0"}) as server:
+        with subject.client(server.url) as client:
+            first = play_there(subject, client, seed, actions, episode_id=f"{KILLED_ID}-0")
+        with subject.client(server.url) as client:
+            play_there(subject, client, seed, actions[:1], episode_id=KILLED_ID)  # left in the middle
+            server.kill()
+            _need_lost(client)
+            server.restart()
+        with subject.client(server.url) as client:
+            again = play_there(subject, client, seed, actions, episode_id=KILLED_ID)
+            with answered("the state to be read"):
+                client.state()
+    found = parting(first, again) if repeats(subject) else None
+    if found is not None:
+        raise CheckFailed(
+            f"expected an episode after a kill to begin anew, got what the killed server left: {found}",
+            change="keep nothing of an episode in files or elsewhere outside of the process; clear at the start "
+            "what an earlier one may have left",
+        )
+
+
+def _need_lost(client: Client) -> None:
+    """Notice that the killed server is gone."""
+    try:
+        client.state()
+    except ConnectionLost:
+        return
+    except ClientError as error:
+        raise CheckFailed(
+            f"expected the connection to a killed server to be lost, got {type(error).__name__}: {error}",
+            change="let the server's own process hold its connections",
+        ) from error
+    raise CheckFailed(
+        "expected the connection to a killed server to be lost, got an answer",
+        change="serve from the process that is started, or from its children",
+    )
+
+
+Json: TypeAlias = dict[str, Any]
+Path: TypeAlias = tuple[str | int, ...]
+
+BASES: Final = 4
+"""Different actions of which one value after the other is replaced."""
+
+PLACES: Final = 8
+"""Values of one action that are replaced."""
+
+LONG: Final = 1 << 20
+"""Characters of a long text."""
+
+DEPTH: Final = 150
+
+
+def _nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+EXTREMES: Final[tuple[Any, ...]] = (
+    "",
+    " ",
+    "\x00",
+    "\u202e\U0001d573\ufeff",
+    "a" * LONG,
+    0,
+    -1,
+    1,
+    2**31,
+    -(2**31) - 1,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    2**64,
+    10**30,
+    10**400,
+    0.0,
+    -0.0,
+    0.5,
+    5e-324,
+    1e308,
+    -1e308,
+    True,
+    None,
+    [],
+    list(range(10_000)),
+    _nested(DEPTH),
+    {},
+    {"": None},
+    {str(number): number for number in range(1000)},
+)
+"""What each value of an action is replaced with, whatever it should be."""
+
+RAW: Final[tuple[bytes, ...]] = (
+    b'{"type":"step","data":{}}',
+    b'{"type":"step","data":null}',
+    b'{"type":"step","data":[]}',
+    b'{"type":"step","data":"x"}',
+    b'{"type":"step","data":7}',
+    b'{"type":"step"}',
+    b'{"type":"step","data":{"x":NaN}}',
+    b'{"type":"step","data":{"x":Infinity,"y":-Infinity}}',
+    b'{"type":"step","data":{"x":"\\ud800"}}',
+    b'{"type":"step","data":{"\\udfff":1}}',
+    b'{"type":"step","data":{"x":1,"x":2}}',
+    b'{"type":"step","data":{"x":1e999}}',
+    b'{"type":"step","data":{"__proto__":{},"constructor":1}}',
+    b'{"type":"step","data":' + b"[" * 2000 + b"]" * 2000 + b"}",
+    b'{"type":"step","data":{"x":' + b'{"x":' * 500 + b"1" + b"}" * 500 + b"}}",
+    b'{"type":"nothing of the kind","data":{}}',
+    b'{"type":["step"],"data":{}}',
+    b"{}",
+    b"[]",
+    b"null",
+    b"not JSON",
+    b"",
+)
+"""Whole frames that no client of ours would send."""
+
+
+def frame(action: object) -> bytes:
+    """Write the frame of a step, as JSON that a client of any sort might write."""
+    return b'{"type":"step","data":%b}' % json.dumps(action).encode()
+
+
+def split(subject: Subject) -> tuple[list[Json], list[Any]]:
+    """Return what the action's schema allows, from all over it and at its ends, and what it does not."""
+    schema = subject.schema["action"]
+    allows = _validator(schema)
+    fuzz, seed = subject.limits.fuzz, subject.limits.seed
+    valid: dict[str, Json] = {}
+    invalid: dict[str, Any] = {}
+    try:
+        drawn = sample(schema, fuzz, seed, modest=False)
+    except CheckFailed:  # an action that cannot be drawn: the author's examples stand in for it
+        drawn = []
+    bases = _bases(subject)
+    for action in (*drawn, *(changed for base in bases for changed in _changed(base, schema))):
+        kept = valid if isinstance(action, Mapping) and allows(action) else invalid
+        kept.setdefault(json.dumps(action), action)
+    return list(valid.values()), list(invalid.values())
+
+
+def _bases(subject: Subject) -> list[Json]:
+    """Return a few actions with different keys."""
+    chosen: dict[tuple[str, ...], Json] = {}
+    drawn = subject.actions(random.Random(f"hostile/{subject.limits.seed}"))
+    for _ in range(64):
+        action = next(drawn)
+        keys = tuple(str(path) for path in _paths(action)) + tuple(
+            str(value) for key, value in action.items() if key in ("type", "tool_name")
+        )
+        chosen.setdefault(keys, action)
+    return list(chosen.values())[:BASES]
+
+
+def _changed(base: Json, schema: Json) -> Iterator[Any]:
+    """Yield an action with one thing changed at a time."""
+    # What the schema has by default may be left out of an example, and is replaced all the same.
+    names = [name for name in schema.get("properties", {}) if name != "metadata" and name not in base]
+    paths = [*_paths(base), *((name,) for name in names)][:PLACES]
+    for path in paths:
+        bounds = _bounds(schema["properties"][path[0]]) if path[0] in schema.get("properties", {}) else ()
+        for value in (*EXTREMES, *bounds):
+            yield _with(base, path, value)
+        if len(path) == 1:
+            yield {key: value for key, value in base.items() if key != path[0]}
+    yield {**base, "no_such_key": 1}
+    yield {**base, "metadata": {"x" * 1000: _nested(50)}}
+    yield {**base, "metadata": "text"}
+    yield {}
+
+
+def _bounds(schema: Json) -> list[Any]:
+    """Return the values at the ends that a schema names."""
+    found: list[Any] = list(schema.get("enum", ()))
+    for name, step in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
+        if isinstance(schema.get(name), (int, float)):
+            found += [schema[name], schema[name] + step]
+    for name in ("minLength", "maxLength"):
+        if isinstance(schema.get(name), int) and schema[name] <= LONG:
+            found.append("a" * schema[name])
+    return found
+
+
+def _paths(value: Any, path: Path = ()) -> list[Path]:
+    """Return the places of an action's values, those of nested ones included, down to the third level."""
+    found: list[Path] = []
+    if isinstance(value, dict) and len(path) < 3:
+        for key, part in value.items():
+            if (*path, key) != ("metadata",):
+                found += [(*path, key), *_paths(part, (*path, key))]
+    elif isinstance(value, list) and value and len(path) < 3:
+        found += [(*path, 0), *_paths(value[0], (*path, 0))]
+    return found
+
+
+def _with(base: Json, path: Path, value: Any) -> Json:
+    action: Any = copy.deepcopy(base)
+    place = action
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    return action  # type: ignore[no-any-return]
+
+
+def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
+    try:
+        from jsonschema.validators import validator_for
+    except ImportError as error:
+        raise needs("jsonschema", error) from error
+    is_valid = validator_for(schema)(schema).is_valid
+
+    def allows(action: Mapping[Any, Any]) -> bool:
+        try:
+            return bool(is_valid(action))
+        except (ArithmeticError, RecursionError):  # too large, or too deep, for the validator
+            return False
+
+    return allows
+
+
+DEADLINE_S: Final = 600.0
+
+SHOWN: Final = 120
+"""Characters of an action that a message shows."""
+
+
+class _Frames(GenericEnvClient):
+    """A client that sends what it is given."""
+
+    async def send_frame(self, text: bytes) -> dict[str, Any]:
+        """Send a frame and return the reply."""
+        return await self._request(text, "observation")
+
+
+@check(Level.HOSTILE, deadline_s=DEADLINE_S)
+def check_valid_actions_are_survived(subject: Subject) -> None:
+    """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
+    valid, _ = split(subject)
+    _bombard(
+        subject,
+        (frame(action) for action in valid),
+        change="bound the action's fields to what the environment can do (Field(ge=, le=, max_length=)), and "
+        "raise an exception for what it cannot",
+    )
+
+
+@check(Level.HOSTILE, deadline_s=DEADLINE_S)
+def check_invalid_actions_are_survived(subject: Subject) -> None:
+    """Every action that the schema does not allow is answered with a typed error, and the server stays well."""
+    _, invalid = split(subject)
+    _bombard(
+        subject,
+        (*RAW, *(frame(action) for action in invalid)),
+        change="let validators of the action raise ValueError at once for whatever they do not know",
+    )
+
+
+def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
+    with _server(subject) as server, MemoryWatch(server) as memory:
+        url = subject.url if server is None else server.url
+        options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
+        with SyncEnvClient(_Frames(url, **options)) as client:
+            subject.reset(client)
+            last = b"nothing yet"
+            try:
+                for last in frames:
+                    _send(subject, client, last)
+                subject.reset(client)
+                _healthy(subject, url)
+            except ClientError as error:
+                raise CheckFailed(_told(last, error, memory, server), change=change) from error
+
+
+def _send(subject: Subject, client: Any, text: bytes) -> None:
+    """Send one frame; anything but no answer will do."""
+    try:
+        over = client.send_frame(text).get("done")
+    except ServerError:
+        over = True  # some errors end the session, and a reset opens another
+    if over:
+        subject.reset(client)
+
+
+def _told(last: bytes, error: ClientError, memory: MemoryWatch, server: RunningServer | None) -> str:
+    sent = last.decode("utf-8", "replace")
+    shown = sent if len(sent) <= SHOWN else f"{sent[:SHOWN]}... ({len(sent)} characters)"
+    if memory.exceeded is not None:
+        came = f"{memory.exceeded // MIB} MiB more memory taken, and stopped it there"
+    elif server is not None and not server.alive:
+        lines = server.output().strip().splitlines()
+        came = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
+    elif isinstance(error, RequestTimeout):
+        came = "no answer in time"
+    elif isinstance(error, ConnectionLost):
+        came = "the end of the connection"
+    else:
+        came = f"{type(error).__name__}: {error}"
+    return f"expected an observation or a typed error for {shown}, got {came}"
+
+
+def _healthy(subject: Subject, url: str) -> None:
+    with subject.http(url) as http:
+        status = http.get("/health")
+    if status.status_code != 200:
+        raise CheckFailed(
+            f"expected a healthy server after all of it, got {status.status_code} {status.text[:200]}",
+            change="let no action change what GET /health answers",
+        )
+
+
+@contextmanager
+def _server(subject: Subject) -> Iterator[RunningServer | None]:
+    """Start a server to be ill-treated; None: there is only the one at the URL."""
+    if subject.kind is TargetKind.URL:
+        yield None
+        return
+    with subject.server() as server:
+        yield server

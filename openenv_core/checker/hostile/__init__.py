@@ -1,1 +1,0 @@
-"""Callers that send what they should not, that leave in the middle, and machines that fail."""

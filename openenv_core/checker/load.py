@@ -1,0 +1,309 @@
+"""Whether many sessions can play at once, and whether a server holds more and more the longer it serves."""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import combinations
+from threading import Barrier, BrokenBarrierError
+from typing import Final, TypeAlias
+
+from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.playing import answered, some_actions
+from openenv_core.checker.semantic import CHANGE, Player, Trace, compared, repeats, solo, touching
+from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
+from openenv_core.checker.watching.watched import Held, Watched, watching
+from openenv_core.errors import CapacityReached, ExecutionFailed, ValidationFailed
+from openenv_core.targets import TargetKind
+
+BYTES_AN_EPISODE: Final = 512.0
+"""A slope of the memory below this is not told from what allocators do by themselves. A server of ours that holds
+nothing has one of less than 100 in windows of a hundred episodes."""
+
+BYTES_IN_ALL: Final = 32 * 1024
+"""Growth below this is a few pages."""
+
+FEWEST: Final = 3
+"""Threads, or files, by which a server has to have grown."""
+
+RISING: Final = 0.6
+"""The share of windows that have to end higher than the one before, for memory to be on the rise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How something went over the windows.
+
+    Attributes:
+        values: What there was at the end of each window; the warm-up's are not among them.
+        episodes: Episodes a window.
+    """
+
+    values: tuple[int, ...]
+    episodes: int
+
+    @property
+    def total(self) -> int:
+        """By how much more there is at the end than there was at the beginning."""
+        return self.values[-1] - self.values[0]
+
+    @property
+    def slope(self) -> float:
+        """How much each episode adds: the median over all pairs of windows."""
+        pairs = combinations(enumerate(self.values), 2)
+        slopes = [(high - low) / (later - earlier) for (earlier, low), (later, high) in pairs]
+        return statistics.median(slopes) / self.episodes
+
+    @property
+    def rising(self) -> float:
+        """The share of windows that end higher than the one before."""
+        steps = [high > low for low, high in zip(self.values, self.values[1:], strict=False)]
+        return sum(steps) / len(steps)
+
+
+def leaks_memory(growth: Growth) -> bool:
+    """Whether memory grows steadily, and by more than allocators do."""
+    return growth.slope > BYTES_AN_EPISODE and growth.total > BYTES_IN_ALL and growth.rising >= RISING
+
+
+def leaks_things(growth: Growth) -> bool:
+    """Whether threads or files grow: they do not by themselves, so a few are enough."""
+    return growth.total >= FEWEST and growth.slope > 0
+
+
+TOGETHER_S = 60.0
+"""Seconds until all sessions have begun."""
+
+
+@check(Level.LOAD, deadline_s=600.0)
+def check_sessions_at_once(subject: Subject) -> None:
+    """Many sessions at once all play to the end, and none sees another's episode."""
+    if touching(subject) is not None:
+        raise NotApplicable("two sessions touch each other already: see sessions_are_separate")
+    with ExitStack() as stack:
+        url = subject.url if subject.kind is TargetKind.URL else stack.enter_context(subject.server()).url
+        wanted = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
+        clients = _opened(subject, stack, url, wanted)
+        together = _play(subject, clients)
+        for client in clients:
+            client.close()
+        alone = [solo(subject, number, url) for number in range(len(clients))]
+    if (found := compared(alone, together, repeats(subject))) is not None:
+        raise CheckFailed(
+            f"expected {len(clients)} sessions at once not to see each other's episodes, got: {found}",
+            change=CHANGE,
+        )
+
+
+def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[Client]:
+    """Open as many sessions as are wanted; where the cap is not known beforehand, as many as there can be."""
+    clients: list[Client] = []
+    for number in range(wanted):
+        client = stack.enter_context(subject.client(url))
+        with answered(f"session {number + 1} of {wanted}"):
+            try:
+                subject.reset(client, wait_s=0.0 if number else SLOT_WAIT_S, seed=number)
+            except CapacityReached as error:
+                if subject.cap is not None or number < 2:
+                    raise CheckFailed(
+                        f"expected room for {wanted} sessions, got {number}: {error}",
+                        change="let create_app's max_concurrent_envs be what the environment can bear",
+                    ) from error
+                client.close()
+                return clients
+        clients.append(client)
+    return clients
+
+
+def _play(subject: Subject, clients: Sequence[Client]) -> list[Trace]:
+    """Play an episode in each session, all at the same time."""
+    players = [Player(subject, client, number) for number, client in enumerate(clients)]
+    ready = Barrier(len(players), timeout=TOGETHER_S)
+
+    def play(player: Player) -> Trace:
+        try:
+            player.begin()
+            ready.wait()  # every episode has begun before any goes on
+            while player.step():
+                pass
+        except BaseException:
+            ready.abort()
+            raise
+        return player.trace
+
+    with ThreadPoolExecutor(len(players), thread_name_prefix="openenv-check-load") as pool:
+        futures = [pool.submit(play, player) for player in players]
+    failures = [error for future in futures if (error := future.exception()) is not None]
+    first = next((error for error in failures if not isinstance(error, BrokenBarrierError)), None)
+    if first is not None:
+        with answered(f"{len(players)} episodes at once"):
+            raise first
+    return [future.result() for future in futures]
+
+
+BUDGET_S: Final = 240.0
+"""Seconds of playing; an environment that is too slow for all the episodes is judged by those that there were."""
+
+WINDOWS: Final = 10
+WARM_UP: Final = 3
+"""Windows that are played before any counts."""
+
+LEAST: Final = 40
+"""Episodes without which nothing can be said."""
+
+PACED: Final = 2
+"""Episodes by which the pace is told: one in the lasting session, one in a session of its own."""
+
+STEPS: Final = 20
+"""Steps after which an episode is broken off; what an episode leaves does not wait for its end."""
+
+Windows: TypeAlias = tuple[int, list[Held]]
+"""The episodes of a window, and what was held after each."""
+
+
+def measured(subject: Subject) -> Windows:
+    """Play the episodes; where something seems to grow, as many again, and these alone count.
+
+    A slow environment has fewer episodes in each window, so that all windows fit the time there is.
+    """
+    with ExitStack() as stack:
+        watched = stack.enter_context(watching(subject))
+        stack.enter_context(answered("episodes"))
+        client = stack.enter_context(subject.client(watched.server.url))
+        player = _Episodes(subject, watched, client)
+        episodes = max(1, min(subject.limits.episodes // WINDOWS, int(BUDGET_S / WINDOWS / player.pace())))
+        windows = list(player.windows(episodes, WINDOWS))[WARM_UP:]
+        if _suspicious(windows, episodes):
+            again = list(player.windows(episodes, WINDOWS - WARM_UP))
+            windows = again if len(again) > 1 else windows
+    if len(windows) < 2 or episodes * WINDOWS < LEAST:
+        raise NotApplicable(
+            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {BUDGET_S:g} s that "
+            "they may take; --episodes takes more"
+        )
+    return episodes, windows
+
+
+def _suspicious(windows: Sequence[Held], episodes: int) -> bool:
+    if len(windows) < 2:
+        return False
+    growths = {
+        name: Growth(tuple(getattr(one, name) for one in windows), episodes)
+        for name in ("memory", "threads", "files", "processes")
+    }
+    return leaks_memory(growths.pop("memory")) or any(leaks_things(growth) for growth in growths.values())
+
+
+class _Episodes:
+    """Plays episodes, half of them in one lasting session and half in sessions of their own."""
+
+    def __init__(self, subject: Subject, watched: Watched, lasting: Client) -> None:
+        self._subject = subject
+        self._watched = watched
+        self._lasting = lasting
+        self._alone = subject.cap == 1
+        self._played = 0
+        self._until = time.monotonic() + BUDGET_S
+        self._actions = [some_actions(subject, number)[:STEPS] for number in range(16)]
+
+    def pace(self) -> float:
+        """Play an episode of each kind; return the seconds that one took."""
+        started = time.monotonic()
+        for _ in range(PACED):
+            self._one()
+        return (time.monotonic() - started) / PACED
+
+    def windows(self, episodes: int, count: int) -> Iterator[Held]:
+        """Play so many windows, or as many as there is time for; yield what the server holds after each."""
+        for _ in range(count):
+            for _ in range(episodes):
+                self._one()
+            yield self._watched.settled()
+            if time.monotonic() > self._until:
+                return
+
+    def _one(self) -> None:
+        number = self._played
+        self._played += 1
+        if number % 2 or self._alone:
+            if self._alone and number % 2:
+                self._lasting.disconnect()
+            self._play(self._lasting, number)
+        else:
+            with self._subject.client(self._watched.server.url) as client:
+                self._play(client, number)
+
+    def _play(self, client: Client, number: int) -> None:
+        self._subject.reset(client, seed=self._subject.limits.seed + number)
+        for action in self._actions[number % len(self._actions)]:
+            with suppress(ValidationFailed, ExecutionFailed):
+                if client.step(action).done:
+                    return
+
+
+DEADLINE_S: Final = 900.0
+
+
+@check(Level.LOAD, deadline_s=DEADLINE_S)
+def check_threads_stay_level(subject: Subject) -> None:
+    """The server has no more threads and processes after a thousand episodes than after the first."""
+    for name in ("processes", "threads"):
+        growth = _growth(subject, name)
+        if leaks_things(growth):
+            raise _failed(
+                name,
+                growth,
+                change="end in close() the threads, pools and processes that __init__ or reset starts, and start none "
+                "that nobody ends",
+            )
+
+
+@check(Level.LOAD, deadline_s=DEADLINE_S)
+def check_files_stay_level(subject: Subject) -> None:
+    """The server has no more files and sockets open after a thousand episodes than after the first."""
+    if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads")):
+        raise NotApplicable("what its threads hold grows with them: see threads_stay_level")
+    growth = _growth(subject, "files")
+    if leaks_things(growth):
+        raise _failed(
+            "open files",
+            growth,
+            change="open files and sockets in `with`, or close them in reset and in close()",
+        )
+
+
+@check(Level.LOAD, deadline_s=DEADLINE_S)
+def check_memory_stays_level(subject: Subject) -> None:
+    """The server has no more memory after a thousand episodes than after the first."""
+    if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads", "files")):
+        raise NotApplicable(
+            "what is left open grows, and memory with it: see threads_stay_level, files_stay_level"
+        )
+    growth = _growth(subject, "memory")
+    if leaks_memory(growth):
+        raise CheckFailed(
+            f"expected level memory over {_count(growth)} episodes, got {growth.total / 2**20:.1f} MiB more, "
+            f"{growth.slope:.0f} bytes each",
+            change="keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in "
+            "the module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=)). "
+            "A bounded one that still fills is level once it is full: a higher --episodes tells",
+        )
+
+
+def _failed(what: str, growth: Growth, change: str) -> CheckFailed:
+    return CheckFailed(
+        f"expected as many {what} after {_count(growth)} episodes as before them, got {growth.values[0]} before "
+        f"and {growth.values[-1]} after",
+        change=change,
+    )
+
+
+def _count(growth: Growth) -> int:
+    return growth.episodes * (len(growth.values) - 1)
+
+
+def _growth(subject: Subject, name: str) -> Growth:
+    episodes, windows = subject.once("windows", lambda: measured(subject))
+    return Growth(tuple(getattr(held, name) for held in windows), episodes)

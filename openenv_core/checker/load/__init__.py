@@ -1,1 +1,0 @@
-"""Many sessions, and many episodes after each other."""

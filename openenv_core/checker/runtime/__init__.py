@@ -1,1 +1,0 @@
-"""What a server says, held against what it does."""

@@ -1,0 +1,519 @@
+"""Whether the seed decides the episode, sessions stay apart, and an environment talks to nobody else."""
+
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.outcomes import needs
+from openenv_core.checker.playing import (
+    LocalSession,
+    Result,
+    answered,
+    parting,
+    play_here,
+    play_there,
+    some_actions,
+    takes_seed,
+)
+from openenv_core.checker.subject import Client, Subject, plain
+from openenv_core.checker.subject_servers import RunningServer
+from openenv_core.checker.watching import hook
+from openenv_core.checker.watching.watched import hooked
+from openenv_core.errors import CapacityReached, ExecutionFailed, ValidationFailed
+from openenv_core.targets import TargetKind
+
+EPISODES: Final = 3
+LOOK_S: Final = 0.02
+"""Pause between two looks at the connections of the server's processes."""
+
+
+@check(Level.SEMANTIC)
+def check_network_policy_holds(subject: Subject) -> None:
+    """The environment talks to nobody but those whom its manifest allows.
+
+    Python code is watched from within; compiled code and other programs by the connections that they hold. A
+    container is played without any network.
+    """
+    if subject.kind is TargetKind.URL:
+        raise NotApplicable("whom a server at a URL talks to cannot be seen from here")
+    network = subject.promises.validation.network
+    if network.mode == "public":
+        raise NotApplicable("the manifest lets it talk to anybody (validation.network.mode)")
+    if subject.kind is TargetKind.IMAGE:
+        if network.mode != "no-network":
+            raise NotApplicable("whom a container talks to is not looked at where it may talk to somebody")
+        with subject.server(docker_options={"network": "none"}) as server:
+            _play(subject, server)
+        return
+    with hooked() as (folder, env_vars):
+        notes = folder / "hosts"
+        env_vars |= {hook.OUT: str(notes), hook.HOSTS: json.dumps(network.allowed_hosts)}
+        with subject.server(env_vars=env_vars) as server, _looking(server) as seen:
+            _play(subject, server)
+        if not notes.exists():
+            raise NotApplicable("the server's interpreter cannot be watched: it was started without its site")
+        asked = notes.read_text(encoding="utf-8").split()
+    hosts = sorted({*asked, *(seen if not network.allowed_hosts else ())})
+    if hosts:
+        raise CheckFailed(
+            f"expected the policy {network.mode} to hold, got attempts to reach {', '.join(hosts[:5])}",
+            change="take the request out, or declare it: validation.network in openenv.yaml, mode allowlist "
+            "with allowed_hosts, or public",
+        )
+
+
+def _play(subject: Subject, server: RunningServer) -> None:
+    for number in range(EPISODES):
+        with subject.client(server.url) as client:
+            play_there(subject, client, subject.limits.seed + number, some_actions(subject, number))
+
+
+@contextmanager
+def _looking(server: RunningServer) -> Iterator[set[str]]:
+    """Note the remote ends of the server's connections; for programs that are no Python."""
+    try:
+        import psutil
+    except ImportError as error:
+        raise needs("psutil", error) from error
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            for pid in server.pids():
+                with suppress(psutil.Error):
+                    connections: list[Any] = psutil.Process(pid).net_connections("inet")
+                    seen.update(one.raddr.ip for one in connections if one.raddr and _is_far(one.raddr.ip))
+
+    thread = threading.Thread(target=look, name="openenv-check-network", daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def _is_far(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    return not (mapped or found).is_loopback
+
+
+SEEDED: Final = (
+    "draw everything that is left to chance from a generator that reset makes of its seed: "
+    "self._random = random.Random(seed)"
+)
+
+SEEDS: Final = 5
+"""Seeds that are played each time."""
+
+DIFFERENT: Final = 8
+"""Seeds of which at least two have to give different episodes."""
+
+HASH_SEEDS: Final = ("0", "1")
+"""Two interpreters that order sets of text, and hash it, differently."""
+
+WORKER_S: Final = 60.0
+
+Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
+
+
+@check(Level.SEMANTIC)
+def check_same_seed_same_episode(subject: Subject) -> None:
+    """The same seed and the same actions give the same episode, in two instances of one process.
+
+    An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
+    """
+    need_seeds(subject)
+    found = _unlike_here(subject)
+    if found is None:
+        return
+    if shared := _shared(subject):
+        raise CheckFailed(
+            f"expected the same episode twice, got two: {found}; episodes change {shared}, which all instances share",
+            change="make it anew for each instance and episode: on self, in reset, never on the class",
+        )
+    raise CheckFailed(f"expected the same episode twice, got two: {found}", change=SEEDED)
+
+
+@check(Level.SEMANTIC)
+def check_reset_forgets(subject: Subject) -> None:
+    """A reset forgets the episode before: a used instance plays as a fresh one."""
+    need_repeats(subject)
+    job = _job(subject, 3)
+    if local(subject):
+        fresh = [_fresh_here(subject, seed, actions) for seed, actions in job]
+        with LocalSession(subject.app.served, subject.reset_options) as used:
+            again = [play_here(used, seed, actions) for seed, actions in [*job, job[0]]]
+            play_here(used, job[1][0], job[1][1][:1])  # an episode that is broken off
+            again.append(play_here(used, *job[2]))
+    else:
+        fresh = [_fresh_there(subject, seed, actions) for seed, actions in job]
+        with subject.client() as client:
+            again = [play_there(subject, client, seed, actions) for seed, actions in [*job, job[0]]]
+            play_there(subject, client, job[1][0], job[1][1][:1])
+            again.append(play_there(subject, client, *job[2]))
+    for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
+        if (found := parting(expected, played)) is not None:
+            raise CheckFailed(
+                f"expected a used instance to play as a fresh one, got: {found}",
+                change="make everything that belongs to an episode anew in reset, the generator included",
+            )
+
+
+@check(Level.SEMANTIC)
+def check_same_seed_in_another_process(subject: Subject) -> None:
+    """The same seed gives the same episode in another process, whatever its hashes of text are."""
+    need_repeats(subject)
+    if not local(subject):
+        if subject.kind is TargetKind.URL:
+            raise NotApplicable("there is one process at a URL, and its code is not here")
+        with subject.server(env_vars={"PYTHONHASHSEED": HASH_SEEDS[0]}) as server:
+            _need_same(
+                _job(subject), [_there(subject, seed, a, server.url) for seed, a in _job(subject)], subject
+            )
+        return
+    job = _job(subject)
+    here = [_fresh_here(subject, seed, actions) for seed, actions in job]
+    for hash_seed in HASH_SEEDS:
+        for (seed, _), one, other in zip(job, here, _elsewhere(subject, job, hash_seed), strict=True):
+            if (found := parting(one, other)) is not None:
+                raise _not_there(seed, found)
+
+
+@check(Level.SEMANTIC)
+def check_same_seed_over_the_wire(subject: Subject) -> None:
+    """The same seed gives the same episode over the wire as it does without."""
+    need_repeats(subject)
+    if not local(subject):
+        return  # what `need_repeats` has seen was seen over the wire
+    job, hash_seed = _job(subject), HASH_SEEDS[0]
+    without = _elsewhere(subject, job, hash_seed)
+    with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
+        for (seed, actions), expected in zip(job, without, strict=True):
+            played = _there(subject, seed, actions, server.url)
+            if (found := parting(expected, played)) is not None:
+                raise CheckFailed(
+                    f"expected seed {seed} to give over the wire what it gives without, got: {found}",
+                    change="let nothing in an episode depend on the thread or the event loop that it is played "
+                    "in, nor on what else its process has done",
+                )
+
+
+@check(Level.SEMANTIC)
+def check_different_seeds_differ(subject: Subject) -> None:
+    """Different seeds give different episodes."""
+    need_seeds(subject)
+    if not subject.promises.validation.episodes.varied:
+        raise NotApplicable("the manifest says that every episode is the same (validation.episodes.varied)")
+    need_repeats(subject)
+    start = subject.limits.seed
+    for action_seed in range(2):
+        actions = some_actions(subject, action_seed)
+        episodes = [_fresh(subject, seed, actions) for seed in range(start, start + DIFFERENT)]
+        if any(parting(episodes[0], other) is not None for other in episodes[1:]):
+            return
+    raise CheckFailed(
+        f"expected different episodes of {DIFFERENT} different seeds, got the same one {DIFFERENT} times",
+        change="use the seed that reset is given; where every episode is meant to be the same, say "
+        "`varied: false` in validation.episodes of openenv.yaml",
+    )
+
+
+def need_seeds(subject: Subject) -> None:
+    """Return where the environment promises that the seed decides.
+
+    Raises:
+        NotApplicable: Its manifest says that it does not, or its reset takes no seed.
+    """
+    if not subject.promises.validation.episodes.deterministic:
+        raise NotApplicable(
+            "the manifest says that the seed does not decide (validation.episodes.deterministic)"
+        )
+    if local(subject) and takes_seed(subject.app.served) is False:
+        raise NotApplicable("the environment's reset takes no seed")
+
+
+def need_repeats(subject: Subject) -> None:
+    """Return where episodes repeat in one process, without which there is nothing to compare elsewhere.
+
+    Raises:
+        NotApplicable: They do not, or are not meant to.
+    """
+    need_seeds(subject)
+    if _unlike_here(subject) is not None:
+        raise NotApplicable(
+            "the seed does not decide the episode even in one process: see same_seed_same_episode"
+        )
+
+
+def repeats(subject: Subject) -> bool:
+    """Whether the same seed gives the same episode in one process."""
+    try:
+        need_repeats(subject)
+    except NotApplicable:
+        return False
+    return True
+
+
+def local(subject: Subject) -> bool:
+    """Whether the environment can be played in this process."""
+    try:
+        return subject.app is not None
+    except NotApplicable:
+        return False
+
+
+def _unlike_here(subject: Subject) -> str | None:
+    def find() -> str | None:
+        for seed, actions in _job(subject):
+            found = parting(_fresh(subject, seed, actions), _fresh(subject, seed, actions))
+            if found is not None:
+                return f"with seed {seed}, {found}"
+        return None
+
+    found: str | None = subject.once("unlike_here", find)
+    return found
+
+
+def _shared(subject: Subject) -> str | None:
+    """Return an attribute of the environment's class that an episode changes: its name and type."""
+    if not local(subject) or not isinstance(factory := subject.app.served.factory, type):
+        return None
+
+    held = {name: value for one in reversed(factory.__mro__) for name, value in vars(one).items()}
+    shared = {name: value for name, value in held.items() if isinstance(value, list | dict | set)}
+    before = {name: repr(value) for name, value in shared.items()}
+    _fresh_here(subject, *_job(subject)[0])
+    for name, value in shared.items():
+        if repr(value) != before[name]:
+            return f"the {type(value).__name__} {factory.__name__}.{name}"
+    return None
+
+
+def _job(subject: Subject, count: int = SEEDS) -> Job:
+    start = subject.limits.seed
+    return [(start + number, some_actions(subject, number)) for number in range(count)]
+
+
+def _fresh(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    return (_fresh_here if local(subject) else _fresh_there)(subject, seed, actions)
+
+
+def _fresh_here(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    with LocalSession(subject.app.served, subject.reset_options) as session:
+        results = play_here(session, seed, actions)
+    if "error" in results[0]:
+        raise NotApplicable(f"its reset fails, with seed {seed}: see reward_finite")
+    return results
+
+
+def _fresh_there(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    return _there(subject, seed, actions, None)
+
+
+def _there(subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None) -> list[Result]:
+    with subject.client(url) as client:
+        return play_there(subject, client, seed, actions)
+
+
+def _need_same(job: Job, others: list[list[Result]], subject: Subject) -> None:
+    for (seed, actions), other in zip(job, others, strict=True):
+        if (found := parting(_fresh_there(subject, seed, actions), other)) is not None:
+            raise _not_there(seed, found)
+
+
+def _not_there(seed: int, found: str) -> CheckFailed:
+    return CheckFailed(
+        f"expected seed {seed} to give the same episode in another process, got: {found}",
+        change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
+        f"process, the time, or which episodes were played before; {SEEDED}",
+    )
+
+
+def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
+    """Play in an interpreter of its own; the same job is not played there twice."""
+    found: list[list[Result]] = subject.once(
+        f"elsewhere {hash_seed}", lambda: _played_elsewhere(subject, job, hash_seed)
+    )
+    return found
+
+
+def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
+    # The second time backwards: what an episode leaves in the module, another one would find.
+    order = -1 if hash_seed == HASH_SEEDS[1] else 1
+    with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
+        asked, told = Path(folder, "job.json"), Path(folder, "episodes.json")
+        asked.write_text(
+            json.dumps({"reset_options": subject.reset_options, "episodes": job[::order]}), encoding="utf-8"
+        )
+        command = [sys.executable, "-m", "openenv_core.checker.episode_worker"]
+        try:
+            done = subprocess.run(
+                [*command, subject.target.text, str(asked), str(told)],
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=WORKER_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise _no_end(f"no end within {WORKER_S:g} s") from None
+        if done.returncode or not told.exists():
+            raise _no_end(f"status {done.returncode}: {done.stderr.strip()[-500:]}")
+        episodes: list[list[Result]] = json.loads(told.read_text(encoding="utf-8"))
+        return episodes[::order]
+
+
+def _no_end(what: str) -> CheckFailed:
+    return CheckFailed(
+        f"expected another interpreter to play {SEEDS} episodes and end, got {what}",
+        change="make the application importable by any process, and its episodes playable in it",
+    )
+
+
+CHANGE: Final = (
+    "keep an episode in attributes that __init__ or reset sets on self, never on the class or in the module; "
+    "where instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
+)
+
+STEPS: Final = 20
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one session saw of its episode.
+
+    Attributes:
+        results: As `play_there` returns them.
+        states: The episode's id and the number of steps that the state told after each.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    states: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def parting(self, other: "Trace", results: bool) -> str | None:
+        """Return where two traces part.
+
+        Args:
+            other: The one to compare with.
+            results: Whether what the environment answered is to be the same, or only what its state tells.
+        """
+        if results and (found := parting(self.results, other.results)) is not None:
+            return found
+        for step, (one, two) in enumerate(zip(self.states, other.states, strict=False)):
+            if one != two:
+                return f"after {step} steps, the state's episode_id and step_count are {one} and {two}"
+        return None
+
+
+class Player:
+    """One session that plays one episode, a step at a time.
+
+    Args:
+        subject: The environment.
+        client: The session.
+        number: Which of several it is: its seed and its episode's name come from it.
+    """
+
+    def __init__(self, subject: Subject, client: Client, number: int) -> None:
+        self._subject = subject
+        self._client = client
+        self._seed = subject.limits.seed + number
+        self._actions = some_actions(subject, number)[:STEPS]
+        self._name = f"ropewalk-session-{number}"
+        self.trace = Trace()
+
+    def begin(self) -> None:
+        """Reset."""
+        result = self._subject.reset(self._client, seed=self._seed, episode_id=self._name)
+        self._keep(plain(result))
+
+    def step(self) -> bool:
+        """Play one step; return whether the episode goes on."""
+        taken = len(self.trace.results) - 1
+        if taken >= len(self._actions) or self.trace.results[-1].get("done"):
+            return False
+        try:
+            self._keep(plain(self._client.step(self._actions[taken])))
+        except (ValidationFailed, ExecutionFailed) as error:
+            self._keep({"error": error.code})
+        return True
+
+    def whole(self) -> Trace:
+        """Play it all."""
+        self.begin()
+        while self.step():
+            pass
+        return self.trace
+
+    def _keep(self, result: Result) -> None:
+        self.trace.results.append(result)
+        state = self._client.state()
+        self.trace.states.append((state.get("episode_id"), state.get("step_count")))
+
+
+@check(Level.SEMANTIC)
+def check_sessions_are_separate(subject: Subject) -> None:
+    """Two sessions whose steps alternate see what each would see alone."""
+    if (found := touching(subject)) is not None:
+        raise CheckFailed(f"expected two sessions not to touch each other, got: {found}", change=CHANGE)
+
+
+def touching(subject: Subject) -> str | None:
+    """Return what one of two sessions saw of the other; None where they are separate.
+
+    Raises:
+        NotApplicable: There can be only one.
+    """
+    if subject.cap == 1:
+        raise NotApplicable("the server takes one session at a time")
+    found: str | None = subject.once("touching", lambda: _touching(subject))
+    return found
+
+
+def _touching(subject: Subject) -> str | None:
+    numbers = (0, 1)
+    alone = [solo(subject, number) for number in numbers]
+    with ExitStack() as stack, answered("two episodes at once"):
+        players = [Player(subject, stack.enter_context(subject.client()), number) for number in numbers]
+        try:
+            for player in players:
+                player.begin()
+        except CapacityReached:
+            raise NotApplicable("the server takes one session at a time") from None
+        while sum(player.step() for player in players):  # all of them, each time
+            pass
+    return compared(alone, [player.trace for player in players], repeats(subject))
+
+
+def solo(subject: Subject, number: int, url: str | None = None) -> Trace:
+    """Play a session's episode while there is no other."""
+    with subject.client(url) as client, answered("an episode"):
+        return Player(subject, client, number).whole()
+
+
+def compared(alone: Sequence[Trace], together: Sequence[Trace], results: bool) -> str | None:
+    """Return how what sessions saw together differs from what each saw alone.
+
+    Args:
+        alone: One a session.
+        together: Likewise.
+        results: Whether episodes repeat, so that all of them can be compared.
+    """
+    for number, (one, other) in enumerate(zip(alone, together, strict=True)):
+        if (found := one.parting(other, results)) is not None:
+            return f"in session {number}, {found} (alone, and beside {len(alone) - 1} others)"
+    return None

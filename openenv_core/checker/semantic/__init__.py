@@ -1,1 +1,0 @@
-"""What training relies on: seeds, sessions that do not touch each other, the declared network."""

@@ -1,1 +1,0 @@
-"""What can be seen before anything is played: the folder, the models, the image."""

@@ -1,0 +1,380 @@
+"""The released names of types: what crosses the wire, JSON-RPC, and what chat and coding environments name."""
+
+import inspect
+import json
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from enum import IntEnum, StrEnum
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from openenv_core.environment import Environment
+from openenv_core.protocol import errors as codes
+from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import encode_observation
+from openenv_core.tools import CallToolAction, ListToolsAction
+from openenv_core.types import Action, EnvironmentMetadata, Observation, Reward
+
+
+class Message(TypedDict):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class ModelTokenizer(Protocol):
+    """What such environments use of a tokenizer."""
+
+    def apply_chat_template(
+        self,
+        conversation: list[Message],
+        tokenize: bool = True,
+        return_tensors: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Turn a conversation into text or token ids."""
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
+        """Turn token ids into text."""
+
+
+class CodeExecResult(BaseModel):
+    """What running code gave.
+
+    Attributes:
+        stdout: What was printed; then, on a line of its own, the `repr` of a last expression's value.
+        stderr: What was printed there, the traceback, and why code did not end by itself.
+        exit_code: 0 where it came to its end.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    stdout: str
+    stderr: str
+    exit_code: int
+
+
+_FORBID: Final = ConfigDict(extra="forbid")
+
+
+class JsonRpcErrorCode(IntEnum):
+    """What can be wrong with a request."""
+
+    PARSE_ERROR = jsonrpc.PARSE_ERROR
+    INVALID_REQUEST = jsonrpc.INVALID_REQUEST
+    METHOD_NOT_FOUND = jsonrpc.METHOD_NOT_FOUND
+    INVALID_PARAMS = jsonrpc.INVALID_PARAMS
+    INTERNAL_ERROR = jsonrpc.INTERNAL_ERROR
+    SERVER_ERROR = jsonrpc.SERVER_ERROR
+
+
+_TEXTS: Final = {
+    JsonRpcErrorCode.PARSE_ERROR: "Parse error",
+    JsonRpcErrorCode.INVALID_REQUEST: "Invalid Request",
+    JsonRpcErrorCode.METHOD_NOT_FOUND: "Method not found",
+    JsonRpcErrorCode.INVALID_PARAMS: "Invalid params",
+    JsonRpcErrorCode.INTERNAL_ERROR: "Internal error",
+    JsonRpcErrorCode.SERVER_ERROR: "Server error",
+}
+
+
+class McpMethod(StrEnum):
+    """The methods of tools."""
+
+    TOOLS_LIST = "tools/list"
+    TOOLS_CALL = "tools/call"
+
+
+class JsonRpcError(BaseModel):
+    """What was wrong."""
+
+    model_config = _FORBID
+
+    code: int
+    message: str
+    data: Any = None
+
+    @classmethod
+    def from_code(
+        cls, code: JsonRpcErrorCode, message: str | None = None, data: Any = None
+    ) -> "JsonRpcError":
+        """Return an error; without a message, with the words that JSON-RPC has for the code."""
+        return cls(code=int(code), message=message or _TEXTS.get(code, "Unknown error"), data=data)
+
+
+class JsonRpcRequest(BaseModel):
+    """One request."""
+
+    model_config = _FORBID
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    id: str | int | None = None
+
+
+class JsonRpcResponse(BaseModel):
+    """One response: a result or an error, never both on the wire."""
+
+    model_config = _FORBID
+
+    jsonrpc: Literal["2.0"] = "2.0"
+    result: Any = None
+    error: JsonRpcError | None = None
+    id: str | int | None = None
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return what goes onto the wire."""
+        whole = super().model_dump(**options)
+        told = "error" if self.error is not None else "result"
+        return {name: whole[name] for name in ("jsonrpc", "id", told) if name in whole}
+
+    def model_dump_json(self, **options: Any) -> str:
+        """Return the JSON that goes onto the wire."""
+        return dumps(self.model_dump(mode="json")).decode()
+
+    @classmethod
+    def success(cls, result: Any, request_id: str | int | None = None) -> "JsonRpcResponse":
+        """Return the response of a method that has succeeded."""
+        return cls(result=result, id=request_id)
+
+    @classmethod
+    def error_response(
+        cls,
+        code: JsonRpcErrorCode,
+        message: str | None = None,
+        data: Any = None,
+        request_id: str | int | None = None,
+    ) -> "JsonRpcResponse":
+        """Return the response of a method that has failed."""
+        return cls(error=JsonRpcError.from_code(code, message, data), id=request_id)
+
+
+class WSMCPMessage(BaseModel):
+    """A frame with a request."""
+
+    model_config = _FORBID
+
+    type: Literal["mcp"] = "mcp"
+    data: dict[str, Any]
+
+
+class WSMCPResponse(BaseModel):
+    """A frame with a response."""
+
+    model_config = _FORBID
+
+    type: str = "mcp"
+    data: dict[str, Any]
+
+
+class ServerMode(StrEnum):
+    """What a server offers: episodes too, or tools alone."""
+
+    SIMULATION = "simulation"
+    PRODUCTION = "production"
+
+
+class HealthStatus(StrEnum):
+    """What /health says."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    DEGRADED = "degraded"
+
+
+class WSErrorCode(StrEnum):
+    """What an error frame says."""
+
+    INVALID_JSON = codes.INVALID_JSON
+    UNKNOWN_TYPE = codes.UNKNOWN_TYPE
+    VALIDATION_ERROR = codes.VALIDATION_ERROR
+    EXECUTION_ERROR = codes.EXECUTION_ERROR
+    CAPACITY_REACHED = codes.CAPACITY_REACHED
+    FACTORY_ERROR = codes.FACTORY_ERROR
+    SESSION_ERROR = codes.SESSION_ERROR
+
+
+class BaseMessage(BaseModel):
+    """A model without further keys."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class HealthResponse(BaseMessage):
+    """/health."""
+
+    status: HealthStatus = HealthStatus.HEALTHY
+
+
+class SchemaResponse(BaseMessage):
+    """/schema."""
+
+    action: dict[str, Any]
+    observation: dict[str, Any]
+    state: dict[str, Any]
+    reset_observation: dict[str, Any] | None = None
+
+
+class ResetRequest(BaseModel):
+    """What /reset takes; further keys are for the environment."""
+
+    model_config = ConfigDict(extra="allow")
+
+    seed: Annotated[int, Field(ge=0)] | None = None
+    episode_id: Annotated[str, Field(max_length=255)] | None = None
+
+
+class StepRequest(BaseModel):
+    """What /step takes; likewise."""
+
+    model_config = ConfigDict(extra="allow")
+
+    action: dict[str, Any]
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    request_id: Annotated[str, Field(max_length=255)] | None = None
+
+
+class StepResponse(BaseModel):
+    """What /step answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    observation: dict[str, Any]
+    reward: Reward = None
+    done: bool = False
+    metadata: dict[str, Any] | None = None
+
+
+class ResetResponse(StepResponse):
+    """What /reset answers."""
+
+
+class ListTasksRequest(BaseMessage):
+    """What asks for the tasks of a split."""
+
+    split: str
+
+
+class NumTasksRequest(ListTasksRequest):
+    """What asks how many there are."""
+
+
+class GetTaskRequest(ListTasksRequest):
+    """What asks for one."""
+
+    index: int
+
+
+class GetTaskRangeRequest(ListTasksRequest):
+    """What asks for several."""
+
+    start: int | None = None
+    stop: int | None = None
+
+
+class WSResetMessage(BaseMessage):
+    """A reset frame."""
+
+    type: Literal["reset"] = "reset"
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class WSStepMessage(BaseMessage):
+    """A step frame."""
+
+    type: Literal["step"] = "step"
+    data: dict[str, Any]
+
+
+class WSStateMessage(BaseMessage):
+    """A state frame."""
+
+    type: Literal["state"] = "state"
+
+
+class WSCloseMessage(BaseMessage):
+    """A close frame."""
+
+    type: Literal["close"] = "close"
+
+
+WSIncomingMessage: TypeAlias = Annotated[
+    WSResetMessage | WSStepMessage | WSStateMessage | WSCloseMessage, Field(discriminator="type")
+]
+"""Any of these."""
+
+
+class WSObservationResponse(BaseModel):
+    """The frame that answers a reset or a step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["observation"] = "observation"
+    data: dict[str, Any]
+
+
+class WSStateResponse(BaseModel):
+    """The frame that answers a state frame."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["state"] = "state"
+    data: dict[str, Any]
+
+
+class WSErrorResponse(BaseModel):
+    """The frame that tells of a fault."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["error"] = "error"
+    data: dict[str, Any]
+
+
+def serialize_observation(observation: Observation) -> dict[str, Any]:
+    """Return an observation as the wire has it: its reward, its end and its metadata beside it."""
+    data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
+    return data
+
+
+def load_environment_metadata(
+    env: Any, env_name: str | None = None
+) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
+    """Return what an environment says of itself; of a class or a factory, what it is called and documented as."""
+    if isinstance(env, Environment):
+        return env.get_metadata()
+    own_name = str(getattr(env, "__name__", type(env).__name__))
+    return EnvironmentMetadata(
+        name=env_name or own_name, description=inspect.cleandoc(env.__doc__ or own_name), version="1.0.0"
+    )
+
+
+def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
+    """Return the action that a dict stands for: of a class, or a call of tools where that may be any action.
+
+    Raises:
+        pydantic.ValidationError: It stands for none.
+    """
+    of_tools: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
+    if action_cls in (Action, *of_tools.values()):
+        action_cls = of_tools.get(str(action_data.get("type")), action_cls)
+    return action_cls.model_validate(dict(action_data))
+
+
+def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
+    """Do the same with what a form gives: arguments as JSON in a text, a number as digits.
+
+    Raises:
+        pydantic.ValidationError: It stands for none.
+    """
+    data = dict(action_data)
+    for name, read in (("arguments", json.loads), ("action_id", int)):
+        if isinstance(data.get(name), str):
+            with suppress(ValueError):
+                data[name] = read(data[name])
+    return deserialize_action(data, action_cls)
