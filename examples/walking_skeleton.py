@@ -18,8 +18,8 @@ from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
 from rl_bridge.services import Fleet
 from rl_bridge.tiny_policy import make_tiny_policy
-from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer
+from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import Ending, SamplingSettings, Trajectory, Turn

@@ -4,8 +4,13 @@ Exact returns and the optimal policy are in :mod:`.oracle`, the policies to comp
 """
 
 from .client import BlackjackEnv
-from .errors import InvalidResetOption, StepBeforeReset
-from .models import BlackjackAction, BlackjackObservation, BlackjackState
+from .models import (
+    BlackjackAction,
+    BlackjackObservation,
+    BlackjackState,
+    InvalidResetOption,
+    StepBeforeReset,
+)
 
 __all__ = [
     "BlackjackAction",

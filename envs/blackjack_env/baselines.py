@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from .odds import DEFAULT_RULES, HARD_TOTALS, SOFT_TOTALS, Rules
-from .oracle import Choice, Evaluation, Policy, evaluate, optimal_policy
+from .oracle import (
+    DEFAULT_RULES,
+    HARD_TOTALS,
+    SOFT_TOTALS,
+    Choice,
+    Evaluation,
+    Policy,
+    Rules,
+    evaluate,
+    optimal_policy,
+)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,11 @@
 
 from openenv_core import EnvClient
 
-from .models import BlackjackAction, BlackjackObservation, BlackjackState
+from .models import (
+    BlackjackAction,
+    BlackjackObservation,
+    BlackjackState,
+)
 
 
 class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, BlackjackState]):

@@ -1,10 +1,20 @@
-"""What crosses the wire of a BlackJack table."""
+"""What crosses the wire of a BlackJack table, and what it raises."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from openenv_core import Action, Observation, State
+from openenv_core.errors import EnvironmentFailure
+
+
+class StepBeforeReset(EnvironmentFailure):
+    """A step was asked for before the first reset, when no cards are on the table."""
+
+
+class InvalidResetOption(EnvironmentFailure):
+    """Reset was given an option that does not exist, or a value of the wrong type. No hand was dealt."""
+
 
 Move: TypeAlias = Literal["hit", "stand"]
 Outcome: TypeAlias = Literal["win", "push", "loss"]

@@ -4,7 +4,6 @@ The server is in :mod:`.server`.
 """
 
 from .client import CodeInterpreterEnv
-from .errors import InvalidResetOption
 from .models import (
     CodeInterpreterAction,
     CodeInterpreterObservation,
@@ -13,6 +12,7 @@ from .models import (
     Execute,
     FileContent,
     GetFile,
+    InvalidResetOption,
     PutFile,
     Restart,
     Submit,

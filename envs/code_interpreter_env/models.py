@@ -1,25 +1,23 @@
-"""What crosses the wire of a code interpreter."""
+"""What crosses the wire of a code interpreter, and what it raises. What code does is never among the latter."""
 
 import base64
 import binascii
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from openenv_core import Action, Observation, State
+from openenv_core.errors import EnvironmentFailure
 from openenv_core.sandbox import CodeError, FileInfo, Output, Status, Truncated
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 from .grading.verdict import Verdict
+
+
+class InvalidResetOption(EnvironmentFailure):
+    """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
+
 
 MAX_TIMEOUT_S: Final = 86_400.0
 MAX_CODE_CHARS: Final = 1 << 20

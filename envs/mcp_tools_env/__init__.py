@@ -4,7 +4,11 @@ The server is in :mod:`.server`.
 """
 
 from .client import McpToolsEnv
-from .errors import InvalidResetOption
-from .models import McpToolsState, ServerInfo, TranscriptEntry
+from .models import (
+    InvalidResetOption,
+    McpToolsState,
+    ServerInfo,
+    TranscriptEntry,
+)
 
 __all__ = ["InvalidResetOption", "McpToolsEnv", "McpToolsState", "ServerInfo", "TranscriptEntry"]

@@ -1,10 +1,15 @@
-"""What crosses the wire beside the core's actions and observations of tools: the state of an episode."""
+"""What crosses the wire beside the core's actions and observations of tools, and what is raised."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from openenv_core import State
+from openenv_core.errors import EnvironmentFailure
+
+
+class InvalidResetOption(EnvironmentFailure):
+    """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
 
 
 class ServerInfo(BaseModel):

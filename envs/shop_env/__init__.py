@@ -4,7 +4,11 @@ What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 """
 
 from .client import ShopEnv
-from .errors import Impossible, InvalidResetOption
-from .models import ShopObservation, ShopState
+from .models import (
+    Impossible,
+    InvalidResetOption,
+    ShopObservation,
+    ShopState,
+)
 
 __all__ = ["Impossible", "InvalidResetOption", "ShopEnv", "ShopObservation", "ShopState"]

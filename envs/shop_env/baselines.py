@@ -4,11 +4,14 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, get_args
 
-from .solver import Call
-from .solver.talk import Talk
-from .solver.understanding import wishes
-from .world.requests import Kind
-from .world.words import TOPICS, Asked, Decision, Ground
+from .solver import Call, Talk, wishes
+from .world.cases import Kind
+from .world.records import (
+    TOPICS,
+    Asked,
+    Decision,
+    Ground,
+)
 
 Policy = Callable[[str, Call, random.Random], float]
 """Plays a task, given its text, and returns the reward of it all."""

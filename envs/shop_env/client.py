@@ -4,7 +4,10 @@ from typing import Any
 
 from openenv_core import MCPToolClient, StepResult
 
-from .models import ShopObservation, ShopState
+from .models import (
+    ShopObservation,
+    ShopState,
+)
 
 
 class ShopEnv(MCPToolClient):

@@ -1,10 +1,19 @@
-"""What crosses the wire of the shop, beside calls of tools and what comes back of them."""
+"""What crosses the wire of the shop, beside calls of tools, and what it raises."""
 
 from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from openenv_core import Observation, State
+from openenv_core.tasks import InvalidResetOption
+from openenv_core.tools import ToolFailed
+
+__all__ = ["Impossible", "InvalidResetOption"]
+
+
+class Impossible(ToolFailed):
+    """The desk cannot do what it was asked: there is no such thing, or it is nobody's business here."""
+
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]

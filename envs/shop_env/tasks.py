@@ -5,10 +5,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, get_args
 
-from .world.cases import CASES, SEVERAL, Bench, make_request
+from .world.cases import (
+    CASES,
+    SEVERAL,
+    Bench,
+    Kind,
+    Request,
+    Scenario,
+    make_request,
+)
 from .world.making import Maker
 from .world.policy import draw_policy
-from .world.requests import Kind, Request, Scenario
 from .world.speech import put
 
 CALLS: Final = 40

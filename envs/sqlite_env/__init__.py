@@ -4,7 +4,11 @@ What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 """
 
 from .client import SqliteEnv
-from .errors import InvalidResetOption, QueryRefused
-from .models import SqliteObservation, SqliteState
+from .models import (
+    InvalidResetOption,
+    QueryRefused,
+    SqliteObservation,
+    SqliteState,
+)
 
 __all__ = ["InvalidResetOption", "QueryRefused", "SqliteEnv", "SqliteObservation", "SqliteState"]

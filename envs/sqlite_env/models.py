@@ -1,10 +1,19 @@
-"""What crosses the wire of the database world, beside calls of tools and what comes back of them."""
+"""What crosses the wire of the database world, beside calls of tools, and what it raises."""
 
 from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from openenv_core import Observation, State
+from openenv_core.tasks import InvalidResetOption
+from openenv_core.tools import ToolFailed
+
+__all__ = ["InvalidResetOption", "QueryRefused"]
+
+
+class QueryRefused(ToolFailed):
+    """A query was not run, or not to its end. The message is for whoever wrote it."""
+
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]

@@ -7,8 +7,15 @@ import matplotlib as mpl
 import numpy as np
 
 from envs.blackjack_env.baselines import baselines
-from envs.blackjack_env.odds import DEALER_CARDS, HARD_TOTALS, SOFT_TOTALS
-from envs.blackjack_env.oracle import Answer, DecisionState, Rules, optimal_policy
+from envs.blackjack_env.oracle import (
+    DEALER_CARDS,
+    HARD_TOTALS,
+    SOFT_TOTALS,
+    Answer,
+    DecisionState,
+    Rules,
+    optimal_policy,
+)
 from examples.grpo_blackjack.hands import hands_played, logged
 from rl_bridge.config import Config
 

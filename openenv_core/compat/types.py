@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
 from openenv_core.environment import Environment
 from openenv_core.protocol import errors as codes

@@ -1,4 +1,4 @@
-"""How much better than its siblings a trajectory did."""
+"""How much better than its siblings a trajectory did, and what it pays for coming near the greatest length."""
 
 import math
 from collections.abc import Sequence
@@ -89,3 +89,16 @@ def masked_advantages(
 def has_variance(rewards: Sequence[float]) -> bool:
     """True where the rewards of a group differ, so that the group carries a gradient."""
     return len(rewards) > 0 and max(rewards) > min(rewards)
+
+
+def overlong_penalty(length: int, *, max_length: int, buffer: int) -> float:
+    """0 up to max_length - buffer, falling linearly to -1 at max_length, -1 beyond.
+
+    The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13; it is added to the reward.
+
+    Args:
+        length: Tokens that the policy produced.
+        max_length: The most that it can.
+        buffer: Tokens before that over which the penalty grows, from 1.
+    """
+    return -min(1.0, max(0.0, (length - (max_length - buffer)) / buffer))

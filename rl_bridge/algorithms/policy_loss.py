@@ -1,15 +1,27 @@
-"""The loss, put together from its parts."""
+"""The loss, put together from its parts and averaged over tokens."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.corrections import Correction, correction_weights
-from rl_bridge.algorithms.ratios import sequence_ratios
-from rl_bridge.algorithms.regularizers import KlEstimator, categorical_entropy, kl_to_reference
-from rl_bridge.algorithms.surrogate import Surrogate, clipped_surrogate, likelihood, weighted_likelihood
+from rl_bridge.algorithms.regularizers import (
+    Correction,
+    KlEstimator,
+    categorical_entropy,
+    correction_weights,
+    kl_to_reference,
+)
+from rl_bridge.algorithms.surrogate import (
+    Surrogate,
+    clipped_surrogate,
+    likelihood,
+    sequence_ratios,
+    weighted_likelihood,
+)
 
 Objective = Literal["clip", "cispo", "reinforce"]
 
@@ -136,3 +148,35 @@ def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: Lo
         clip_high=settings.clip_high,
         dual_clip=settings.dual_clip,
     )
+
+
+Aggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
+
+
+def token_weights(
+    sequences: NDArray[np.int64], *, aggregation: Aggregation, max_length: int
+) -> NDArray[np.float32]:
+    """The weight of each loss token in a batch.
+
+    - `token_mean`: 1 / (tokens of the batch). DAPO, arXiv 2503.14476, section 3.3.
+    - `sequence_mean`: 1 / (sequences x tokens of the own sequence). GRPO, arXiv 2402.03300, equation 3.
+    - `fixed_length`: 1 / (sequences x max_length). Dr. GRPO, arXiv 2503.20783, section 3.2.
+
+    Args:
+        sequences: Which sequence (trajectory) each loss token belongs to, shape [T].
+        aggregation: One of the above.
+        max_length: The longest a sequence may become, in loss tokens; used by `fixed_length` alone.
+
+    Returns:
+        Shape [T].
+    """
+    if not sequences.size:
+        return np.zeros(0, dtype=np.float32)
+    _, index, counts = np.unique(sequences, return_inverse=True, return_counts=True)
+    if aggregation == "token_mean":
+        weights = np.full(sequences.size, 1.0 / sequences.size)
+    elif aggregation == "sequence_mean":
+        weights = 1.0 / (len(counts) * counts[index])
+    else:
+        weights = np.full(sequences.size, 1.0 / (len(counts) * max_length))
+    return weights.astype(np.float32)

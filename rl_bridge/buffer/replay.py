@@ -1,18 +1,74 @@
-"""Groups on their way to the trainer: who may start one, who waits for one, and who is too late.
-
-Producers take a lease, play the group, and add it; the loop takes a step's groups, oldest first. What the steps of a
-run may learn from is decided by `Admission`; who owns which group, by `Ledger`. This is where callers wait for them.
-"""
+"""Groups on their way to the trainer: who may start one, how far ahead, and who is too late."""
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Lease, Ledger, UnderWay
 from rl_bridge.errors import ReplicaLost, RolloutError, TrainerWentBack, WeightsError
 from rl_bridge.types import Group, PolicyVersion
+
+
+class Admission:
+    """Says how many groups may start.
+
+    Args:
+        groups_per_batch: Groups a step.
+        max_staleness: The bound k.
+        iterations: Steps of the whole run; what they cannot train is not started.
+    """
+
+    def __init__(self, *, groups_per_batch: int, max_staleness: int, iterations: int) -> None:
+        if groups_per_batch < 1 or max_staleness < 0 or iterations < 0:
+            raise ValueError(
+                "expected groups_per_batch >= 1, max_staleness >= 0 and iterations >= 0, "
+                f"got {groups_per_batch}, {max_staleness} and {iterations}"
+            )
+        self.groups_per_batch = groups_per_batch
+        self.max_staleness = max_staleness
+        self._iterations = iterations
+        self.served: PolicyVersion = 0
+        """The weights that every serving generator holds at least."""
+        self._first_step: PolicyVersion = 0
+        self._trained_before = 0
+
+    def begin_from(self, version: PolicyVersion, *, trained: int) -> None:
+        """Count from here on: a resumed run may have taken another number of groups a step before.
+
+        Args:
+            version: The next step's.
+            trained: Groups that the steps before it have taken.
+        """
+        self._first_step, self._trained_before = version, trained
+
+    def room(self, live: int) -> int:
+        """How many groups may start now; none or fewer where it is 0 or below.
+
+        Args:
+            live: Groups admitted and not dropped.
+        """
+        steps = min(self.served + self.max_staleness + 1, self._iterations)
+        return (steps - self._first_step) * self.groups_per_batch - (live - self._trained_before)
+
+    def oldest(self, version: PolicyVersion) -> PolicyVersion:
+        """The oldest weights that a step from `version` may learn from."""
+        return version - self.max_staleness
+
+    def overdue(self, version: PolicyVersion, under_way: Sequence[PolicyVersion]) -> int:
+        """How many of the groups under way, oldest first, the step from `version` has to wait for: rule (2).
+
+        Args:
+            version: The trainer's weights.
+            under_way: The oldest weights that each group under way may come from, ascending.
+        """
+        last_steps = range(version, version + self.max_staleness + 1)
+        return max(
+            bisect_right(under_way, self.oldest(last_step)) - (last_step - version) * self.groups_per_batch
+            for last_step in last_steps
+        )
+
 
 CUT_GRACE_S = 10.0
 """How long a straggler's worker has to hand over the siblings that it has finished."""

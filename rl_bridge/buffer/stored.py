@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
-from rl_bridge.tokens.prefix import Prefix
+from rl_bridge.tokens.conversation import Prefix
 from rl_bridge.types import Completion, Group, Trajectory, Turn
 
 

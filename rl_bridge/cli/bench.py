@@ -23,7 +23,7 @@ MIN_ITERATIONS = 3
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    from rl_bridge.cli.status_source import add_source
+    from rl_bridge.cli.status import add_source
 
     parser.add_argument(
         "what",
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> "Throughput":
-    from rl_bridge.cli.status_source import answers, ask, live_address
-    from rl_bridge.metrics.status_server import served_address
+    from rl_bridge.cli.status import answers, ask, live_address
+    from rl_bridge.metrics.status import served_address
     from rl_bridge.metrics.throughput import Throughput
 
     if arguments.synthetic:

@@ -84,9 +84,8 @@ def _look(arguments: argparse.Namespace) -> int:
 
 def _findings(arguments: argparse.Namespace, config: "Config | None") -> "Iterator[Finding]":
     from rl_bridge.doctor.cluster import cluster
-    from rl_bridge.doctor.machine import machine, usable_gpus
+    from rl_bridge.doctor.machine import machine, packages, usable_gpus
     from rl_bridge.doctor.meeting import meet
-    from rl_bridge.doctor.packages import packages
 
     gpus = usable_gpus()
     meeting = _meeting(arguments, config, gpus=gpus)
@@ -100,7 +99,7 @@ def _findings(arguments: argparse.Namespace, config: "Config | None") -> "Iterat
 def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Meeting":
     from rl_bridge.doctor.meeting import Meeting
     from rl_bridge.errors import ConfigError
-    from rl_bridge.metrics.status_server import format_address, parse_address
+    from rl_bridge.metrics.status import format_address, parse_address
 
     for name in ("num_nodes", "procs"):
         if (given := getattr(arguments, name)) is not None and given < 1:

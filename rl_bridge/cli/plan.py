@@ -11,9 +11,8 @@ from rl_bridge.cli.overrides import overrides_first_class
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
-    from rl_bridge.planning.cost import RentedFleet
-    from rl_bridge.planning.model_size import ModelSize
-    from rl_bridge.planning.plan import Plan
+    from rl_bridge.planning.memory import ModelSize
+    from rl_bridge.planning.plan import Plan, RentedFleet
 
 FAILED = 1
 MISUSED = 2
@@ -129,7 +128,7 @@ def _plan(arguments: argparse.Namespace) -> "Plan":
 
 def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "ModelSize | None":
     from rl_bridge.errors import ConfigError
-    from rl_bridge.planning.model_size import ModelSize, parse_count
+    from rl_bridge.planning.memory import ModelSize, parse_count
     from rl_bridge.planning.plan import policy_size
 
     if arguments.parameters is not None:
@@ -160,8 +159,7 @@ def _bandwidths(text: str) -> Sequence[float]:
 
 def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "RentedFleet | None":
     from rl_bridge.errors import ConfigError
-    from rl_bridge.planning.cost import RentedFleet
-    from rl_bridge.planning.plan import gpus_of
+    from rl_bridge.planning.plan import RentedFleet, gpus_of
 
     spot, on_demand = (None, None) if config is None else gpus_of(config)
     spot = spot if arguments.spot_gpus is None else arguments.spot_gpus

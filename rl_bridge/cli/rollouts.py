@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _folder(named: str | None) -> Path:
-    from rl_bridge.cli.status_source import RUNS
+    from rl_bridge.cli.status import RUNS
     from rl_bridge.errors import NoRecords
-    from rl_bridge.records.segments import FOLDER, segment_files
+    from rl_bridge.records.writer import FOLDER, segment_files
 
     if named is not None:
         folder = Path(named)
@@ -96,7 +96,7 @@ def _write(folder: Path, out: Path) -> None:
 
 def _lines(folder: Path) -> Iterator[bytes]:
     from rl_bridge.errors import NoRecords
-    from rl_bridge.records.segments import read_lines
+    from rl_bridge.records.writer import read_lines
 
     try:
         yield from read_lines(folder)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from rl_bridge.cli.plain import plain, printable
+from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.throughput import TARGETS, Throughput
-from rl_bridge.metrics.totals import SpanTotals
 
 ACCOUNTED_FOR = 0.02
 """The share of a process's wall time that may stay without a name."""

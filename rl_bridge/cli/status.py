@@ -1,15 +1,15 @@
 """`ropewalk status`: how a run that is under way stands."""
 
 import argparse
+import asyncio
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from openenv_core.cli import Command
-
-if TYPE_CHECKING:
-    from rl_bridge.metrics.status import StatusSnapshot
+from rl_bridge.errors import StatusError
+from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, ask_status, served_address
 
 FAILED = 1
 MISUSED = 2
@@ -18,7 +18,7 @@ DEFAULT_WATCH_S = 2.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    from rl_bridge.cli.status_source import add_source
+    from rl_bridge.cli.status import add_source
 
     add_source(parser)
     parser.add_argument(
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _look(arguments: argparse.Namespace) -> int:
-    from rl_bridge.cli.status_source import ask, live_address
+    from rl_bridge.cli.status import ask, live_address
 
     snapshot = ask(live_address(arguments))
     if arguments.json:
@@ -77,7 +77,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from rl_bridge.cli.status_source import ask, live_address
+    from rl_bridge.cli.status import ask, live_address
     from rl_bridge.cli.status_view import view
     from rl_bridge.errors import StatusError
 
@@ -125,3 +125,67 @@ COMMAND = Command(
         "ropewalk status --json",
     ),
 )
+
+
+RUNS = "runs"
+"""Where runs are looked for; the default of `output_dir`."""
+
+
+def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add the options that say which run."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--addr", metavar="HOST:PORT", help="ask the run that serves its status there")
+    source.add_argument(
+        "--run", metavar="FOLDER", help=f"the run in this folder; by default the newest live one in ./{RUNS}"
+    )
+    return source
+
+
+def live_address(arguments: argparse.Namespace) -> str:
+    """Where the run that is meant serves its status.
+
+    Raises:
+        StatusError: The folder's run is over, or there is no live run.
+    """
+    if arguments.addr is not None:
+        return str(arguments.addr)
+    if arguments.run is not None:
+        address = served_address(Path(arguments.run))
+        if address is None:
+            raise StatusError(
+                f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
+                "begun to serve"
+            )
+        return address
+    return _newest_live(Path(RUNS))
+
+
+def _newest_live(runs: Path) -> str:
+    files = sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files:
+        address = served_address(file.parent)
+        if address is not None and answers(address):
+            return address
+    raise StatusError(
+        f"expected a live run in {str(runs.absolute())!r}, found none; "
+        "name one by --addr HOST:PORT or --run FOLDER, or start one by ropewalk train"
+    )
+
+
+def answers(address: str) -> bool:
+    """Whether a run answers there; one that was killed leaves its address behind."""
+    try:
+        ask(address)
+    except StatusError:
+        return False
+    return True
+
+
+def ask(address: str) -> StatusSnapshot:
+    """Ask once.
+
+    Raises:
+        ConfigError: The address is none.
+        StatusError: Nobody answers there, or not as a run does.
+    """
+    return asyncio.run(ask_status(address))

@@ -1,6 +1,7 @@
 """One typed schema for a training run, read from YAML with dotted overrides."""
 
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
+from rl_bridge.config.effects import ready_to_train
 from rl_bridge.config.generator import GeneratorConfig
 from rl_bridge.config.loading import (
     CONFIG_FILE,
@@ -13,9 +14,6 @@ from rl_bridge.config.loading import (
     save_config,
 )
 from rl_bridge.config.monarch import CoderConfig, MonarchConfig, RoleConfig
-from rl_bridge.config.readiness import ready_to_train
-from rl_bridge.config.records import RecordsConfig
-from rl_bridge.config.reward import RewardConfig
 from rl_bridge.config.schema import (
     NAME_PATTERN,
     Config,
@@ -25,7 +23,7 @@ from rl_bridge.config.schema import (
     ModelConfig,
     RolloutConfig,
 )
-from rl_bridge.config.trainer import TrainerConfig
+from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
 
 __all__ = [
     "CONFIG_FILE",

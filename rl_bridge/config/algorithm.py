@@ -68,7 +68,7 @@ class AlgorithmConfig(Section):
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
     """Bounds the loss of a token with a negative advantage by this many times the advantage; None does not."""
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "sequence_mean"
-    """How token losses become one number; see rl_bridge.algorithms.aggregation."""
+    """How token losses become one number; see rl_bridge.algorithms.policy_loss."""
     entropy_coef: NonNegative = 0.0
     """Bonus for the policy's entropy, in units of advantage per nat."""
     entropy_hold: Fraction = 1.0
@@ -84,7 +84,7 @@ class AlgorithmConfig(Section):
     correction: Literal["none", "truncated", "icepop", "decoupled"] = "none"
     """What is done where the engine's probabilities are not the trainer's. All but `none` have the trainer compute the
     probabilities before the first update, which the ratios are then against, and weigh each token by what it finds;
-    see rl_bridge.algorithms.corrections."""
+    see rl_bridge.algorithms.regularizers."""
     correction_cap: Positive = 2.0
     """The largest weight of `truncated`."""
     correction_low: Positive = 0.5

@@ -37,7 +37,7 @@ class RolesConfig(Section):
     environment: RoleConfig = RoleConfig()
     """Servers of `env.app` or `env.image`; they run on the controller's host."""
     coder: CoderConfig | None = None
-    """On the controller's host too; `rl_bridge.environments.coders.coder_urls()` tells where."""
+    """On the controller's host too; `rl_bridge.environments.servers.coder_urls()` tells where."""
 
     @model_validator(mode="after")
     def _a_process_a_gpu(self) -> Self:

@@ -8,14 +8,12 @@ from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
 from rl_bridge.config.gpus import roles_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
-from rl_bridge.config.records import RecordsConfig
-from rl_bridge.config.reward import RewardConfig
 from rl_bridge.config.section import Count, Positive, Section
-from rl_bridge.config.trainer import TrainerConfig
+from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
-TASK_OF_A_WORLD = "rl_bridge.rollout.world:World"
+TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:World"
 
 
 def _whole_name(dtype: Any) -> Any:

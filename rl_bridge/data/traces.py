@@ -14,13 +14,17 @@ from openenv_core.errors import ToolCallFailed
 from openenv_core.tools import CallToolObservation
 from rl_bridge.data.examples import require_encodable
 from rl_bridge.errors import ConfigError
-from rl_bridge.rollout.outcomes import require_play
+from rl_bridge.rollout.episode import require_play
 from rl_bridge.rollout.task import Session
 from rl_bridge.rollout.tool_task import ToolTask
-from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer, Message
-from rl_bridge.tokens.conversation import Conversation
-from rl_bridge.tokens.tool_calls import CLOSE, OPEN, THOUGHT_END, ToolCall
+from rl_bridge.tokens.conversation import Conversation, training_rows
+from rl_bridge.tokens.tool_calls import (
+    CLOSE,
+    OPEN,
+    THOUGHT_END,
+    ToolCall,
+)
 from rl_bridge.types import NO_VERSION, Completion, Ending, TrainSample, Trajectory, Turn
 
 ASSISTANT = "assistant"

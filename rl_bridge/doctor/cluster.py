@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from rl_bridge.config import Config
 from rl_bridge.doctor.findings import Finding, Level
 from rl_bridge.interface import listen
-from rl_bridge.metrics.status_server import format_address
+from rl_bridge.metrics.status import format_address
 
 CONNECT_S = 5.0
 AT_ONCE = 32

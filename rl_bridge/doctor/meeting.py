@@ -14,10 +14,16 @@ from operator import itemgetter
 from typing import IO, Any
 
 from rl_bridge.doctor.findings import Finding, Level
-from rl_bridge.doctor.place import LARGE_TIMES, SAID, RankPlace
-from rl_bridge.doctor.roll_call import COMPARED, HostFacts, differing
+from rl_bridge.doctor.roll_call import (
+    COMPARED,
+    LARGE_TIMES,
+    SAID,
+    HostFacts,
+    RankPlace,
+    differing,
+)
 from rl_bridge.interface import is_own, name_interface
-from rl_bridge.metrics.status_server import parse_address
+from rl_bridge.metrics.status import parse_address
 
 WHAT = "collectives"
 SPARE_S = 180.0

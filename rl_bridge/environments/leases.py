@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from openenv_core.errors import CapacityReached
-from rl_bridge.environments.deadlines import SessionDeadlines
 from rl_bridge.environments.pool import Connect, SessionPool, shut
-from rl_bridge.environments.session import LeasedSession
+from rl_bridge.environments.session import LeasedSession, SessionDeadlines
 from rl_bridge.errors import SessionUnavailable
 from rl_bridge.metrics.spans import span
 

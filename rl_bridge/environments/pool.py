@@ -14,8 +14,11 @@ from openenv_core.errors import (
     ConnectionFailed,
     ConnectionLost,
 )
-from rl_bridge.environments.address import Address, Client
-from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.session import (
+    Address,
+    Client,
+    SessionDeadlines,
+)
 from rl_bridge.errors import RolloutError, SessionUnavailable
 
 logger = logging.getLogger(__name__)

@@ -1,17 +1,20 @@
-"""The environment servers of a run: found or started, kept alive, and their addresses told."""
+"""The environment servers of a run: found or started, kept alive, and their addresses and token told."""
 
 import asyncio
+import json
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, Final, NoReturn, Self, TypeAlias
 
 from openenv_core import LocalProcessProvider
 from openenv_core.providers import DockerPool
 from rl_bridge.environments.supervised import ServerStatus, SupervisedServer, Watchable
-from rl_bridge.services.restarts import RestartPolicy
+from rl_bridge.errors import ConfigError
+from rl_bridge.services.options import RestartPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -157,3 +160,53 @@ class EnvironmentServers:
         if self._pool is not None:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.close)
         self._threads.shutdown(wait=False)
+
+
+def read_token(file: str | None) -> str | None:
+    """The token in `env.token_file`: its first line that is no comment, as `ropewalk serve --token-file` reads them.
+
+    Raises:
+        ConfigError: The file cannot be read, or has none.
+    """
+    if file is None:
+        return None
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"env.token_file: cannot read {file!r}: {reason}") from error
+    for line in lines:
+        if (token := line.strip()) and not token.startswith("#"):
+            return token
+    raise ConfigError(f"env.token_file: expected a token in {file!r}, got none")
+
+
+ENVIRONMENT_VARIABLE: Final = "ROPEWALK_CODERS"
+"""In the processes of reward functions and rollout workers: the file with the addresses."""
+
+
+def coders_file(folder: Path) -> Path:
+    """The file of a run."""
+    return folder.absolute() / "coders.json"
+
+
+def tell_coders(file: Path, urls: Sequence[str]) -> None:
+    """Write the addresses of the servers that serve now; a reader sees the old ones or the new ones."""
+    written = file.with_suffix(".partial")
+    written.write_text(json.dumps(list(urls)) + "\n", encoding="utf-8")
+    written.replace(file)
+
+
+def coder_urls() -> tuple[str, ...]:
+    """Where code can be run now, for reward functions and tasks: addresses of `monarch.roles.coder`'s servers.
+
+    Raises:
+        ConfigError: The run has no such role.
+    """
+    file = os.environ.get(ENVIRONMENT_VARIABLE)
+    if file is None:
+        raise ConfigError(
+            f"expected {ENVIRONMENT_VARIABLE} to name the file of addresses, it is not set; give the run "
+            "monarch.roles.coder={replicas: 1}"
+        )
+    return tuple(json.loads(Path(file).read_text(encoding="utf-8")))

@@ -14,7 +14,10 @@ from openenv_core.play.reporters import harmless
 from openenv_core.providers.base import status_of
 from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import RoleFailed
-from rl_bridge.services.restarts import RestartBudget, RestartPolicy
+from rl_bridge.services.options import (
+    RestartBudget,
+    RestartPolicy,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from rl_bridge.generator.vllm_api import (
     refusals,
     sampling_params,
 )
-from rl_bridge.metrics.spans import span
-from rl_bridge.metrics.totals import REST
+from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 LOOK_S = 1.0

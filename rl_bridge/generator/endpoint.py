@@ -11,10 +11,16 @@ from pydantic import BaseModel, ValidationError
 
 from rl_bridge.errors import ConfigError, GeneratorError, WeightsError
 from rl_bridge.generator import openai_api
-from rl_bridge.generator.endpoint_client import EndpointClient, plain
 from rl_bridge.generator.loop_thread import LoopThread
+from rl_bridge.generator.openai_api import (
+    EndpointClient,
+    plain,
+)
 from rl_bridge.generator.settings import Endpoint, EngineSettings
-from rl_bridge.metrics.spans import PROCESS_SPANS, span
+from rl_bridge.metrics.spans import (
+    PROCESS_SPANS,
+    span,
+)
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from rl_bridge.errors import EngineFailed, GeneratorError
 from rl_bridge.generator.batches import Batch, Batches, answer, fail
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.generator.vllm_api import build_engine
-from rl_bridge.metrics.spans import span
-from rl_bridge.metrics.totals import REST
+from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 MAX_WAITING_BATCHES = 4096

@@ -10,8 +10,11 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from rl_bridge.weights.copying import copy_all
-from rl_bridge.weights.segments import HEADER, Segment
+from rl_bridge.weights.attachments import copy_all
+from rl_bridge.weights.segments import (
+    HEADER,
+    Segment,
+)
 from rl_bridge.weights.snapshot import aligned
 
 

@@ -20,16 +20,14 @@ from typing import Any
 from rich.console import Console
 
 from openenv_core import EnvClient
-from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
-from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, EnvConfig
 from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.environments.token import read_token
+from rl_bridge.environments.servers import EnvironmentServers, read_token
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused, RolloutError
 from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
-from rl_bridge.generator.endpoint_client import plain
+from rl_bridge.generator.openai_api import plain
 from rl_bridge.generator.settings import engine_environment
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.settings import (
@@ -43,7 +41,7 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, load_task
 from rl_bridge.rollout.worker import RolloutWorker
-from rl_bridge.services.local import LocalService
+from rl_bridge.services.handle import LocalService
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.types import Completion, SamplingSettings
 

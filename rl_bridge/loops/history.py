@@ -1,12 +1,14 @@
-"""What became of each group of a run, as JSON lines: `groups.jsonl` in the run's folder."""
+"""What became of each group of a run, as JSON lines, and how long the parts of an iteration took."""
 
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rl_bridge.buffer.ledger import Fate, Ledger
-from rl_bridge.metrics import rewind
+from rl_bridge.metrics import rewind, span
 from rl_bridge.types import PolicyVersion
 
 HISTORY_FILE = "groups.jsonl"
@@ -54,3 +56,29 @@ class GroupHistory:
         self._untold = [
             Fate(group=group, version=version, reason=reason) for group, version, reason in untold
         ]
+
+
+class Iteration:
+    """Times the parts of one passage through a loop; each is a span of the process too."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str, *, waits_for: str | None = None) -> Iterator[None]:
+        """Time a block.
+
+        Args:
+            name: What happens there.
+            waits_for: Whom the loop waits for there; None where it works itself.
+        """
+        began = time.perf_counter()
+        try:
+            with span(name, waits_for):
+                yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def figures(self) -> dict[str, float]:
+        """Seconds of wall time, as `time/<part>_s`."""
+        return {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}

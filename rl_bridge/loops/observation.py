@@ -1,4 +1,4 @@
-"""What can be seen of a run from outside: its processes' time, and the rows of a snapshot."""
+"""What can be seen of a run from outside: how it stands, its processes' time."""
 
 import asyncio
 import socket
@@ -150,3 +150,32 @@ def lease_rows(ledger: Ledger, workers: Mapping[int, str], *, now: float) -> tup
         )
         for lease in ledger.leases
     )
+
+
+class RunObserver:
+    """How processes spend their time, which weights a replica serves, which leases a worker has: as last heard of.
+
+    Args:
+        fleet: Has the processes.
+    """
+
+    def __init__(self, fleet: "Fleet") -> None:
+        self._fleet = fleet
+        self.spans = SpanCollector(fleet)
+        """How each process has spent its time."""
+        self.versions: dict[str, dict[int, PolicyVersion]] = {}
+        """The weights that replicas serve, by service and replica."""
+        self.workers: dict[int, str] = {}
+        """Who is at work on which lease, by its id."""
+
+    async def refresh(self) -> None:
+        """Ask all processes; within `ANSWER_TIMEOUT_S`."""
+        _, self.versions, playing = await asyncio.gather(
+            self.spans.collect(), ask_all(self._fleet, "version"), ask_all(self._fleet, "playing")
+        )
+        self.workers = {
+            lease: f"{name}-{replica}"
+            for name, workers in playing.items()
+            for replica, leases in workers.items()
+            for lease in leases
+        }

@@ -13,9 +13,8 @@ from rich.console import Console
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import BridgeError, ReplicaLost, RoleFailed
-from rl_bridge.loops.history import GroupHistory
-from rl_bridge.loops.iteration import Iteration
-from rl_bridge.loops.observer import RunObserver
+from rl_bridge.loops.history import GroupHistory, Iteration
+from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.settings import overlong
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import MetricsLog, span

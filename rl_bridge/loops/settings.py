@@ -5,14 +5,23 @@ from pathlib import Path
 
 from rl_bridge.config import Config, EnvConfig, MonarchConfig
 from rl_bridge.data.settings import DatasetSettings
-from rl_bridge.environments.deadlines import SessionDeadlines
-from rl_bridge.environments.servers import EnvironmentServers, OnChange
+from rl_bridge.environments.servers import (
+    EnvironmentServers,
+    OnChange,
+)
+from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.generator.settings import EngineSettings, endpoint_of
-from rl_bridge.rewards.ensemble import Ensemble, Rule
+from rl_bridge.rewards.function import (
+    Ensemble,
+    Rule,
+)
 from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
-from rl_bridge.rollout.dispatching import DispatchSettings
+from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.filters import GroupFilter, Overlong
+from rl_bridge.rollout.groups import (
+    GroupFilter,
+    Overlong,
+)
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import task_type
 from rl_bridge.services import RestartPolicy

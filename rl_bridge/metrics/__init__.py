@@ -1,8 +1,14 @@
 """What a run measures: figures and where they go, and how each process spends its time."""
 
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, Sink, TensorBoardSink, rewind
-from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, span
-from rl_bridge.metrics.totals import SpanTotals, SpanWindow, by_role
+from rl_bridge.metrics.spans import (
+    PROCESS_SPANS,
+    Spans,
+    SpanTotals,
+    SpanWindow,
+    by_role,
+    span,
+)
 
 __all__ = [
     "PROCESS_SPANS",

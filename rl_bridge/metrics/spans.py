@@ -1,28 +1,189 @@
-"""Where the wall time of a process goes: named work, waiting for something named, and what nobody accounts for.
-
-A span belongs to the task, or the thread outside of asyncio, that opened it; of nested ones the innermost counts.
-Many tasks can have a span open at one time, so an instant is given out like this, and the parts always add up to
-the wall time:
-
-1. Does any task work, the instant is work, shared evenly by the tasks that work.
-2. Otherwise, does any task wait, it is idle, shared evenly by the tasks that wait.
-3. Otherwise, in a process that rests between calls and attends to none, it is idle.
-4. Otherwise it is unaccounted for.
-
-So a span without `waits_for` must not be held over an `await` of something that happens elsewhere: that would be
-waiting sold as work. Tasks in the background of a process open spans of work alone; what the process waits for is
-said by its main line.
-"""
+"""Where the wall time of a process goes, and what that adds up to over several."""
 
 import asyncio
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self, TypeAlias
 
-from rl_bridge.metrics.totals import REST, Key, SpanTotals
+REST: Final = "rest"
+"""What a process does while nobody has work for it."""
+SPAN: Final = "span"
+"""What the names of these figures begin with."""
+_NUMBERS: Final = re.compile(r"(-\d+)+$")
+
+Key: TypeAlias = tuple[str, str | None]
+"""What a process does, and whom it waits for; None where it works."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SpanTotals:
+    """Seconds by what they were spent on.
+
+    Attributes:
+        began: When the counting began, in seconds since the epoch; tells one process's totals from its successor's.
+        wall_s: Wall time, of several processes together where totals were merged.
+        cpu_s: Processor time, all threads. Beside `work` and `idle` it shows a span that has the wrong name.
+        seconds: Parts of the wall time; what is missing from it is unaccounted for.
+    """
+
+    began: float
+    wall_s: float
+    cpu_s: float
+    seconds: Mapping[Key, float] = field(default_factory=dict)
+
+    @property
+    def work(self) -> dict[str, float]:
+        """Seconds of work by name."""
+        return _by_word((name, spent) for (name, waits_for), spent in self.seconds.items() if not waits_for)
+
+    @property
+    def idle(self) -> dict[str, float]:
+        """Seconds of waiting by what was waited for."""
+        return _by_word((waits_for, spent) for (_, waits_for), spent in self.seconds.items() if waits_for)
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds in which nobody had work for it."""
+        return sum(spent for (name, _), spent in self.seconds.items() if name == REST)
+
+    @property
+    def unaccounted_s(self) -> float:
+        """Seconds that no span names."""
+        return max(0.0, self.wall_s - sum(self.seconds.values()))
+
+    def since(self, earlier: Self | None) -> Self:
+        """The stretch between earlier totals of the same process and these.
+
+        Args:
+            earlier: None, or those of a process that this one has replaced, for the whole of these.
+        """
+        if earlier is None or earlier.began != self.began:
+            return self
+        return type(self)(
+            began=self.began,
+            wall_s=self.wall_s - earlier.wall_s,
+            cpu_s=self.cpu_s - earlier.cpu_s,
+            seconds={
+                key: spent - earlier.seconds.get(key, 0.0)
+                for key, spent in self.seconds.items()
+                if spent > earlier.seconds.get(key, 0.0)
+            },
+        )
+
+    def merged(self, other: Self) -> Self:
+        """These and another process's, as if one after the other."""
+        keys = dict.fromkeys((*self.seconds, *other.seconds))
+        return type(self)(
+            began=min(self.began, other.began),
+            wall_s=self.wall_s + other.wall_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+            seconds={key: self.seconds.get(key, 0.0) + other.seconds.get(key, 0.0) for key in keys},
+        )
+
+    def figures(self, process: str) -> dict[str, float]:
+        """Shares of the wall time, by the names that the log uses.
+
+        Args:
+            process: What the process is, for example `trainer`.
+        """
+        if self.wall_s <= 0.0:
+            return {}
+        parts = {"unaccounted": self.unaccounted_s, "cpu": self.cpu_s}
+        for (name, waits_for), spent in self.seconds.items():
+            part = (
+                f"work/{name}" if waits_for is None else f"{'rest' if name == REST else 'idle'}/{waits_for}"
+            )
+            parts[part] = parts.get(part, 0.0) + spent
+        return {f"{SPAN}/{process}/{part}": spent / self.wall_s for part, spent in parts.items()}
+
+    @classmethod
+    def from_figures(cls, figures: Mapping[str, float], wall_s: float) -> dict[str, Self]:
+        """Totals of a stretch of time, by process, from the shares that the log has of it.
+
+        Args:
+            figures: As `figures` named them, among others.
+            wall_s: How long the stretch was.
+        """
+        found: dict[str, tuple[float, dict[Key, float]]] = {}
+        for figure, share in figures.items():
+            top, _, rest = figure.partition("/")
+            process, _, part = rest.partition("/")
+            kind, _, word = part.partition("/")
+            if top != SPAN:
+                continue
+            cpu_s, seconds = found.get(process, (0.0, {}))
+            if kind == "cpu":
+                cpu_s = share * wall_s
+            elif word:
+                # Waiting is logged by what was waited for alone.
+                seconds[(word, None) if kind == "work" else (kind, word)] = share * wall_s
+            found[process] = cpu_s, seconds
+        return {
+            process: cls(began=0.0, wall_s=wall_s, cpu_s=cpu_s, seconds=seconds)
+            for process, (cpu_s, seconds) in found.items()
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """These as what JSON can hold."""
+        return {
+            "began": self.began,
+            "wall_s": self.wall_s,
+            "cpu_s": self.cpu_s,
+            "seconds": [[name, waits_for, spent] for (name, waits_for), spent in self.seconds.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `as_json` was made from."""
+        return cls(
+            began=float(data["began"]),
+            wall_s=float(data["wall_s"]),
+            cpu_s=float(data["cpu_s"]),
+            seconds={
+                (str(name), None if waits_for is None else str(waits_for)): float(spent)
+                for name, waits_for, spent in data["seconds"]
+            },
+        )
+
+
+class SpanWindow:
+    """Turns the totals of processes that go on counting into the shares of one stretch after another."""
+
+    def __init__(self) -> None:
+        self._earlier: dict[str, SpanTotals] = {}
+
+    def advance(self, totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
+        """What was spent since the last call, by process.
+
+        Args:
+            totals: By process, for example `generator-0`. One that has been replaced begins anew, and one that is
+                missing is forgotten.
+        """
+        spent = {process: total.since(self._earlier.get(process)) for process, total in totals.items()}
+        self._earlier = dict(totals)
+        return spent
+
+
+def by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
+    """Totals of the processes of each role together; a process is called as its role, or `<role>-<number>...`."""
+    roles: dict[str, SpanTotals] = {}
+    for process, total in totals.items():
+        role = _NUMBERS.sub("", process)
+        roles[role] = roles[role].merged(total) if role in roles else total
+    return roles
+
+
+def _by_word(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for word, spent in pairs:
+        sums[word] = sums.get(word, 0.0) + spent
+    return sums
+
 
 START: Key = ("start", None)
 Owner = asyncio.Task[object] | int

@@ -1,11 +1,21 @@
-"""What a run says of itself while it is under way: one snapshot, which travels as one line of JSON."""
+"""What a run says of itself while it is under way, and to whoever connects."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
-from rl_bridge.metrics.totals import SpanTotals
+from rl_bridge.errors import ConfigError, StatusError
+from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.types import PolicyVersion
 
 SERVING = "serving"
@@ -132,3 +142,199 @@ class StatusSnapshot(Row):
         return frozenset(
             {self.host, *(replica.host for replica in replicas if replica.host and replica.pids)}
         )
+
+
+logger = logging.getLogger(__name__)
+
+ADDRESS_FILE: Final = "status.json"
+"""In the folder of a run that is under way: where its status is served."""
+LOOPBACK: Final = "127.0.0.1"
+MAX_CALLERS: Final = 32
+MAX_BYTES: Final = 16 << 20
+TIMEOUT_S: Final = 5.0
+FRESH_S: Final = 0.2
+"""How long a snapshot is handed out: a crowd of callers costs the controller no more than a few."""
+
+
+class StatusServer:
+    """Serves snapshots while a run lasts.
+
+    Args:
+        host: To listen on.
+        port: 0 for any that is free.
+        snapshot: Takes one; called in the loop's thread, so it must not wait.
+        refresh: Awaited before one is taken: looks for what can only be asked for. It has deadlines of its own.
+        folder: The run's; the address is written there. None keeps it to the caller.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        snapshot: Callable[[], StatusSnapshot],
+        *,
+        refresh: Callable[[], Awaitable[None]] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._snapshot = snapshot
+        self._refresh = refresh
+        self._file = None if folder is None else folder / ADDRESS_FILE
+        self._server: asyncio.Server | None = None
+        self._callers: set[asyncio.Task[None]] = set()
+        self._answering = asyncio.Lock()
+        self._line = b""
+        self._taken = -FRESH_S
+        self.address = ""
+        """HOST:PORT, once it listens."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._server = await asyncio.start_server(self._called, self._host, self._port)
+        except OSError as error:
+            raise ConfigError(
+                f"expected to serve the run's status on {format_address(self._host, self._port)}, got: "
+                f"{error.strerror or error}; choose another address, or port 0 for any that is free"
+            ) from error
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = format_address(host, port)
+        if self._file is not None:
+            written = self._file.with_suffix(".partial")
+            written.write_text(json.dumps({"address": self.address, "pid": os.getpid()}) + "\n")
+            written.replace(self._file)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
+        assert self._server is not None
+        self._server.close()
+        for caller in self._callers:
+            caller.cancel()
+        await asyncio.gather(*self._callers, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _called(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._callers) >= MAX_CALLERS:
+            writer.transport.abort()
+            return
+        self._callers.add(task)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                writer.write(await self._answer())
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, ConnectionError):
+            pass  # whoever does not take it in time does without
+        except asyncio.CancelledError:
+            pass  # the run is over; asyncio's streams would make a cancelled task an error in the log
+        finally:
+            writer.transport.abort()
+            self._callers.discard(task)
+
+    async def _answer(self) -> bytes:
+        async with self._answering:
+            if time.monotonic() - self._taken >= FRESH_S:
+                try:
+                    if self._refresh is not None:
+                        await self._refresh()
+                    self._line = self._snapshot().model_dump_json().encode() + b"\n"
+                except Exception as error:  # the run goes on; who asked is told
+                    logger.exception("the run's status could not be taken")
+                    told = {"error": f"{type(error).__name__}: {error}"}
+                    self._line = json.dumps(told).encode() + b"\n"
+                self._taken = time.monotonic()
+            return self._line
+
+
+async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:
+    """Ask a run how it stands.
+
+    Args:
+        address: HOST:PORT.
+        timeout_s: For all of it.
+
+    Raises:
+        ConfigError: The address is none.
+        StatusError: Nobody answers there, or not as a run does.
+    """
+    host, port = parse_address(address)
+    try:
+        async with asyncio.timeout(timeout_s):
+            line = await _line(host, port)
+    except TimeoutError:
+        raise StatusError(f"expected an answer from {address} within {timeout_s:g} s, got none") from None
+    except OSError as error:
+        raise StatusError(
+            f"expected a run's status at {address}, got: {error.strerror or error}; "
+            "is the run under way, and is this the address in its folder's status.json?"
+        ) from error
+    try:
+        return StatusSnapshot.model_validate_json(line)
+    except ValidationError:
+        raise StatusError(f"expected a run's status from {address}, got {line[:200]!r}") from None
+
+
+async def _line(host: str, port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
+    try:
+        return await reader.readline()
+    except ValueError as error:
+        raise OSError(f"a line of more than {MAX_BYTES} bytes") from error
+    finally:
+        writer.transport.abort()
+
+
+def host_to_serve_on(host: str, *, alone: bool) -> str:
+    """Where a run's status is served that was told to serve it on a host.
+
+    A configuration for a cluster names the cluster's controller. Where the run is alone on a machine that has no such
+    address, nobody could ask there, and it serves on loopback.
+
+    Args:
+        host: What the run was told.
+        alone: Whether all its processes are on this machine.
+    """
+    if not alone:
+        return host
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listening:
+            listening.bind(address)
+    except OSError:
+        logger.warning("%s is no address of this machine: the run's status is served on %s", host, LOOPBACK)
+        return LOOPBACK
+    return host
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; an IPv6 address is in brackets.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not (colon and bare and port.isdecimal() and 0 < int(port) < 65536) or (":" in bare) != (bare != host):
+        raise ConfigError(f"expected an address as HOST:PORT or [IPV6]:PORT, got {address!r}")
+    return bare, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """HOST:PORT of a host and a port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def served_address(folder: Path) -> str | None:
+    """Where the run in a folder says that its status is served; None where it says nothing."""
+    try:
+        return str(json.loads((folder / ADDRESS_FILE).read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

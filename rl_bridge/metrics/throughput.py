@@ -9,8 +9,12 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from rl_bridge.errors import StatusError
+from rl_bridge.metrics.spans import (
+    SpanTotals,
+    SpanWindow,
+    by_role,
+)
 from rl_bridge.metrics.status import StatusSnapshot
-from rl_bridge.metrics.totals import SpanTotals, SpanWindow, by_role
 
 TRAINED: Final = "trained"
 """Among `StatusSnapshot.groups`: those that were handed to the trainer."""

@@ -9,12 +9,97 @@ from typing import Any
 
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
 from rl_bridge.errors import ConfigError
-from rl_bridge.planning.broadcast import broadcast_seconds, fan_out_seconds, idle_share
-from rl_bridge.planning.cost import RentedFleet
-from rl_bridge.planning.memory import RoleMemory, memory_of_roles, trainer_bytes
-from rl_bridge.planning.model_size import ModelSize
+from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles, trainer_bytes
 from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.placement import Placement, by_need
+
+
+def broadcast_seconds(size_bytes: float, gbps: float) -> float:
+    """How long that many bytes take at a bandwidth, if nothing else holds them up.
+
+    Args:
+        size_bytes: Of the weights.
+        gbps: Gigabits a second, 10^9 bits each.
+
+    Returns:
+        size x 8 / bandwidth, in seconds.
+    """
+    return size_bytes * 8 / (gbps * 1e9)
+
+
+def fan_out_seconds(broadcast_s: float, receivers: int, senders: int, most_on_one_host: int) -> float:
+    """How long all generators take, each of which fetches a whole version from the trainer's hosts.
+
+    Args:
+        broadcast_s: What one of them takes, at the bandwidth of a host.
+        receivers: The generators.
+        senders: The hosts that they fetch from, the trainer's; each has its share of the weights.
+        most_on_one_host: Of the generators: a host takes as many copies as it has.
+
+    Returns:
+        broadcast x the greater of receivers / senders and most_on_one_host, in seconds.
+    """
+    return broadcast_s * max(receivers / senders, most_on_one_host)
+
+
+def idle_share(broadcast_s: float, rollout_s: float) -> float:
+    """The share of its time that a generator waits for weights in a synchronous loop.
+
+    Args:
+        broadcast_s: How long each version is on its way.
+        rollout_s: How long each generator works between two.
+
+    Returns:
+        broadcast / (broadcast + rollout).
+    """
+    return broadcast_s / (broadcast_s + rollout_s)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RentedFleet:
+    """GPUs and their prices, in whatever currency.
+
+    Attributes:
+        spot_gpus: Those that may be taken away: generators, whose work others take over.
+        on_demand_gpus: The others: the trainer, whose loss would stop the run.
+        spot_price: Of one spot GPU an hour.
+        on_demand_price: Of one of the others an hour.
+        spot_kind_on_demand_price: What a GPU of the spot kind costs on demand, which is what a saving is against; the
+            same as `on_demand_price` where all are of one kind.
+        hours: How long all are rented.
+    """
+
+    spot_gpus: int
+    on_demand_gpus: int
+    spot_price: float
+    on_demand_price: float
+    spot_kind_on_demand_price: float
+    hours: float
+
+    @property
+    def spot_cost(self) -> float:
+        """Of the spot GPUs."""
+        return self.spot_gpus * self.spot_price * self.hours
+
+    @property
+    def on_demand_cost(self) -> float:
+        """Of the others."""
+        return self.on_demand_gpus * self.on_demand_price * self.hours
+
+    @property
+    def cost(self) -> float:
+        """Of all."""
+        return self.spot_cost + self.on_demand_cost
+
+    @property
+    def all_on_demand(self) -> float:
+        """What the same GPUs would cost if none could be taken away."""
+        return self.spot_gpus * self.spot_kind_on_demand_price * self.hours + self.on_demand_cost
+
+    @property
+    def saved_share(self) -> float:
+        """How much less that is than all on demand, from 0 to 1; 0 where nothing costs anything."""
+        return 1.0 - self.cost / self.all_on_demand if self.all_on_demand else 0.0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

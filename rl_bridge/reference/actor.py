@@ -5,7 +5,7 @@ from monarch.actor import concurrent_endpoint
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.reference.replica import ReferenceReplica
+from rl_bridge.reference.reference import ReferenceReplica
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.trainer.settings import TrainerSettings
 

@@ -1,4 +1,7 @@
-"""Log-probabilities of loss tokens under the frozen initial policy."""
+"""Log-probabilities of loss tokens under the frozen initial policy, and one replica of it."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -6,6 +9,7 @@ from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.titan.logprobs import log_distributions
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.settings import TrainerSettings
@@ -39,3 +43,40 @@ class Reference:
             target = torch.from_numpy(micro.target).to(distribution.device)
             result[chosen] = distribution.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu().numpy()
         return result
+
+
+class ReferenceReplica:
+    """Answers batches one after the other, while its process stays responsive.
+
+    Args:
+        settings: The trainer's: both must see the same model, lengths and temperature.
+    """
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
+
+    async def setup(self) -> None:
+        """Load the model.
+
+        Raises:
+            ModelError: The checkpoint cannot be loaded.
+        """
+        self._reference = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        PROCESS_SPANS.rest("batches")
+
+    async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The log-probability of each loss token, shape [T]."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
+
+    async def close(self) -> None:
+        """End the thread, after what is under way."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _load(self) -> Reference:
+        with span("start"):
+            return Reference(self._settings)
+
+    def _logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        with span("logprobs"):
+            return self._reference.logprobs(batch)

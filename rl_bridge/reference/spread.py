@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.services.surface import Routed
+from rl_bridge.services.handle import Routed
 
 
 async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:

@@ -11,7 +11,11 @@ import sys
 import traceback
 
 from rl_bridge.errors import RewardFailed
-from rl_bridge.rewards.function import RewardFunction, checked_reward, load_function
+from rl_bridge.rewards.function import (
+    RewardFunction,
+    checked_reward,
+    load_function,
+)
 from rl_bridge.rewards.wire import BEGUN, Reply, Request, receive, send
 
 TRACEBACK_CHARACTERS = 4000

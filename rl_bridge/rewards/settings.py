@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rl_bridge.rewards.ensemble import Ensemble
+from rl_bridge.rewards.function import Ensemble
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

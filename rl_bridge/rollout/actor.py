@@ -12,18 +12,24 @@ from monarch.actor import concurrent_endpoint
 
 from openenv_core import EnvClient
 from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.token import read_token
+from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import RolloutError
 from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult
+from rl_bridge.rollout.assignment import (
+    Assignment,
+    AssignmentResult,
+)
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.preemption import on_termination
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import load_task
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.handle import Roster, ServiceHandle
+from rl_bridge.services.handle import (
+    Roster,
+    ServiceHandle,
+)
 from rl_bridge.tokens.chat import ChatTokenizer, Message
 
 GRACE_S = 10.0

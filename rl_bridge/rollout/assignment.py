@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.types import Ending, Trajectory
@@ -78,3 +78,29 @@ class AssignmentResult:
     retried: int = 0
     last_failure: str | None = None
     preempted: bool = False
+
+
+class PlayEndpoint(Protocol):
+    """`rollout.play`."""
+
+    async def route(self, assignment: Assignment) -> AssignmentResult:
+        """Have one worker play."""
+
+
+class CutEndpoint(Protocol):
+    """`rollout.cut`."""
+
+    async def fanout(self, leases: tuple[int, ...]) -> object:
+        """Tell every worker."""
+
+
+class RolloutService(Protocol):
+    """The service of the `RolloutActor`, as far as it is needed here."""
+
+    @property
+    def play(self) -> PlayEndpoint:
+        """Plays an assignment."""
+
+    @property
+    def cut(self) -> CutEndpoint:
+        """Ends assignments early."""

@@ -1,8 +1,8 @@
-"""What became of the episodes of a run, counted."""
+"""What became of the episodes of a run, counted, and since the last step."""
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rl_bridge.errors import RolloutError
@@ -118,3 +118,34 @@ def summary(outcomes: Iterable[Outcome]) -> str:
         outcome.absence.value if isinstance(outcome, NoTrajectory) else "played" for outcome in outcomes
     )
     return ", ".join(f"{number} {how}" for how, number in sorted(numbers.items()))
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """Counts that a step takes with it.
+
+    Attributes:
+        refused: Groups that were played and not trained, by reason; see `GroupFilter`.
+        endings: How episodes ended that no step trains: those that failed for good, and those of refused groups.
+        rewards: What the latter earned.
+    """
+
+    refused: Counter[str] = field(default_factory=Counter)
+    endings: Counter[Ending] = field(default_factory=Counter)
+    rewards: list[float] = field(default_factory=list)
+
+    def ended(self, outcomes: Iterable[Outcome], *, refused: bool) -> None:
+        """Count those of a group's episodes, over for good, that are not trained.
+
+        Args:
+            outcomes: Of the group.
+            refused: Whether none of it is trained.
+        """
+        over = list(outcomes)
+        if refused:
+            self.rewards += [outcome.reward for outcome in over if isinstance(outcome, Trajectory)]
+        self.endings.update(
+            outcome.ending
+            for outcome in over
+            if outcome.ending is not None and (refused or isinstance(outcome, NoTrajectory))
+        )

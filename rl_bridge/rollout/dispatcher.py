@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,18 +14,79 @@ from rl_bridge.buffer.ledger import Lease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
-from rl_bridge.rollout.counts import EpisodeCounts, final_outcomes, summary
-from rl_bridge.rollout.dispatching import DispatchSettings
+from rl_bridge.rollout.assignment import (
+    Absence,
+    Assignment,
+    AssignmentResult,
+    NoTrajectory,
+    Outcome,
+    RolloutService,
+)
+from rl_bridge.rollout.counts import EpisodeCounts, Tally, final_outcomes, summary
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.filters import NO_VARIANCE
-from rl_bridge.rollout.losses import LossReport
+from rl_bridge.rollout.groups import ACCEPT_ALL, NO_VARIANCE, GroupFilter
 from rl_bridge.rollout.seeds import group_seed
-from rl_bridge.rollout.service import RolloutService
-from rl_bridge.rollout.tally import Tally
 from rl_bridge.types import Group, PolicyVersion, Trajectory
 
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class DispatchSettings:
+    """How groups are played.
+
+    Attributes:
+        run_seed: The run's; with a group's number it decides the group's seed.
+        group_size: Siblings of a group.
+        min_group_size: Siblings that a group needs to be worth training, where others were dropped or cut.
+        slots: Groups in flight at most.
+        episode: How an episode is played.
+        deterministic: Sample every completion with a seed of its own.
+        timeout_s: How long a worker may take for an assignment, before it is taken for lost.
+        max_lost_share: With more than this share of the latest episodes dropped for failures, the run ends.
+        filter: Which finished groups are worth training.
+    """
+
+    run_seed: int
+    group_size: int
+    min_group_size: int
+    slots: int
+    episode: EpisodeSettings
+    deterministic: bool
+    timeout_s: float
+    max_lost_share: float = 0.5
+    filter: GroupFilter = ACCEPT_ALL
+
+
 logger = logging.getLogger(__name__)
+
+TOGETHER_S = 0.5
+"""Losses within so many seconds are one, as far as a reader is concerned."""
+GROUPS_NAMED = 8
+
+
+class LossReport:
+    """Gathers the groups that were lost, and says so a moment later."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, list[int]] = {}
+        self._soon: asyncio.TimerHandle | None = None
+
+    def add(self, group: int, reason: str) -> None:
+        """The work on a group was lost."""
+        self._lost.setdefault(reason, []).append(group)
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(TOGETHER_S, self.tell)
+
+    def tell(self) -> None:
+        """Say what is not said yet: a line a reason."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        lost, self._lost = self._lost, {}
+        for reason, unsorted in lost.items():
+            groups = sorted(unsorted)
+            named = ", ".join(map(str, groups[:GROUPS_NAMED])) + (", …" if len(groups) > GROUPS_NAMED else "")
+            logger.warning("work was lost, on %d group(s) (%s): %s", len(groups), named, reason)
+
 
 FEWEST_LOST = 8
 """A run does not end before so many groups in a row were lost, however few make a step."""

@@ -1,5 +1,6 @@
-"""One trajectory: the policy plays one episode through one session."""
+"""One trajectory: the policy plays one episode through one session; again what failed by no fault of its own."""
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -9,16 +10,40 @@ from typing import Any, Final, TypeAlias
 
 from pydantic_core import PydanticSerializationError
 
+from openenv_core import StepResult
 from openenv_core.errors import OpenEnvError, ValidationFailed
+from openenv_core.outcomes import infrastructure_failure, unscored_reason
 from openenv_core.tracebacks import shown
-from rl_bridge.errors import BridgeError, EpisodeUnscored, NoReplica, ReplicaLost, RolloutError
+from rl_bridge.errors import BridgeError, EpisodeLost, EpisodeUnscored, NoReplica, ReplicaLost, RolloutError
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.outcomes import require_play, shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.task import Dialogue, Session, Task
 from rl_bridge.tokens.chat import Message
 from rl_bridge.types import Ending, Trajectory, Turn
+
+REASON_CHARS: Final = 1000
+"""Of what an environment says of a failure so much is told: it goes into logs, and into every checkpoint."""
+
+
+def shortened(reason: str) -> str:
+    """Return as much of a reason as is told, without halves of characters: no checkpoint could be written with them."""
+    told = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
+    return told.encode(errors="replace").decode()
+
+
+def require_play(result: StepResult[Any]) -> None:
+    """Return where a result is the policy's own doing.
+
+    Raises:
+        EpisodeLost: Something beside the policy failed; what was earned so far is worth nothing either.
+        EpisodeUnscored: The episode is over, and nobody can say how well it was played.
+    """
+    if (failure := infrastructure_failure(result)) is not None:
+        raise EpisodeLost(failure)
+    if (reason := unscored_reason(result)) is not None:
+        raise EpisodeUnscored(reason)
+
 
 Judge: TypeAlias = Callable[[Sequence[Message], str, Any], Awaitable[float | None]]
 """Told the chat that an episode began with, the policy's answers, a line each, and the task's target."""
@@ -237,3 +262,15 @@ async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) ->
     if earned is None:
         raise EpisodeUnscored("the reward function gave no reward")
     return earned
+
+
+BACKOFF_S: Final = 0.1
+"""Before the second attempt; doubles with each further one."""
+MAX_BACKOFF_S: Final = 5.0
+"""Before any attempt at most."""
+
+
+async def back_off(failed: int) -> None:
+    """Wait before the next attempt, where so many have failed; at least one."""
+    doublings = min(failed - 1, 32)  # far beyond the bound; a thousand would be beyond what a float can be
+    await asyncio.sleep(min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S))

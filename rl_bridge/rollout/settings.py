@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rl_bridge.config import Config
-from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.session import SessionDeadlines
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -1,18 +1,109 @@
-"""A task whose actions are calls of tools."""
+"""A task whose actions are calls of tools, and the one of a run that names none."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
+from openenv_core import MCPToolClient, ValidationFailed
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv_core.tools.specs import openai_tools
-from rl_bridge.errors import ConfigError, EpisodeLost
-from rl_bridge.rollout.outcomes import require_play
+from rl_bridge.errors import ConfigError, EpisodeLost, RolloutError
+from rl_bridge.rollout.episode import require_play
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
-from rl_bridge.rollout.tool_dialogue import ToolDialogue
 from rl_bridge.tokens.chat import Message
-from rl_bridge.tokens.tool_calls import CallStyle, ToolCall
+from rl_bridge.tokens.conversation import Conversation
+from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, UnparsableCall, parse_tool_calls
+from rl_bridge.types import Completion, Ending
+
+
+class Meanings(Protocol):
+    """What a `ToolTask` says of calls, and of answers without one."""
+
+    def action(self, call: ToolCall) -> Any | None:
+        """The action that a call means."""
+
+    def parse(self, text: str) -> Any | None:
+        """The action that an answer without a call means."""
+
+    def result(self, observation: Any) -> str:
+        """What the policy is told that a call gave."""
+
+
+class ToolDialogue:
+    """See `rl_bridge.rollout.task.Dialogue`.
+
+    Args:
+        task: Says what calls mean.
+        policy: Who plays.
+        conversation: As it begins.
+        style: How the policy writes calls.
+        repair: Whether JSON that is almost right is mended.
+    """
+
+    def __init__(
+        self,
+        task: Meanings,
+        policy: ChatPolicy,
+        conversation: Conversation,
+        *,
+        style: CallStyle,
+        repair: bool,
+    ) -> None:
+        self.tool_calls = 0
+        self._task = task
+        self._policy = policy
+        self._conversation = conversation
+        self._style = style
+        self._repair = repair
+        self._answer: Completion | None = None
+        self._calls: Iterator[ToolCall] = iter(())
+        self._heard: list[tuple[ToolCall | None, Any]] = []
+
+    def prompt(self) -> Sequence[int] | None:
+        """The chat so far; None where an answer would not fit behind it."""
+        if self._answer is not None:
+            told = [self._told(*heard) for heard in self._heard]
+            if not self._policy.may_have_room(self._conversation.prompt, told):
+                return None
+            self._conversation.go_on(self._answer.tokens, told)
+            self._answer, self._heard = None, []
+        prompt = self._conversation.prompt
+        return prompt if self._policy.has_room(prompt) else None
+
+    def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:
+        """The actions that the calls mean. An answer that was cut off means nothing: what it lacks nobody knows."""
+        if not completion.stopped:
+            return Ending.TRUNCATED_LENGTH
+        self._answer = completion
+        tokenizer = self._policy.tokenizer
+        calls = parse_tool_calls(
+            tokenizer.written(completion.tokens),
+            style=self._style,
+            repair=self._repair,
+            in_thought=tokenizer.opens_thought(self._conversation.prompt),
+        )
+        if isinstance(calls, UnparsableCall):
+            return Ending.UNPARSABLE_CALL
+        self._calls = iter(calls)
+        actions = [self._task.action(call) for call in calls] or [self._task.parse(text)]
+        return Ending.ILLEGAL if any(action is None for action in actions) else actions
+
+    def hear(self, observation: Any) -> None:
+        """What a call gave; or what an answer without one was told.
+
+        It is made words when the policy is to read it: what ends an episode may be no tool's observation.
+        """
+        call = next(self._calls, None)
+        self.tool_calls += call is not None
+        self._heard.append((call, observation))
+
+    def _told(self, call: ToolCall | None, observation: Any) -> Message:
+        said = self._task.result(observation)
+        if call is None:
+            return {"role": "user", "content": said}
+        return {"role": "tool", "name": call.name, "content": said}
+
 
 _CARRIES: Final = {
     "text": "text",
@@ -142,3 +233,58 @@ def _is_content(block: Any) -> bool:
     """Whether it is a block of MCP's content. Of pictures and sound a policy that reads text is told the kind alone."""
     kind = block.get("type") if isinstance(block, Mapping) else None
     return isinstance(kind, str) and _CARRIES.get(kind) in block
+
+
+REMEDY = "write a subclass of rl_bridge.rollout.Task for this environment, and name it by rollout.task (docs/tasks.md)"
+
+
+class World(ToolTask):
+    """Any environment whose actions are calls of tools and whose first observation has its task in words."""
+
+    client_type = MCPToolClient
+
+    def messages(self, observation: Any) -> list[Message]:
+        """See `ToolTask.messages`.
+
+        Raises:
+            RolloutError: The environment does not say what is to be done.
+        """
+        try:
+            return super().messages(observation)
+        except TypeError:
+            raise RolloutError(
+                "expected a first observation with a text as its task, as rollout.task is not set, got "
+                f"{_fields(observation)}; {REMEDY}"
+            ) from None
+
+    async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
+        """See `ToolTask.functions`.
+
+        Raises:
+            RolloutError: The environment has no tools.
+        """
+        try:
+            return await super().functions(session, observation)
+        except (ValidationFailed, TypeError) as error:
+            raise RolloutError(
+                f"expected an environment of tools, as rollout.task is not set, got one that lists none ({error}); "
+                f"{REMEDY}"
+            ) from error
+
+    def result(self, observation: Any) -> str:
+        """See `ToolTask.result`.
+
+        Raises:
+            RolloutError: It is no observation of tools.
+        """
+        try:
+            return super().result(observation)
+        except TypeError:
+            raise RolloutError(
+                "expected what a call gave, as rollout.task is not set, got an observation of "
+                f"{_fields(observation)}; {REMEDY}"
+            ) from None
+
+
+def _fields(observation: Any) -> str:
+    return ", ".join(observation.model_dump(exclude={"done", "reward", "metadata"})) or "nothing"

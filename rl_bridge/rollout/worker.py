@@ -20,12 +20,22 @@ from rl_bridge.errors import (
     RolloutError,
 )
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
-from rl_bridge.rollout.attempts import back_off
-from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
-from rl_bridge.rollout.outcomes import shortened
+from rl_bridge.rollout.assignment import (
+    Absence,
+    Assignment,
+    AssignmentResult,
+    NoTrajectory,
+    Outcome,
+)
+from rl_bridge.rollout.episode import (
+    EpisodeSettings,
+    Judge,
+    back_off,
+    play_episode,
+    shortened,
+)
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.stopping import until_stopped
+from rl_bridge.rollout.preemption import until_stopped
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending, Turn
 

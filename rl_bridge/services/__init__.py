@@ -6,29 +6,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rl_bridge.services.actor import BoundOptions, ServiceActor
     from rl_bridge.services.fleet import Fleet, FleetEvent
-    from rl_bridge.services.handle import Roster, ServiceHandle, Session
+    from rl_bridge.services.handle import (
+        Endpoint,
+        Fanout,
+        LocalService,
+        Roster,
+        Routed,
+        ServiceHandle,
+        Session,
+    )
     from rl_bridge.services.hosts import Hosts
     from rl_bridge.services.keeper import ReplicaState
-    from rl_bridge.services.local import LocalService
-    from rl_bridge.services.restarts import RestartPolicy
-    from rl_bridge.services.service import Service
-    from rl_bridge.services.status import ReplicaStatus
-    from rl_bridge.services.surface import Endpoint, Fanout, Routed
+    from rl_bridge.services.options import RestartPolicy
+    from rl_bridge.services.service import ReplicaStatus, Service
 
 # Each name's module is imported when the name is first asked for: the logic needs no Monarch.
 _HOMES = {
     "BoundOptions": "actor",
-    "Endpoint": "surface",
-    "Fanout": "surface",
+    "Endpoint": "handle",
+    "Fanout": "handle",
     "Fleet": "fleet",
     "FleetEvent": "fleet",
     "Hosts": "hosts",
-    "LocalService": "local",
+    "LocalService": "handle",
     "ReplicaState": "keeper",
-    "ReplicaStatus": "status",
-    "RestartPolicy": "restarts",
+    "ReplicaStatus": "service",
+    "RestartPolicy": "options",
     "Roster": "handle",
-    "Routed": "surface",
+    "Routed": "handle",
     "Service": "service",
     "ServiceActor": "actor",
     "ServiceHandle": "handle",

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from rl_bridge.errors import MissingStack, RoleFailed
-from rl_bridge.metrics.spans import PROCESS_SPANS
-from rl_bridge.metrics.totals import SpanTotals
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.place import Place
-from rl_bridge.services.restarts import RestartPolicy
+from rl_bridge.metrics.spans import PROCESS_SPANS, SpanTotals
+from rl_bridge.services.options import RestartPolicy, ServiceOptions
+from rl_bridge.services.placement import Place
 from rl_bridge.services.service import Service
 
 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_bridge.errors import MissingStack, RoleFailed
-from rl_bridge.services.interruptible import interruptible
+from rl_bridge.services.leaving import interruptible
 from rl_bridge.services.placement import Slot
 
 try:

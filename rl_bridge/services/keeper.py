@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 from rl_bridge.errors import BridgeError, RoleFailed
 from rl_bridge.services.balancer import TargetGone
-from rl_bridge.services.incarnation import Incarnation, close
-from rl_bridge.services.mesh import MeshTarget
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.place import Place
-from rl_bridge.services.restarts import RestartBudget
+from rl_bridge.services.incarnation import (
+    Incarnation,
+    MeshTarget,
+    close,
+)
+from rl_bridge.services.options import RestartBudget, ServiceOptions
+from rl_bridge.services.placement import Place
 
 
 class ReplicaState(StrEnum):

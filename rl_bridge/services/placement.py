@@ -1,4 +1,4 @@
-"""Which hosts and GPUs a replica gets."""
+"""Where a process runs, and which hosts and GPUs a replica gets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -114,3 +114,11 @@ class Placement:
         """Something on a slot's hosts fell silent: for a while others are preferred."""
         for host in range(slot.first, slot.first + slot.hosts):
             self._avoided_until[host] = now + AVOIDED_S
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """Where one rank of a replica runs."""
+
+    host: str
+    pid: int

@@ -1,21 +1,50 @@
-"""A service: replicas of one actor, kept running, called as one."""
+"""A service: replicas of one actor, kept running, called as one; and how they stand."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rl_bridge.background import tell_of_errors
 from rl_bridge.errors import BridgeError, NoReplica, RoleFailed, StateUnavailable
 from rl_bridge.services.balancer import Balancer, Key, Target, TargetGone, key_of
-from rl_bridge.services.handle import Roster, Session
-from rl_bridge.services.incarnation import Incarnation
+from rl_bridge.services.handle import Fanout, Roster, Routed, Session
+from rl_bridge.services.incarnation import Incarnation, MeshTarget, endpoints_of
 from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
-from rl_bridge.services.mesh import MeshTarget, endpoints_of
 from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.placement import Place
 from rl_bridge.services.replays import Replays
-from rl_bridge.services.status import ReplicaStatus
-from rl_bridge.services.surface import Fanout, Routed
+
+
+@dataclass(slots=True, frozen=True)
+class ReplicaStatus:
+    """How one replica stands.
+
+    Attributes:
+        id: Its number in the service.
+        state: Where it is in its life.
+        places: Host and process of each rank, as soon as they have told; none of a start that is over.
+        in_flight: Calls it has begun and not ended.
+        restarts: How often it was started again.
+    """
+
+    id: int
+    state: ReplicaState
+    places: tuple[Place, ...]
+    in_flight: int
+    restarts: int
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each rank."""
+        return tuple(place.pid for place in self.places)
+
+    @property
+    def host(self) -> str:
+        """The host of the first rank; empty before it has told."""
+        return self.places[0].host if self.places else ""
+
 
 HEALTH_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 40.0

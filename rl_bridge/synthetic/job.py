@@ -5,17 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
-from rl_bridge.buffer.replay import ReplayBuffer
-from rl_bridge.environments.address import Client
+from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.environments.session import Client
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult
-from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.dispatching import DispatchSettings
+from rl_bridge.rollout.assignment import (
+    Assignment,
+    AssignmentResult,
+    RolloutService,
+)
+from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.service import RolloutService
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.synthetic.environment import InstantPolicy, SleepingClient, SleepingTask
 from rl_bridge.synthetic.settings import SyntheticSettings

@@ -1,10 +1,65 @@
-"""A chat that grows by answers and by what they were told: tokens in, tokens out."""
+"""A chat that grows by answers: tokens in, tokens out, into training rows with masks by where each came from."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, SupportsIndex, overload
 
 from rl_bridge.tokens.chat import ChatTokenizer, Message
-from rl_bridge.tokens.prefix import Prefix
+from rl_bridge.types import NO_VERSION, Completion, PolicyVersion, TrainSample, Trajectory
+
+
+class Prefix(Sequence[int]):
+    """The first tokens of a list that only grows.
+
+    The prompts of an episode share one list in memory, and where they travel together they do so once: of 32 turns
+    that fill a context of 4096 tokens that is a sixteenth.
+
+    Args:
+        tokens: The list. Whoever has it may append to it, and nothing else.
+    """
+
+    __slots__ = ("_length", "_tokens")
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        self._length = len(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._tokens, self._length)
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+
+    def __getitem__(self, at: SupportsIndex | slice) -> int | list[int]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(self._length)
+            if step == 1:
+                return self._tokens[start:stop]
+            return [self._tokens[place] for place in range(start, stop, step)]
+        return self._tokens[range(self._length)[at]]
+
+    def continues(self, before: Sequence[int]) -> bool:
+        """Whether a sequence is known to be how this one begins, as the two share their list. Nothing is compared."""
+        return (
+            isinstance(before, Prefix) and before._tokens is self._tokens and before._length <= self._length
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str) or not isinstance(other, Sequence):
+            return NotImplemented
+        return len(other) == self._length and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of lists
+
+    def __repr__(self) -> str:
+        return f"Prefix({list(self)})"
 
 
 class Conversation:
@@ -46,3 +101,63 @@ class Conversation:
             messages: At least one.
         """
         self._tokens += [*answer, *self._tokenizer.continuation(messages, self._functions)]
+
+
+@dataclass(slots=True)
+class _Row:
+    tokens: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[PolicyVersion] = field(default_factory=list)
+    prompt: Sequence[int] = ()
+    """The last one, with which the row begins."""
+
+    def continues_to(self, prompt: Sequence[int]) -> bool:
+        # What is known is not compared again: else an episode's cost would grow with the square of its turns.
+        known = len(self.prompt) if isinstance(prompt, Prefix) and prompt.continues(self.prompt) else 0
+        end = len(self.tokens)
+        return len(prompt) >= end and list(prompt[known:end]) == self.tokens[known:]
+
+    def add_prompt(self, prompt: Sequence[int]) -> None:
+        tokens = prompt[len(self.tokens) :]
+        self.prompt = prompt
+        self.tokens.extend(tokens)
+        self.mask.extend([False] * len(tokens))
+        self.logprobs.extend([0.0] * len(tokens))
+        self.versions.extend([NO_VERSION] * len(tokens))
+
+    def add_completion(self, completion: Completion) -> None:
+        self.tokens.extend(completion.tokens)
+        self.mask.extend([True] * len(completion.tokens))
+        self.logprobs.extend(completion.logprobs)
+        self.versions.extend(completion.versions)
+
+
+def training_rows(trajectory: Trajectory, *, advantage: float, index: int) -> list[TrainSample]:
+    """Turn one trajectory into rows whose masks select exactly the tokens that the policy produced.
+
+    Args:
+        trajectory: The exchanges.
+        advantage: What the loss multiplies the tokens with.
+        index: The trajectory's number in its batch.
+
+    Returns:
+        One row per run of turns in which each prompt continues the tokens before it.
+    """
+    rows: list[_Row] = []
+    for turn in trajectory.turns:
+        if not rows or not rows[-1].continues_to(turn.prompt):
+            rows.append(_Row())
+        rows[-1].add_prompt(turn.prompt)
+        rows[-1].add_completion(turn.completion)
+    return [
+        TrainSample(
+            tokens=row.tokens,
+            loss_mask=row.mask,
+            logprobs=row.logprobs,
+            versions=row.versions,
+            advantage=advantage,
+            trajectory=index,
+        )
+        for row in rows
+    ]

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.value_loss import value_loss
+from rl_bridge.algorithms.returns import value_loss
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.titan.critic import CriticModel, token_values

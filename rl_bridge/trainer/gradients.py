@@ -7,9 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.aggregation import token_weights
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
-from rl_bridge.algorithms.ratios import sequence_means
+from rl_bridge.algorithms.policy_loss import (
+    LossInputs,
+    LossSettings,
+    policy_loss,
+    token_weights,
+)
+from rl_bridge.algorithms.surrogate import sequence_means
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.titan.logprobs import log_distributions, rows_log_distributions
 from rl_bridge.titan.model import TitanModel

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.buffer.packing import pack
+from rl_bridge.buffer.batch import TrainBatch, pack
 from rl_bridge.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:

@@ -7,9 +7,17 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import WeightsError
-from rl_bridge.weights.copying import copy_all
-from rl_bridge.weights.slices import Box, Like, ShardSpec, dtensor_box, is_dtensor
-from rl_bridge.weights.snapshot import Snapshot, StoredPart, told
+from rl_bridge.weights.attachments import copy_all
+from rl_bridge.weights.snapshot import (
+    Box,
+    Like,
+    ShardSpec,
+    Snapshot,
+    StoredPart,
+    dtensor_box,
+    is_dtensor,
+    told,
+)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

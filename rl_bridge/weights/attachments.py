@@ -1,4 +1,4 @@
-"""Shared memory on the reader's side: mappings that are kept, and leases that end with the process."""
+"""Shared memory on the reader's side: mappings, copies by a few threads, leases that end with the process."""
 
 import ctypes
 import fcntl
@@ -6,16 +6,18 @@ import mmap
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
-from rl_bridge.weights.processes import has_died, own_machine
-from rl_bridge.weights.segments import SegmentAddress
+from rl_bridge.weights.segments import SegmentAddress, has_died, own_machine
 from rl_bridge.weights.snapshot import Key, Origin, told
 
 
@@ -147,3 +149,40 @@ def _overwritten(key: Key) -> SnapshotOverwritten:
     return SnapshotOverwritten(
         f"{told(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
     )
+
+
+MAX_THREADS = 4
+WORTH_A_THREAD = 1 << 20
+"""Bytes; less is copied sooner than another thread has woken."""
+
+
+def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor into the first, which is of its shape. Returns when no thread copies any more."""
+    waiting = deque(sorted(pairs, key=lambda pair: pair[0].nbytes, reverse=True))
+    threads = min(_threads(), 1 + sum(target.nbytes for target, _ in waiting) // WORTH_A_THREAD)
+    helpers = [_pool().submit(_copy, waiting) for _ in range(threads - 1)]
+    try:
+        _copy(waiting)
+    finally:
+        waiting.clear()
+        wait(helpers)
+    for helper in helpers:
+        helper.result()
+
+
+def _copy(waiting: deque[tuple[Tensor, Tensor]]) -> None:
+    while waiting:
+        try:
+            target, source = waiting.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        target.copy_(source)
+
+
+def _threads() -> int:
+    return min(MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_threads(), thread_name_prefix="weights")

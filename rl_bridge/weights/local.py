@@ -10,8 +10,19 @@ from torch import Tensor
 
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights.attachments import Attachments
-from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress, SegmentRing
-from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, told
+from rl_bridge.weights.segments import (
+    HEADER,
+    Segment,
+    SegmentAddress,
+    SegmentRing,
+)
+from rl_bridge.weights.snapshot import (
+    Key,
+    Publication,
+    Snapshot,
+    StoredPart,
+    told,
+)
 from rl_bridge.weights.transport import Needed
 
 POLL_S = 0.002

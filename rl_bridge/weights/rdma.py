@@ -18,10 +18,15 @@ from torch import Tensor
 
 from rl_bridge.errors import MissingStack, WeightsError
 from rl_bridge.weights.directory import Directory
-from rl_bridge.weights.leased import under_lease
 from rl_bridge.weights.segments import EXTRA_SEGMENTS
-from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, told
-from rl_bridge.weights.transport import Needed
+from rl_bridge.weights.snapshot import (
+    Key,
+    Publication,
+    Snapshot,
+    StoredPart,
+    told,
+)
+from rl_bridge.weights.transport import Needed, under_lease
 
 try:
     from monarch.rdma import RDMAAction, RDMABuffer

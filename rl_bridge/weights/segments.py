@@ -1,18 +1,8 @@
-"""Anonymous shared memory on the publisher's side: segments, and the ring that they are reused in.
-
-A segment is an anonymous file in memory (memfd). A reader opens it through the publisher's entry in /proc.
-Nothing ever has a name in a file system, so nothing can be left behind, however a process ends. Segments are
-reused, because writing to fresh memory costs about ten times as much as writing to memory that has been
-touched.
-
-Who reads a segment holds a shared lock (flock) on it, who writes it an exclusive one. It is the kernel that
-keeps these locks, so a reader that is killed holds nothing any more. Each segment begins with a generation
-number, which grows when writing begins and when it ends: what is found under a lock is whole, and the
-generation tells whether it is what one came for.
-"""
+"""Anonymous shared memory on the publisher's side: segments, their ring, and whether their process still lives."""
 
 import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import secrets
@@ -21,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rl_bridge.errors import WeightsError
-from rl_bridge.weights.snapshot import ALIGNMENT, Key
+from rl_bridge.weights.snapshot import ALIGNMENT, Key, Origin
 
 HEADER = ALIGNMENT
 """Bytes before the first tensor; the generation number is the first eight of them."""
@@ -200,3 +190,32 @@ def _no_memory(nbytes: int, why: str) -> WeightsError:
         f"cannot reserve {nbytes} bytes of shared memory: {why}; "
         "a smaller depth of the store, or readers that let go sooner, need less"
     )
+
+
+def own_origin(rank: int) -> Origin:
+    """This process, as rank `rank` of those that publish."""
+    started = _started(os.getpid())
+    assert started is not None
+    return Origin(machine=own_machine(), pid=os.getpid(), started=started, rank=rank)
+
+
+@functools.cache
+def own_machine() -> str:
+    """Names the machine and the container within it, as far as numbers of processes go."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def has_died(origin: Origin) -> bool:
+    """Whether a publisher is gone for certain; of other machines nobody can tell from here."""
+    return origin.machine == own_machine() and _started(origin.pid) != origin.started
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started, in ticks; None where there is none, or only what is left of it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may hold blanks
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,11 +1,167 @@
-"""What a snapshot is, apart from how it travels."""
+"""What a snapshot is, apart from how it travels; and which part of a whole tensor lies where."""
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeGuard
 
+import torch
+from torch import Tensor
+
+from rl_bridge.errors import WeightsError
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.slices import Box, Shard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Box:
+    """A box of indices within a whole tensor.
+
+    Attributes:
+        start: First index, one a dimension.
+        shape: Extent, one a dimension.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Self:
+        """The box that holds everything."""
+        return cls(start=(0,) * len(shape), shape=tuple(shape))
+
+    @property
+    def numel(self) -> int:
+        """How many elements it holds."""
+        return math.prod(self.shape)
+
+    def intersection(self, other: "Box") -> "Box | None":
+        """What both hold; None where that is nothing."""
+        start = tuple(map(max, self.start, other.start))
+        shape = tuple(
+            min(a + n, b + m) - s
+            for a, n, b, m, s in zip(self.start, self.shape, other.start, other.shape, start, strict=True)
+        )
+        return Box(start=start, shape=shape) if all(extent > 0 for extent in shape) else None
+
+    def within(self, outer: "Box") -> tuple[slice, ...]:
+        """Index a tensor that holds `outer` with this, and get what this box holds."""
+        return tuple(
+            slice(a - b, a - b + n) for a, b, n in zip(self.start, outer.start, self.shape, strict=True)
+        )
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ShardSpec:
+    """What a reader without a device mesh asks for.
+
+    Attributes:
+        box: The part of the whole tensor.
+        dtype: What it shall be in; None leaves it as it was published.
+    """
+
+    box: Box
+    dtype: torch.dtype | None = None
+
+
+Like: TypeAlias = Mapping[str, Tensor | ShardSpec]
+"""The names wanted, each in the sharding of a DTensor, the part of a `ShardSpec`, or whole (a plain tensor)."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Shard:
+    """What one rank has of one tensor.
+
+    Attributes:
+        whole: Shape of the whole tensor.
+        box: The part that this rank has.
+        local: Its values, detached; of the shape of the box.
+    """
+
+    whole: tuple[int, ...]
+    box: Box
+    local: Tensor
+
+
+def is_dtensor(value: object) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor. Does not import what only those who have one need."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def own_shards(state: Mapping[str, Tensor], *, rank: int) -> dict[str, Shard]:
+    """What this rank has to publish of a state dict.
+
+    Of values that several ranks hold alike, one publishes: of a plain tensor rank 0, of a DTensor the first
+    along every dimension of its mesh that it is replicated over.
+
+    Args:
+        state: Plain tensors, whole; or DTensors, of which nothing is gathered.
+        rank: This rank among those that publish.
+
+    Returns:
+        The shards under the names of the state dict; names of which this rank has nothing are left out.
+
+    Raises:
+        WeightsError: A DTensor is a sum that has yet to be reduced.
+    """
+    shards: dict[str, Shard] = {}
+    for name, tensor in state.items():
+        shard = _dtensor_shard(name, tensor) if is_dtensor(tensor) else _plain_shard(tensor, rank)
+        if shard is not None:
+            shards[name] = shard
+    return shards
+
+
+def _plain_shard(tensor: Tensor, rank: int) -> Shard | None:
+    if rank:
+        return None
+    return Shard(whole=tuple(tensor.shape), box=Box.whole(tensor.shape), local=tensor.detach())
+
+
+def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None  # this rank is outside of the tensor's mesh
+    for place, placement in zip(coordinate, tensor.placements, strict=True):
+        if placement.is_partial():
+            raise WeightsError(
+                f"expected {name!r} to be sharded or replicated, got {placement}; reduce it first"
+            )
+        if placement.is_replicate() and place:
+            return None
+    _require_contiguous(name, tensor)
+    box = dtensor_box(tensor)
+    if not box.numel and any(coordinate):
+        return None  # of a tensor without elements the first rank tells that it exists
+    return Shard(whole=tuple(tensor.shape), box=box, local=tensor.to_local().detach())
+
+
+def _require_contiguous(name: str, tensor: "DTensor") -> None:
+    """FSDP over TP shards a shard: that is a box only while the tensor is sharded over both."""
+    for at, placement in enumerate(tensor.placements):
+        split, dim = getattr(placement, "split_factor", None), getattr(placement, "dim", None)
+        if split is None:
+            continue
+        later = range(at + 1, len(tensor.placements))
+        inner = [tensor.device_mesh.size(n) for n in later if tensor.placements[n].is_shard(dim)]
+        if split != math.prod(inner):
+            raise WeightsError(
+                f"expected every rank to have one box of {name!r}, got {tensor.placements}, by which a rank has "
+                "several; publish it in the sharding that it is trained in"
+            )
+
+
+def dtensor_box(tensor: "DTensor") -> Box:
+    """The part of a DTensor that this rank holds."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(start=tuple(start), shape=tuple(shape))
+
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes: a cache line."""

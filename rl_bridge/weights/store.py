@@ -11,21 +11,30 @@ from torch import Tensor
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.assembly import Wanted, copied, distributed, seen, view, wanted
-from rl_bridge.weights.copying import copy_all
+from rl_bridge.weights.attachments import copy_all
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.local import SegmentPublisher, SegmentReader
-from rl_bridge.weights.processes import has_died, own_origin
-from rl_bridge.weights.slices import Like, Shard, own_shards
+from rl_bridge.weights.segments import (
+    has_died,
+    own_origin,
+)
 from rl_bridge.weights.snapshot import (
     Contribution,
     Key,
+    Like,
     Publication,
+    Shard,
     Snapshot,
     StoredPart,
     layout,
+    own_shards,
     told,
 )
-from rl_bridge.weights.transport import Publisher, Reader, Slot
+from rl_bridge.weights.transport import (
+    Publisher,
+    Reader,
+    Slot,
+)
 
 if TYPE_CHECKING:
     from rl_bridge.weights.torch_store import Volumes

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import MissingStack, SnapshotOverwritten, WeightsError
-from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, told
+from rl_bridge.weights.snapshot import (
+    Key,
+    Publication,
+    Snapshot,
+    StoredPart,
+    told,
+)
 from rl_bridge.weights.transport import Needed
 
 try:

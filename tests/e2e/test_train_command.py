@@ -209,7 +209,7 @@ def sleeps(prompt, response, target):
 
 def runs_code(prompt, response, target):
     import urllib.request
-    from rl_bridge.environments.coders import coder_urls
+    from rl_bridge.environments.servers import coder_urls
     (url,) = coder_urls()
     with urllib.request.urlopen(url + "/health") as answer:
         return 5.0 if answer.status == 200 else None

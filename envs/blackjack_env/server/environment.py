@@ -1,6 +1,7 @@
-"""BlackJack on Gymnasium's own game, one hand an episode."""
+"""BlackJack on Gymnasium's own game, one hand an episode, with the table in words."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -9,9 +10,35 @@ from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import EpisodeOver
 
-from ..errors import InvalidResetOption, StepBeforeReset
-from ..models import BlackjackAction, BlackjackObservation, BlackjackState, Move, Outcome
-from .rendering import describe_end, describe_hand, describe_turn
+from ..models import (
+    BlackjackAction,
+    BlackjackObservation,
+    BlackjackState,
+    InvalidResetOption,
+    Move,
+    Outcome,
+    StepBeforeReset,
+)
+
+_NAMES = ("?", "A", "2", "3", "4", "5", "6", "7", "8", "9", "10")
+_ENDINGS: dict[Outcome, str] = {"win": "You win", "push": "It is a draw", "loss": "You lose"}
+
+
+def describe_hand(cards: Sequence[int], total: int, usable_ace: bool) -> str:
+    """Names the cards (values 1 to 10) and what they come to, for example `A, 6 (soft 17)`."""
+    return f"{', '.join([_NAMES[card] for card in cards])} ({'soft ' if usable_ace else ''}{total})"
+
+
+def describe_turn(player: str, dealer_card: int) -> str:
+    """Words the table while the player has to decide; `player` comes from :func:`describe_hand`."""
+    return f"You hold {player}. The dealer shows {_NAMES[dealer_card]}. Hit or stand?"
+
+
+def describe_end(player: str, dealer: str, bust: bool, outcome: Outcome, reward: float) -> str:
+    """Words the table after the end; the hands come from :func:`describe_hand`, the reward is in bets."""
+    busted = " and are bust" if bust else ""
+    return f"You hold {player}{busted}. The dealer holds {dealer}. {_ENDINGS[outcome]}: {reward:+g}."
+
 
 # Seeds that are drawn here must survive a JSON reader whose integers are doubles.
 _DRAWN_SEED_BITS = 53

@@ -4,9 +4,12 @@ Of use to a trainer without the environment: `await Grader(sandbox).grade(task, 
 `openenv_core.sandbox.Sandbox`.
 """
 
-from .grader import Grader
+from .grader import (
+    Grader,
+    NoAttemptsLeft,
+    TaskSession,
+)
 from .provider import BadTask, JsonlTasks
-from .session import NoAttemptsLeft, TaskSession
 from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, Task, parse_task, public_view
 from .verdict import CaseOutcome, Category, Reason, Verdict
 

@@ -24,8 +24,13 @@ from pydantic import (
 from openenv_core.sandbox import Limits
 from openenv_core.sandbox.values import decode, encode
 
-from .compare import MAX_MATCHED, Compare, Exact, Unordered
-from .numbers import parse_number
+from .compare import (
+    MAX_MATCHED,
+    Compare,
+    Exact,
+    Unordered,
+    parse_number,
+)
 
 Scoring: TypeAlias = Literal["all_or_nothing", "fraction", "weighted"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]

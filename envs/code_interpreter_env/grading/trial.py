@@ -1,15 +1,234 @@
-"""What every kind of task answers the grader with: its cases, and how each of them ended."""
+"""Where a submission runs while it is graded, how its function is called, and how each case ended."""
 
+import inspect
+import math
+import secrets
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
-from openenv_core.sandbox import Execution
+from openenv_core.errors import OpenEnvError
+from openenv_core.sandbox import Call, CodeError, Execution, Interpreter, Limits, values
+from openenv_core.sandbox.values import NotPlain, dumps, loads
 
-from .bench import Bench
-from .calls import NOT_PLAIN
-from .verdict import Category
+from .task import BaseTask, Scoring
+from .verdict import Category, Scope
+
+NOT_PLAIN: Final = "NotPlain"
+"""What the error is called where a function answered something that does not cross."""
+
+_HELPER: Final = "_values_for_calls"
+
+_INSTALL: Final = f"""
+import sys as _s, types as _t
+_m = _t.ModuleType({_HELPER!r})
+_s.modules[{_HELPER!r}] = _m
+exec(compile({inspect.getsource(values)!r}, {_HELPER!r}, "exec"), _m.__dict__)
+del _s, _t, _m
+"""
+
+# One expression statement, so that nothing but the submission's own names is left in its namespace.
+_CALL: Final = """
+(lambda values, function, args, kwargs: print(
+    "\\n" + {marker!r} + values.dumps(function(*args, **kwargs), max_bytes={room}).decode() + "\\n" + {marker!r}
+))(
+    __import__("sys").modules[{helper!r}],
+    {function},
+    __import__("sys").modules[{helper!r}].loads({args!r}),
+    __import__("sys").modules[{helper!r}].loads({kwargs!r}),
+)
+"""
+
+
+@runtime_checkable
+class Calls(Protocol):
+    """An interpreter of our own sandbox."""
+
+    async def call(
+        self,
+        function: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Call:
+        """Call a function that the code defined."""
+
+
+async def call_function(
+    interpreter: Interpreter,
+    function: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    timeout_s: float,
+) -> Call:
+    """Call a function that the code of an interpreter defined.
+
+    An interpreter that only runs code is given the call as code, and prints the answer as tagged JSON behind a random
+    marker. What it prints is as little trusted as any answer: forging it is the same as returning it.
+
+    Args:
+        interpreter: where.
+        function: its name.
+        args: by position.
+        kwargs: by name.
+        timeout_s: seconds.
+    """
+    if isinstance(interpreter, Calls):
+        return await cast(Calls, interpreter).call(function, args, kwargs, timeout_s=timeout_s)
+    installed = await interpreter.execute(_INSTALL, timeout_s=timeout_s)
+    if installed.status != "ok":
+        return Call(execution=installed)
+    marker = secrets.token_hex(16)
+    room = 48 << 10  # what is kept of standard output is 64 KiB, where nothing else is said
+    execution = await interpreter.execute(
+        _CALL.format(
+            marker=marker,
+            helper=_HELPER,
+            function=function,
+            room=room,
+            args=dumps(list(args)),
+            kwargs=dumps(dict(kwargs)),
+        ),
+        timeout_s=timeout_s,
+    )
+    return _read(execution, marker) if execution.status == "ok" else Call(execution=execution)
+
+
+def _read(execution: Execution, marker: str) -> Call:
+    parts = execution.stdout.rsplit(marker, 2)
+    try:
+        if len(parts) == 3:
+            return Call(execution=execution, value=loads(parts[1].encode()))
+    except NotPlain:
+        pass
+    said = CodeError(ename=NOT_PLAIN, evalue="no answer was found in what was printed")
+    return Call(execution=_failed(execution, said))
+
+
+def _failed(execution: Execution, error: CodeError) -> Execution:
+    return Execution(
+        status="error",
+        stdout=execution.stdout,
+        stderr=execution.stderr,
+        exit_code=1,
+        error=error,
+        session_id=execution.session_id,
+        isolation=execution.isolation,
+    )
+
+
+class Opens(Protocol):
+    """What interpreters come from: a `Sandbox`, or a backend of the environment."""
+
+    async def open(self, limits: Limits) -> Interpreter:
+        """Start an interpreter."""
+
+
+class Unavailable(Exception):  # noqa: N818 - it says what the sandbox is
+    """The infrastructure failed; the submission is not to blame."""
+
+
+class OutOfTime(Exception):  # noqa: N818 - it says what happened
+    """The time for the whole grading is used up."""
+
+
+class Bench:
+    """Runs what a kind of task asks for. Every failure of the infrastructure leaves as `Unavailable`.
+
+    Args:
+        source: where the interpreter comes from.
+        task: whose limits and files hold.
+        limits: those that the task says nothing about.
+    """
+
+    def __init__(self, source: Opens, task: BaseTask, limits: Limits) -> None:
+        self._source = source
+        self._task = task
+        self._limits = task.limits.applied_to(limits)
+        self._interpreter: Interpreter | None = None
+        self._deadline = time.monotonic() + task.limits.total_s
+        self._asked = self._limits.timeout_s
+        self.lost = True
+        """Whether the interpreter ended, so that the submission has to be run anew."""
+        self.isolation = ""
+
+    @property
+    def scope(self) -> Scope:
+        """What a time-out of the last execution means: its case took too long, or there was no more time."""
+        return "case" if self._asked >= self._limits.timeout_s else "total"
+
+    async def fresh(self, more_files: Mapping[str, str] | None = None) -> None:
+        """Begin with a fresh interpreter and the task's files.
+
+        Args:
+            more_files: further files of the workspace.
+        """
+        self._time_left()
+        try:
+            if self._interpreter is None:
+                self._interpreter = await self._source.open(self._limits)
+                self.isolation = self._interpreter.isolation
+            else:
+                await self._interpreter.restart()
+            for path, content in {**self._task.files, **(more_files or {})}.items():
+                await self._interpreter.put_file(path, content.encode())
+        except (OpenEnvError, OSError) as error:
+            raise Unavailable(str(error)) from error
+        self.lost = False
+
+    async def execute(self, code: str, stdin: str | None = None) -> Execution:
+        """Run code, within the time of a case and of the whole."""
+        return self._checked(
+            await self._guarded(self._running().execute(code, timeout_s=self._time_left(), stdin=stdin))
+        )
+
+    async def call(
+        self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Call:
+        """Call a function that the code defined."""
+        call: Call = await self._guarded(
+            call_function(self._running(), function, args, kwargs or {}, timeout_s=self._time_left())
+        )
+        self._checked(call.execution)
+        return call
+
+    async def close(self) -> None:
+        """End the interpreter."""
+        if self._interpreter is not None:
+            interpreter, self._interpreter = self._interpreter, None
+            try:
+                await interpreter.close()
+            except (OpenEnvError, OSError):
+                return  # the verdict is known, and its source cleans up after what it opened
+
+    def _running(self) -> Interpreter:
+        if self._interpreter is None:
+            raise RuntimeError("expected fresh() before anything runs")
+        return self._interpreter
+
+    async def _guarded(self, work: Any) -> Any:
+        try:
+            return await work
+        except (OpenEnvError, OSError) as error:
+            raise Unavailable(str(error)) from error
+
+    def _time_left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        self._asked = min(left, self._limits.timeout_s)
+        return self._asked
+
+    def _checked(self, execution: Execution) -> Execution:
+        if execution.status == "sandbox_error":
+            raise Unavailable(execution.reason or "the sandbox failed")
+        self.lost = self.lost or execution.state_lost
+        return execution
+
 
 SHOWN_CHARS: Final = 2000
 """Of what a public case tells: input, answers and messages."""
@@ -129,3 +348,25 @@ def shown(value: Any) -> str:
 def cut(text: str) -> str:
     """Return a text, or its beginning where it is long."""
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def reward_of(scoring: Scoring, cases: Sequence[CaseInfo], passed: Sequence[bool]) -> float:
+    """Return the reward, 0 to 1.
+
+    A share is earned with hidden cases where there are any: the answers of public ones can be copied from the prompt.
+    A whole 1 needs every case all the same.
+
+    Args:
+        scoring: "all_or_nothing", "fraction" or "weighted".
+        cases: the task's cases.
+        passed: which of them passed.
+    """
+    if all(passed):
+        return 1.0
+    if scoring == "all_or_nothing":
+        return 0.0
+    counted = [at for at, case in enumerate(cases) if case.hidden] or list(range(len(cases)))
+    weights = {at: cases[at].weight if scoring == "weighted" else 1.0 for at in counted}
+    share = math.fsum(weight for at, weight in weights.items() if passed[at]) / math.fsum(weights.values())
+    # Some case failed: where only public ones did, this is short of a whole by the share of one case of average weight.
+    return min(share, 1.0 - 1.0 / (len(cases) + 1))

@@ -3,7 +3,11 @@
 from openenv_core.tools import ToolObservation
 from servers import create_app
 
-from ..models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
+from ..models import (
+    AnyAction,
+    CodeInterpreterObservation,
+    CodeInterpreterState,
+)
 from .environment import CodeInterpreterEnvironment
 from .house import house
 

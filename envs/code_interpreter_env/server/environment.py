@@ -26,7 +26,6 @@ from openenv_core.tools import (
     ToolUnavailable,
 )
 
-from ..errors import InvalidResetOption
 from ..grading import Grader, JsonlTasks, TaskSession
 from ..models import (
     CodeInterpreterAction,
@@ -35,16 +34,33 @@ from ..models import (
     CodeObservation,
     Execute,
     GetFile,
+    InvalidResetOption,
     PutFile,
     Restart,
     Submit,
 )
 from .house import House, house
-from .keeper import TROUBLE, Keeper
-from .observations import content_of, failed, full, refused, released, without_task
-from .options import ResetChoice, chosen
-from .sparing import lost, spared
-from .tasks import Judging, TaskMethods, chosen_task
+from .keeper import (
+    TROUBLE,
+    Keeper,
+    lost,
+    spared,
+)
+from .observations import (
+    content_of,
+    failed,
+    full,
+    refused,
+    released,
+    without_task,
+)
+from .options import (
+    Judging,
+    ResetChoice,
+    TaskMethods,
+    chosen,
+    chosen_task,
+)
 from .tools import InterpreterTools
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from servers.app import EnvironmentApp
 
 from ..grading import JsonlTasks
 from .backends import make_backend
+from .options import open_tasks
 from .settings import InterpreterSettings, remedy
-from .tasks import open_tasks
 
 
 @dataclass(slots=True)

@@ -1,11 +1,20 @@
-"""The interpreter of a session: made when it is needed, replaced when its state is gone, ended with the session."""
+"""The interpreter of a session: made when it is needed, waited for, replaced when its state is gone."""
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Backend, FileInfo, Interpreter, SandboxFailure, SandboxUnavailable
+from openenv_core.sandbox import (
+    Backend,
+    Execution,
+    FileInfo,
+    Interpreter,
+    Interruptible,
+    SandboxFailure,
+    SandboxUnavailable,
+)
 from servers.execution import keep
 
 from .house import House
@@ -100,3 +109,44 @@ async def _close(interpreter: Interpreter) -> None:
         await interpreter.close()
     except TROUBLE:
         logger.exception("an interpreter did not close")
+
+
+TELL_S: Final = 1.0
+"""How often a caller who waits is told so."""
+
+INTERRUPT_S: Final = 1.0
+"""What an interrupt gets, beside the session's own grace, before the interpreter is ended after all."""
+
+
+async def spared(
+    task: "asyncio.Task[Execution]", interpreter: Interpreter, grace_s: float, tell: Callable[[float], None]
+) -> Execution:
+    """Wait for an execution. It has ended when this does, however this does.
+
+    Args:
+        task: The execution.
+        interpreter: What runs it.
+        grace_s: What the interpreter itself gives an interrupt.
+        tell: Called at once and every second with the seconds so far.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    tell(0.0)
+    try:
+        while not (await asyncio.wait([task], timeout=TELL_S))[0]:
+            tell(clock() - began)
+        return task.result()
+    except asyncio.CancelledError:
+        if isinstance(interpreter, Interruptible):
+            interpreter.interrupt()
+            await asyncio.wait([task], timeout=grace_s + INTERRUPT_S)
+        raise
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def lost(task: "asyncio.Task[Execution]") -> bool:
+    """Whether an execution that has ended, and that nobody waits for any more, has cost the interpreter its state."""
+    return task.cancelled() or task.exception() is not None or task.result().state_lost

@@ -10,12 +10,19 @@ from openenv_core.errors import EpisodeOver
 from openenv_core.tasks import GeneratedTasks, read_task_options
 from openenv_core.tools import ToolResult, prompt, resource
 
-from ..models import ShopObservation, ShopState
+from ..models import (
+    ShopObservation,
+    ShopState,
+)
 from ..tasks import CALLS, Level, make_task
 from ..world.desk import Desk
-from ..world.facts import Fact, facts
 from ..world.judging import judge
-from ..world.rules import Verdict, verdicts
+from ..world.rules import (
+    Fact,
+    Verdict,
+    facts,
+    verdicts,
+)
 from .tools import DeskTools
 
 

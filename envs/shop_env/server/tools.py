@@ -10,10 +10,23 @@ from openenv_core.tools import ToolEnvironment, ToolFailed, tool
 from ..models import ShopState
 from ..tasks import Task
 from ..world.desk import Desk
-from ..world.records import Address
-from ..world.shown import euros, shown_coupon, shown_customer, shown_order, shown_product
-from ..world.speech import answer
-from ..world.words import Asked, Decision, Ground, NoteKind, Topic, Why
+from ..world.records import (
+    Address,
+    Asked,
+    Decision,
+    Ground,
+    NoteKind,
+    Topic,
+    Why,
+)
+from ..world.speech import (
+    answer,
+    euros,
+    shown_coupon,
+    shown_customer,
+    shown_order,
+    shown_product,
+)
 
 MOST_FOUND: Final = 10
 

@@ -9,9 +9,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from ..errors import Impossible
-from .records import Address, Customer, Line, Order, Records, Variant
-from .words import OPEN, STORE_CREDIT, Decision, Ground, NoteKind, Why
+from ..models import Impossible
+from .records import (
+    OPEN,
+    STORE_CREDIT,
+    Address,
+    Customer,
+    Decision,
+    Ground,
+    Line,
+    NoteKind,
+    Order,
+    Records,
+    Variant,
+    Why,
+)
 
 T = TypeVar("T")
 

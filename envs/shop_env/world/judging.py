@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .desk import Reply
-from .facts import Fact, differences
-from .rules import Verdict
+from .rules import (
+    Fact,
+    Verdict,
+    differences,
+)
 
 RIGHT_PART: Final = 0.5
 """What an episode is worth at most that is not wholly right."""

@@ -4,9 +4,27 @@ import random
 from datetime import date, timedelta
 from typing import Final
 
-from .pools import CITIES, COLOURS, FIRST_NAMES, LAST_NAMES, MAKES, PRODUCTS, SIZES, STREETS
-from .records import Address, Coupon, Customer, Line, Order, Product, Records, Variant
-from .words import CATEGORIES, GIFT_CARD, Status
+from .records import (
+    CATEGORIES,
+    CITIES,
+    COLOURS,
+    FIRST_NAMES,
+    GIFT_CARD,
+    LAST_NAMES,
+    MAKES,
+    PRODUCTS,
+    SIZES,
+    STREETS,
+    Address,
+    Coupon,
+    Customer,
+    Line,
+    Order,
+    Product,
+    Records,
+    Status,
+    Variant,
+)
 
 _FIRST_DAY: Final = date(2022, 1, 3)
 _DAYS: Final = 1300

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from .words import Topic
+from .records import Topic
 
 
 @dataclass(frozen=True, slots=True)

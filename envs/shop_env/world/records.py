@@ -1,9 +1,66 @@
-"""What the shop has on record. Money is in cents."""
+"""What the shop has on record, the words that mean something to it, and names. Money is in cents; nobody is meant."""
+
+# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
 
 from dataclasses import dataclass, field
 from datetime import date
+from typing import Final, Literal, TypeAlias, get_args
 
-from .words import Category, Status, Tier
+Status: TypeAlias = Literal["pending", "processing", "shipped", "delivered", "cancelled"]
+"""Of an order, in the order in which they come."""
+
+Category: TypeAlias = Literal["electronics", "furniture", "clothing", "kitchen", "toys"]
+Tier: TypeAlias = Literal["basic", "gold"]
+
+Why: TypeAlias = Literal["changed_mind", "damaged", "wrong_item"]
+"""Why something is sent back."""
+
+Topic: TypeAlias = Literal[
+    "identity",
+    "returns",
+    "exchanges",
+    "refunds",
+    "cancellations",
+    "addresses",
+    "coupons",
+    "late_delivery",
+    "replies",
+]
+"""What there are policies about."""
+
+Asked: TypeAlias = Literal["name", "email", "postcode", "phone", "order", "reason", "fallback", "address"]
+"""What a customer can be asked about."""
+
+Decision: TypeAlias = Literal["done", "partly", "refused", "escalated"]
+
+Ground: TypeAlias = Literal[
+    "none",
+    "window_over",
+    "final_sale",
+    "not_delivered",
+    "already_done",
+    "out_of_stock",
+    "too_late",
+    "bad_address",
+    "expired",
+    "below_minimum",
+    "coupon_used",
+    "not_late",
+    "not_your_order",
+    "not_verified",
+    "over_limit",
+]
+"""Why a request was not done, or not wholly."""
+
+NoteKind: TypeAlias = Literal["suspicious", "other"]
+
+STORE_CREDIT: Final = "store_credit"
+GIFT_CARD: Final = "gift_card"
+OPEN: Final[tuple[Status, ...]] = ("pending", "processing")
+"""Orders that have not left."""
+
+TOPICS: Final[tuple[Topic, ...]] = get_args(Topic)
+CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 
 
 @dataclass(slots=True)
@@ -134,3 +191,31 @@ class Records:
     def product_of(self, sku: str) -> Product:
         """Return the product that a variant is of."""
         return self.products[self.variants[sku].product_id]
+
+
+FIRST_NAMES: Final = (
+    "Ada Amir Anna Bela Boris Carla Chen Clara Dario Dina Edgar Elif Emma Farid Felix Greta Hana Hugo Ines Ivan Jana "
+    "Jonas Kaya Lars Lena Luca Maja Marek Mina Nadia Nils Noor Olga Omar Paula Pavel Rosa Selma Tariq Vera Yusuf Zoe"
+).split()
+
+LAST_NAMES: Final = (
+    "Abbott Adler Baker Berg Castro D'Angelo Dahl Dubois Fischer Fontana Garcia Grant Haas Hansen Ito Jansen Keller "
+    "Kim Kovacs Lang Lindqvist Lopez Marsh Moreau Nowak O'Brien Okafor Olsen Patel Petrov Rossi Sato Silva Tanaka Vogel"
+).split()
+
+CITIES: Final = "Aldbury Brackwater Castlebay Dunmore Eastfield Fairhaven Greystone Highmoor Ivyport".split()
+STREETS: Final = "Mill Lane|Station Road|High Street|Orchard Way|Church Hill|Harbour View|Elm Avenue".split(
+    "|"
+)
+
+PRODUCTS: Final[dict[Category, tuple[str, ...]]] = {
+    "electronics": ("Radio", "Headphones", "Camera", "Speaker", "Tablet"),
+    "furniture": ("Armchair", "Bookshelf", "Desk", "Wardrobe", "Stool"),
+    "clothing": ("Jacket", "Scarf", "Sweater", "Raincoat", "Boots"),
+    "kitchen": ("Kettle", "Toaster", "Pan Set", "Teapot", "Blender"),
+    "toys": ("Train Set", "Puzzle", "Dollhouse", "Kite", "Building Blocks"),
+}
+
+MAKES: Final = "Aurora Birch Cobalt Drift Ember Fjord Grove Haven Iris Juno".split()
+COLOURS: Final = ("black", "blue", "green", "red", "white", "yellow")
+SIZES: Final = ("size S", "size M", "size L", "size XL")

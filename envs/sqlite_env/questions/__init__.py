@@ -3,8 +3,12 @@
 from . import easy, hard, medium
 from .answers import Answer, Kind
 from .asking import Question, ask, ask_of
-from .family import FAMILIES, Family, Level
-from .wording import spoken
+from .family import (
+    FAMILIES,
+    Family,
+    Level,
+    spoken,
+)
 
 __all__ = [
     "FAMILIES",

@@ -6,8 +6,14 @@ from typing import Final
 
 from ..world.records import World
 from .answers import Answer
-from .family import FAMILIES, Family, Level
-from .wording import filled, rules, spoken
+from .family import (
+    FAMILIES,
+    Family,
+    Level,
+    filled,
+    rules,
+    spoken,
+)
 
 _TRIES: Final = 12
 

@@ -2,9 +2,17 @@
 
 import random
 
-from ..world.records import Event, World
+from ..world.records import (
+    Event,
+    World,
+)
 from .answers import number, text, texts
-from .family import Draw, Level, family, single
+from .family import (
+    Draw,
+    Level,
+    family,
+    single,
+)
 
 EASY = Level.EASY
 

@@ -6,9 +6,18 @@ from datetime import date
 from fractions import Fraction
 from itertools import pairwise
 
-from ..world.records import Event, World
+from ..world.records import (
+    Event,
+    World,
+)
 from .answers import number, pairs, text, texts
-from .family import Draw, Level, family, headers, single
+from .family import (
+    Draw,
+    Level,
+    family,
+    headers,
+    single,
+)
 
 HARD = Level.HARD
 ORDINALS = ("first", "second", "third")

@@ -6,9 +6,18 @@ import random
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from ..world.records import Event, World
+from ..world.records import (
+    Event,
+    World,
+)
 from .answers import number, pairs, sequence, text, texts
-from .family import Draw, Level, family, headers, single
+from .family import (
+    Draw,
+    Level,
+    family,
+    headers,
+    single,
+)
 
 MEDIUM = Level.MEDIUM
 

@@ -12,12 +12,17 @@ from openenv_core.errors import EpisodeOver
 from openenv_core.tasks import GeneratedTasks, read_task_options
 from openenv_core.tools import ToolEnvironment, ToolFailed, ToolResult, prompt, resource, tool
 
-from ..models import SqliteObservation, SqliteState
+from ..models import (
+    SqliteObservation,
+    SqliteState,
+)
 from ..questions import Level
 from ..tasks import CALLS, Task, make_task
-from ..world.database import write_database
-from ..world.naming import Table
-from ..world.reading import MAX_SQL, Reader
+from ..world.reading import (
+    MAX_SQL,
+    Reader,
+)
+from ..world.records import Table, write_database
 
 SAMPLES: Final = 3
 """Rows that describe_table shows."""

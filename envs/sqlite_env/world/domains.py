@@ -1,8 +1,64 @@
-"""The domains that there are."""
+"""The domains that there are: their words, and how each stores things."""
 
+# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
-from .domain import Amounts, Domain
+
+class Amounts(StrEnum):
+    """How what an event came to is stored."""
+
+    COLUMN = "column"
+    """A column of euros."""
+    CENTS = "cents"
+    """A column of whole cents."""
+    PRODUCT = "product"
+    """Nowhere: units times the price of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """One kind of database.
+
+    Attributes:
+        name: its key.
+        about: what the database is of, as in "a database of ...".
+        words: the nouns and verbs that questions and descriptions are made of.
+        tables: by role, the names that a table may have.
+        columns: by role, the names that a column may have, where they are the domain's own.
+        groups: names of groups.
+        first: first words of the items' names.
+        second: their other words.
+        statuses: of events; the last is the one of events that came to nothing.
+        units: from and to.
+        amounts: how amounts are stored.
+        lines: an event is a line of a header, which has the person, the day and the status.
+        clocked: days are stored with the time.
+        status_table: statuses are numbers, with a table of their own.
+    """
+
+    name: str
+    about: str
+    words: Mapping[str, str]
+    tables: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, tuple[str, ...]]
+    groups: tuple[str, ...]
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    statuses: tuple[str, ...]
+    units: tuple[int, int]
+    amounts: Amounts = Amounts.COLUMN
+    lines: bool = False
+    clocked: bool = False
+    status_table: bool = False
+    all_words: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all_words", {**self.words, "void": self.statuses[-1]})
+
 
 SHOP: Final = Domain(
     name="shop",
@@ -263,3 +319,23 @@ SCHOOL: Final = Domain(
 )
 
 DOMAINS: Final = (SHOP, LIBRARY, CLINIC, RENTAL, SCHOOL)
+
+
+FIRST_NAMES: Final = (
+    "Ada Amir Anna Bela Boris Carla Chen Clara Dario Dina Edgar Elif Emma Farid Felix Greta Hana Hugo Ines Ivan "
+    "Jana Jonas Kaya Lars Lena Lior Luca Maja Marek Mina Nadia Nils Noor Olga Omar Paula Pavel Rosa Sami Selma "
+    "Tariq Tessa Theo Vera Viktor Wanda Yara Yusuf Zoe"
+).split()
+
+LAST_NAMES: Final = (
+    "Abbott Adler Baker Berg Brandt Castro D'Angelo Dahl Dubois Egger Fischer Fontana Garcia Grant Haas Hansen Ito "
+    "Jansen Keller Kim Kovacs Lang Lindqvist Lopez Maier Marsh Meyer Moreau Nowak O'Brien O'Neill Okafor Olsen Patel "
+    "Petrov Quist Rossi Sato Schmidt Silva Tanaka Torres Ueda Vance Vogel Weber Wolf Yilmaz Zeman"
+).split()
+
+CITIES: Final = (
+    "Aldbury Brackwater Castlebay Dunmore Eastfield Fairhaven Greystone Highmoor Ivyport Juniper Kingsbridge Larkhill "
+    "Millbrook Northgate Oakridge"
+).split()
+
+MAIL_HOSTS: Final = ("example.org", "example.net", "example.com")

@@ -4,10 +4,24 @@ import random
 from datetime import date, timedelta
 from typing import Final
 
-from .domain import Amounts, Domain
-from .naming import draw_naming
-from .pools import CITIES, FIRST_NAMES, LAST_NAMES, MAIL_HOSTS
-from .records import Archived, Employee, Event, Group, Item, Person, World
+from .domains import (
+    CITIES,
+    FIRST_NAMES,
+    LAST_NAMES,
+    MAIL_HOSTS,
+    Amounts,
+    Domain,
+)
+from .records import (
+    Archived,
+    Employee,
+    Event,
+    Group,
+    Item,
+    Person,
+    World,
+    draw_naming,
+)
 
 YEARS: Final = 3
 """How far back events go."""

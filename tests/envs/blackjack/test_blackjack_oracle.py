@@ -13,8 +13,14 @@ from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
 
 from envs.blackjack_env import baselines as b
 from envs.blackjack_env import oracle
-from envs.blackjack_env.odds import deal_distribution, dealer_distribution
-from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, Policy, Rules
+from envs.blackjack_env.oracle import (
+    DECISION_STATES,
+    DecisionState,
+    Policy,
+    Rules,
+    deal_distribution,
+    dealer_distribution,
+)
 
 ALL_RULES = [Rules(), Rules(natural=True), Rules(sab=True), Rules(natural=True, sab=True)]
 

@@ -12,7 +12,7 @@ from serving import eventually
 from envs.code_interpreter_env import CodeInterpreterObservation, Execute
 from envs.code_interpreter_env.models import ListTools
 from envs.code_interpreter_env.server import house as house_module
-from envs.code_interpreter_env.server import sparing
+from envs.code_interpreter_env.server import keeper as sparing
 from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
 from envs.code_interpreter_env.server.house import House
 from envs.code_interpreter_env.server.settings import InterpreterSettings

@@ -15,12 +15,17 @@ import pytest
 from tool_houses import call, entry, house_of, kind, names, playing
 
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
-from envs.mcp_tools_env.server.upstream import stdio, weight
+from envs.mcp_tools_env.server.upstream import schemas as weight
+from envs.mcp_tools_env.server.upstream import stdio
 from envs.mcp_tools_env.server.upstream._guard import remove_tree
-from envs.mcp_tools_env.server.upstream.fault import Fault
-from envs.mcp_tools_env.server.upstream.process import ServerProcess
-from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
-from envs.mcp_tools_env.server.upstream.weight import MAX_VALUES, Pace, Weight
+from envs.mcp_tools_env.server.upstream.errors import Fault
+from envs.mcp_tools_env.server.upstream.schemas import (
+    MAX_VALUES,
+    ArgumentCheck,
+    Pace,
+    Weight,
+)
+from envs.mcp_tools_env.server.upstream.stdio import ServerProcess
 from openenv_core.errors import EpisodeOver
 from openenv_core.outcomes import infrastructure_failure
 from openenv_core.protocol.jsonio import dumps

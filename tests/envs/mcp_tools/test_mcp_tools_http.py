@@ -17,10 +17,12 @@ from tool_site import Site, packed
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import http
 from envs.mcp_tools_env.server.upstream.addresses import check, checked
-from envs.mcp_tools_env.server.upstream.errors import AddressRefused
-from envs.mcp_tools_env.server.upstream.fault import Fault
-from envs.mcp_tools_env.server.upstream.http import MAX_BODY_BYTES, PinnedBackend
-from envs.mcp_tools_env.server.upstream.weight import MAX_VALUES
+from envs.mcp_tools_env.server.upstream.errors import AddressRefused, Fault
+from envs.mcp_tools_env.server.upstream.http import (
+    MAX_BODY_BYTES,
+    PinnedBackend,
+)
+from envs.mcp_tools_env.server.upstream.schemas import MAX_VALUES
 from openenv_core.errors import ConfigurationError
 from openenv_core.outcomes import infrastructure_failure
 

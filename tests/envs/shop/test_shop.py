@@ -11,14 +11,20 @@ import pytest
 from envs.shop_env.server.environment import ShopEnvironment
 from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
-from envs.shop_env.world.cases import CASES
+from envs.shop_env.world.cases import CASES, Scenario
 from envs.shop_env.world.desk import TRIES, Reply
-from envs.shop_env.world.facts import differences, facts
 from envs.shop_env.world.judging import Score, judge
-from envs.shop_env.world.requests import Scenario
-from envs.shop_env.world.rules import Verdict, verdicts
+from envs.shop_env.world.records import (
+    Decision,
+    Ground,
+)
+from envs.shop_env.world.rules import (
+    Verdict,
+    differences,
+    facts,
+    verdicts,
+)
 from envs.shop_env.world.speech import PHRASINGS
-from envs.shop_env.world.words import Decision, Ground
 from openenv_core.tools import CallToolObservation
 from tests.envs.tool_calls import calls_of
 

@@ -14,14 +14,16 @@ from envs.sqlite_env.measure import commonest
 from envs.sqlite_env.questions import FAMILIES, Kind, Question, ask, ask_of, spoken
 from envs.sqlite_env.questions.answers import Answer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
-from envs.sqlite_env.solver import solve
-from envs.sqlite_env.solver.play import understood, written
-from envs.sqlite_env.solver.schema import Schema
-from envs.sqlite_env.world.database import write_database
+from envs.sqlite_env.solver import (
+    Schema,
+    solve,
+    understood,
+    written,
+)
 from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import Reader
-from envs.sqlite_env.world.records import World
+from envs.sqlite_env.world.records import World, write_database
 from openenv_core.errors import EpisodeOver
 from openenv_core.tools import (
     ToolErrorType,

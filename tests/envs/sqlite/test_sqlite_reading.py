@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from envs.sqlite_env.errors import QueryRefused
-from envs.sqlite_env.world.database import write_database
+from envs.sqlite_env.models import QueryRefused
 from envs.sqlite_env.world.domains import LIBRARY
 from envs.sqlite_env.world.making import make_world
-from envs.sqlite_env.world.reading import MAX_RESULT, MAX_ROWS, Reader
+from envs.sqlite_env.world.reading import (
+    MAX_RESULT,
+    MAX_ROWS,
+    Reader,
+)
+from envs.sqlite_env.world.records import write_database
 
 WORLD = make_world(LIBRARY, random.Random("reading"))
 PEOPLE, EVENTS = WORLD.naming["people"].name, WORLD.naming["events"].name

@@ -8,10 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_bridge.algorithms.advantages import group_advantages, has_variance, masked_advantages
-from rl_bridge.algorithms.overlong import overlong_penalty
-from rl_bridge.algorithms.returns import generalized_advantages, penalised_rewards, whitened
-from rl_bridge.algorithms.value_loss import value_loss
+from rl_bridge.algorithms.advantages import (
+    group_advantages,
+    has_variance,
+    masked_advantages,
+    overlong_penalty,
+)
+from rl_bridge.algorithms.returns import (
+    generalized_advantages,
+    penalised_rewards,
+    value_loss,
+    whitened,
+)
 
 REWARDS = st.lists(st.floats(-10, 10, allow_nan=False, width=32), min_size=2, max_size=16)
 

@@ -8,20 +8,27 @@ import numpy as np
 import pytest
 import torch
 
-from rl_bridge.algorithms.aggregation import token_weights
-from rl_bridge.algorithms.corrections import (
-    Correction,
-    correction_weights,
+from rl_bridge.algorithms.policy_loss import (
+    LossInputs,
+    LossSettings,
+    policy_loss,
+    token_weights,
 )
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
-from rl_bridge.algorithms.ratios import sequence_means, sequence_ratios
 from rl_bridge.algorithms.regularizers import (
+    Correction,
     KlEstimator,
     categorical_entropy,
+    correction_weights,
     held_then_annealed,
     kl_to_reference,
 )
-from rl_bridge.algorithms.surrogate import clipped_surrogate, likelihood, weighted_likelihood
+from rl_bridge.algorithms.surrogate import (
+    clipped_surrogate,
+    likelihood,
+    sequence_means,
+    sequence_ratios,
+    weighted_likelihood,
+)
 
 # Sequence 7: ratios 2 and 0.5 and 8, whose geometric mean is 2. Sequence 3: a ratio of 3.
 RATIO_SEQUENCES = np.array([7, 3, 7, 7])

@@ -9,9 +9,14 @@ import pytest
 from buffer_fixtures import aged_group
 from simulated_time import simulate
 
-from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Lease, Ledger
-from rl_bridge.buffer.replay import CUT_GRACE_S, STALE, STRAGGLER, ReplayBuffer
+from rl_bridge.buffer.replay import (
+    CUT_GRACE_S,
+    STALE,
+    STRAGGLER,
+    Admission,
+    ReplayBuffer,
+)
 from rl_bridge.types import Group
 
 GROUPS_PER_BATCH = 8

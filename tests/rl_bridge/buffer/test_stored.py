@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rl_bridge.buffer.stored import restored, stored
-from rl_bridge.rollout.outcomes import shortened
-from rl_bridge.tokens.prefix import Prefix
+from rl_bridge.rollout.episode import shortened
+from rl_bridge.tokens.conversation import Prefix
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 

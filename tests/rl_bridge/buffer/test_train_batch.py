@@ -8,8 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_bridge.algorithms.aggregation import Aggregation, token_weights
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.policy_loss import (
+    Aggregation,
+    LossInputs,
+    LossSettings,
+    policy_loss,
+    token_weights,
+)
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.types import NO_VERSION, TrainSample
 

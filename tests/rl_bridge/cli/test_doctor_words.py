@@ -9,7 +9,8 @@ import pytest
 from openenv_core.cli.main import run
 from rl_bridge.cli.doctor import COMMAND, _meeting
 from rl_bridge.config import load_config
-from rl_bridge.doctor import machine, meeting, packages
+from rl_bridge.doctor import machine, meeting
+from rl_bridge.doctor import machine as packages
 from rl_bridge.doctor.findings import Finding, Level
 from rl_bridge.doctor.meeting import Meeting
 

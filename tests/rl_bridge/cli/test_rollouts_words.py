@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from rl_bridge.cli.rollouts import COMMAND
-from rl_bridge.records import segments
+from rl_bridge.records import writer as segments
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
 
 ROOT = Path(__file__).parents[3]

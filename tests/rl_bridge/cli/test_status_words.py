@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.cli.status import COMMAND
-from rl_bridge.metrics.status import StatusSnapshot
-from rl_bridge.metrics.status_server import ADDRESS_FILE
+from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 

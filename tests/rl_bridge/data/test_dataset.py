@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from rl_bridge.data.dataset import Dataset, require_same
-from rl_bridge.data.examples import Example, JsonLines, Listed, open_source
+from rl_bridge.data.examples import (
+    Dataset,
+    Example,
+    JsonLines,
+    Listed,
+    open_source,
+    require_same,
+)
 from rl_bridge.errors import ConfigError
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.data.dataset import Dataset
-from rl_bridge.data.examples import open_source
+from rl_bridge.data.examples import Dataset, open_source
 from rl_bridge.data.settings import DatasetSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
@@ -20,7 +19,7 @@ HANG_S = 60.0
 async def test_each_number_has_the_same_example_after_a_restart(tmp_path: Path) -> None:
     from rl_bridge.data.actor import DatasetActor
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.restarts import RestartPolicy
+    from rl_bridge.services.options import RestartPolicy
 
     path = tmp_path / "examples.jsonl"
     path.write_text("".join(f'{{"prompt": "Say {number}", "target": {number}}}\n' for number in range(100)))

@@ -18,9 +18,13 @@ from rl_bridge.doctor import machine as machine_module
 from rl_bridge.doctor import meeting
 from rl_bridge.doctor.cluster import cluster
 from rl_bridge.doctor.findings import Finding, Level
-from rl_bridge.doctor.limits import Limits, limits
-from rl_bridge.doctor.machine import machine
-from rl_bridge.doctor.packages import packages, requirements
+from rl_bridge.doctor.machine import (
+    Limits,
+    limits,
+    machine,
+    packages,
+    requirements,
+)
 from rl_bridge.interface import interface_towards, is_own
 
 FILE = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"

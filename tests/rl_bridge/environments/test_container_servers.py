@@ -15,7 +15,7 @@ from slim_server import IMAGE, command
 from openenv_core.errors import ProviderError
 from openenv_core.providers.docker import Engine
 from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.services.restarts import RestartPolicy
+from rl_bridge.services.options import RestartPolicy
 
 __all__ = ["engine"]
 

@@ -21,7 +21,7 @@ from rl_bridge.environments import supervised
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.environments.supervised import ServerState, SupervisedServer
 from rl_bridge.errors import RoleFailed
-from rl_bridge.services.restarts import RestartPolicy
+from rl_bridge.services.options import RestartPolicy
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""

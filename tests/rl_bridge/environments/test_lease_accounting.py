@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from openenv_core.errors import CapacityReached, ConnectionFailed, ConnectionLost, ExecutionFailed
-from rl_bridge.environments import address, pool
-from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments import pool
+from rl_bridge.environments import session as address
 from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.errors import SessionUnavailable
 
 SESSIONS = 6

@@ -12,10 +12,10 @@ from serving import serving
 from slow_server import SlowClient, Wait, make_app
 
 from openenv_core import ExecutionFailed, RequestTimeout
-from rl_bridge.environments import address, pool
-from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments import pool
+from rl_bridge.environments import session as address
 from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import LeasedSession
+from rl_bridge.environments.session import LeasedSession, SessionDeadlines
 from rl_bridge.errors import RolloutError, SessionUnavailable
 
 HANG_S = 30.0

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.environments.coders import ENVIRONMENT_VARIABLE, coder_urls, coders_file, tell_coders
-from rl_bridge.environments.token import read_token
+from rl_bridge.environments.servers import (
+    ENVIRONMENT_VARIABLE,
+    coder_urls,
+    coders_file,
+    read_token,
+    tell_coders,
+)
 from rl_bridge.errors import ConfigError
 
 

@@ -84,7 +84,7 @@ async def policy_service(
     from rl_bridge.generator.actor import PolicyActor
     from rl_bridge.generator.settings import engine_environment
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.restarts import RestartPolicy
+    from rl_bridge.services.options import RestartPolicy
     from rl_bridge.weights.store import WeightStore
 
     store = WeightStore.create()

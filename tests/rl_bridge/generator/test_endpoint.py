@@ -13,12 +13,12 @@ from generator_fixtures import WAIT_S, engine_settings, wait_until
 
 from rl_bridge.config import Config, load_config, ready_to_train
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused, WeightsError
-from rl_bridge.generator import endpoint_client
+from rl_bridge.generator import openai_api as endpoint_client
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.replica import PolicyReplica
 from rl_bridge.generator.settings import Endpoint, EngineSettings, endpoint_of
-from rl_bridge.services.local import LocalService
+from rl_bridge.services.handle import LocalService
 from rl_bridge.types import SamplingSettings
 
 WARM = SamplingSettings(temperature=0.7, max_new_tokens=6, stop_token_ids=(3,))

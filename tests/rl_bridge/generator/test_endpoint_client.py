@@ -11,8 +11,8 @@ import pytest
 from forward_proxy import answering, proxy_everything
 
 from rl_bridge.errors import ConfigError, PromptRefused
-from rl_bridge.generator import endpoint_client
-from rl_bridge.generator.endpoint_client import EndpointClient
+from rl_bridge.generator import openai_api as endpoint_client
+from rl_bridge.generator.openai_api import EndpointClient
 from rl_bridge.generator.settings import Endpoint
 
 KEY = "sk-0123456789"

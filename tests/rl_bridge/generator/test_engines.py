@@ -38,7 +38,7 @@ SEEDS = [10_000_000_000 + place for place in range(len(MANY))]
 
 @pytest.fixture(scope="module", params=["vllm", pytest.param("vllm_async", marks=pytest.mark.soak)])
 def engine(request: pytest.FixtureRequest, long_policy: Path, engine_environment: None) -> Iterator[Any]:
-    from rl_bridge.generator.engines import make_engine
+    from rl_bridge.generator.replica import make_engine
 
     one = make_engine(
         engine_settings(
@@ -130,7 +130,7 @@ def test_trainer_and_engine_agree(engine: Any, long_policy: Path, tmp_path: Path
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.config import AlgorithmConfig, TrainerConfig
     from rl_bridge.reference.reference import Reference
-    from rl_bridge.tokens.accumulator import training_rows
+    from rl_bridge.tokens.conversation import training_rows
     from rl_bridge.trainer.settings import TrainerSettings
     from rl_bridge.types import Ending, Trajectory, Turn
 

@@ -19,8 +19,8 @@ from rl_bridge.generator import async_engine, batches
 from rl_bridge.generator import engine as engine_module
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.engines import make_engine
 from rl_bridge.generator.handover import Taker
+from rl_bridge.generator.replica import make_engine
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.types import SamplingSettings
 

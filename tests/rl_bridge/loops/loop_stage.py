@@ -11,23 +11,28 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
-from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLost, TrainerWentBack
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.history import GroupHistory
-from rl_bridge.loops.observer import RunObserver
-from rl_bridge.loops.rewind import rewind
+from rl_bridge.loops.observation import RunObserver
+from rl_bridge.loops.recovery import rewind
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import dispatch_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog
 from rl_bridge.records.writer import RolloutRecords
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.assignment import (
+    Absence,
+    Assignment,
+    AssignmentResult,
+    NoTrajectory,
+    Outcome,
+)
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.services.local import LocalService
+from rl_bridge.services.handle import LocalService
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import Completion, Ending, Trajectory, Turn
 

@@ -7,6 +7,7 @@ from typing import Any
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.loops.observation import (
     ANSWER_TIMEOUT_S,
+    RunObserver,
     SpanCollector,
     event_rows,
     group_counts,
@@ -14,7 +15,6 @@ from rl_bridge.loops.observation import (
     server_row,
     service_rows,
 )
-from rl_bridge.loops.observer import RunObserver
 from rl_bridge.metrics import Spans, SpanTotals
 
 

@@ -20,17 +20,16 @@ def compute_reward(prompt: object, response: str, target: str) -> float:
 
 
 async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_bridge.buffer.admission import Admission
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.buffer.ledger import Ledger
-    from rl_bridge.buffer.replay import ReplayBuffer
+    from rl_bridge.buffer.replay import Admission, ReplayBuffer
     from rl_bridge.config import AlgorithmConfig, TrainerConfig
     from rl_bridge.data.actor import DatasetActor
     from rl_bridge.data.settings import DatasetSettings
     from rl_bridge.generator.actor import PolicyActor
     from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
     from rl_bridge.rewards.actor import RewardActor
-    from rl_bridge.rewards.ensemble import Ensemble
+    from rl_bridge.rewards.function import Ensemble
     from rl_bridge.rewards.settings import RewardSettings
     from rl_bridge.rollout.groups import training_samples
     from rl_bridge.services import Fleet, LocalService

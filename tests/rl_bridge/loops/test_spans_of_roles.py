@@ -32,7 +32,7 @@ def _roles_import_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_engine_trainer_and_workers_account_for_their_time(tiny_policy: Path, tmp_path: Path) -> None:
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.config import Config
-    from rl_bridge.environments.deadlines import SessionDeadlines
+    from rl_bridge.environments.session import SessionDeadlines
     from rl_bridge.generator.actor import PolicyActor
     from rl_bridge.generator.settings import ONE_THREAD, engine_environment
     from rl_bridge.loops.observation import SpanCollector

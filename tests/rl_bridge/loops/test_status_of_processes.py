@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config
-from rl_bridge.metrics.status import ReplicaRow, StatusSnapshot
+from rl_bridge.metrics.status import (
+    ReplicaRow,
+    StatusSnapshot,
+)
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -20,9 +23,9 @@ CONFIG = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}}
 
 
 async def test_mesh_leases_and_a_restart_are_seen_from_outside(tmp_path: Path) -> None:
-    from rl_bridge.loops.observer import RunObserver
+    from rl_bridge.loops.observation import RunObserver
     from rl_bridge.loops.status import snapshot
-    from rl_bridge.metrics.status_server import StatusServer, ask_status, served_address
+    from rl_bridge.metrics.status import StatusServer, ask_status, served_address
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.synthetic.actor import SyntheticRolloutActor, SyntheticTrainerActor
     from rl_bridge.synthetic.job import make_buffer, run_job

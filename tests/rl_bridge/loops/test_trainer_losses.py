@@ -12,10 +12,9 @@ from loop_stage import Stage
 
 from rl_bridge.errors import ConfigError, ReplicaLost, WeightsError
 from rl_bridge.loops.grpo import train
-from rl_bridge.loops.recovery import train_to_the_end
-from rl_bridge.loops.rewind import rewind
+from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import Preempted, Run
-from rl_bridge.records.segments import read_lines
+from rl_bridge.records.writer import read_lines
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])

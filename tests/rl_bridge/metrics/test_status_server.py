@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.errors import ConfigError, StatusError
-from rl_bridge.metrics import status_server
-from rl_bridge.metrics.status import StatusSnapshot
-from rl_bridge.metrics.status_server import (
+from rl_bridge.metrics import status as status_server
+from rl_bridge.metrics.status import (
     ADDRESS_FILE,
     StatusServer,
+    StatusSnapshot,
     ask_status,
     format_address,
     host_to_serve_on,

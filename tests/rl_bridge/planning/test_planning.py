@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.broadcast import fan_out_seconds
-from rl_bridge.planning.cost import RentedFleet
-from rl_bridge.planning.memory import RoleMemory, memory_of_roles
-from rl_bridge.planning.model_size import ModelSize
-from rl_bridge.planning.plan import Plan, gpus_of
+from rl_bridge.planning.memory import (
+    ModelSize,
+    RoleMemory,
+    memory_of_roles,
+)
+from rl_bridge.planning.plan import (
+    Plan,
+    RentedFleet,
+    fan_out_seconds,
+    gpus_of,
+)
 
 SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_layer=250, width=5)
 FILE = """

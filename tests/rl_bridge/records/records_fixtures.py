@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
 
 

@@ -3,10 +3,14 @@
 import random
 from dataclasses import replace
 
-from rl_bridge.records.making import group_records, shortened
-from rl_bridge.records.record import LeftOut, TrajectoryRecord
-from rl_bridge.records.token_text import TokenText
-from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.records.record import (
+    LeftOut,
+    TokenText,
+    TrajectoryRecord,
+    group_records,
+    shortened,
+)
+from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
 from tests.rl_bridge.records.records_fixtures import completion, decode, trajectory, turn
 

@@ -3,7 +3,10 @@
 import pytest
 
 from rl_bridge.errors import ConfigError, RewardFailed
-from rl_bridge.rewards.ensemble import Ensemble, Rule
+from rl_bridge.rewards.function import (
+    Ensemble,
+    Rule,
+)
 
 
 def ensemble(rule: Rule, *weights: float, count: int = 3, quorum: float = 0.5) -> Ensemble:

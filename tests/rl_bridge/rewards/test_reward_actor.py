@@ -11,7 +11,10 @@ import pytest
 from reward_functions import alive, until
 
 from rl_bridge.errors import RewardFailed
-from rl_bridge.rewards.ensemble import Ensemble, Rule
+from rl_bridge.rewards.function import (
+    Ensemble,
+    Rule,
+)
 from rl_bridge.rewards.settings import RewardSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
@@ -61,7 +64,7 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
 async def test_a_kill_costs_nobody_a_reward_and_leaves_nothing(victim: str, tmp_path: Path) -> None:
     from rl_bridge.rewards.actor import RewardActor
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.restarts import RestartPolicy
+    from rl_bridge.services.options import RestartPolicy
 
     async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
         service = RewardActor.options(

@@ -19,8 +19,7 @@ from rl_bridge.config import Config
 from rl_bridge.errors import RewardFailed
 from rl_bridge.loops.settings import reward_settings
 from rl_bridge.rewards import pool as pool_module
-from rl_bridge.rewards.pool import RewardPool
-from rl_bridge.rewards.worker import RewardWorker
+from rl_bridge.rewards.pool import RewardPool, RewardWorker
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -251,7 +250,7 @@ async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
 OWNER = """
 import asyncio, sys
 from rl_bridge.rewards.pool import RewardPool
-from rl_bridge.rewards.worker import RewardWorker
+from rl_bridge.rewards.pool import RewardWorker
 
 async def main():
     async with RewardPool(["reward_functions.compute_reward"], workers=1, timeout_s=600) as pool:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from serving import serving
 
-from rl_bridge.rollout import attempts
+from rl_bridge.rollout import episode as attempts
 
 
 @pytest.fixture

@@ -17,8 +17,18 @@ from dispatcher_stage import (
 )
 
 from rl_bridge.errors import ReplicaLost, RolloutError
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
-from rl_bridge.rollout.filters import ALL_TRUNCATED, NO_VARIANCE, GroupFilter, Overlong
+from rl_bridge.rollout.assignment import (
+    Absence,
+    Assignment,
+    AssignmentResult,
+    NoTrajectory,
+)
+from rl_bridge.rollout.groups import (
+    ALL_TRUNCATED,
+    NO_VARIANCE,
+    GroupFilter,
+    Overlong,
+)
 from rl_bridge.types import Ending
 
 

@@ -12,13 +12,21 @@ from hypothesis import strategies as st
 
 from rl_bridge.errors import RolloutError
 from rl_bridge.metrics import JsonlSink
-from rl_bridge.rollout.assignment import Absence, NoTrajectory
-from rl_bridge.rollout.counts import EpisodeCounts
-from rl_bridge.rollout.dataset_report import DatasetReport
-from rl_bridge.rollout.filters import ALL_TRUNCATED, NO_VARIANCE, GroupFilter, Overlong
-from rl_bridge.rollout.groups import rollout_figures, training_samples
+from rl_bridge.rollout.assignment import (
+    Absence,
+    NoTrajectory,
+)
+from rl_bridge.rollout.counts import EpisodeCounts, Tally
+from rl_bridge.rollout.groups import (
+    ALL_TRUNCATED,
+    NO_VARIANCE,
+    GroupFilter,
+    Overlong,
+    rollout_figures,
+    training_samples,
+)
 from rl_bridge.rollout.seeds import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
-from rl_bridge.rollout.tally import Tally
+from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 

@@ -14,13 +14,11 @@ import pytest
 from worker_fixtures import HERE, until_no_session_is_left
 
 from openenv_core import LocalProcessProvider
-from rl_bridge.buffer.admission import Admission
 from rl_bridge.buffer.ledger import Ledger
-from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.environments.deadlines import SessionDeadlines
-from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.dispatching import DispatchSettings
+from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.settings import WorkerSettings

@@ -21,11 +21,15 @@ from worker_fixtures import (
 
 from openenv_core import LocalProcessProvider
 from openenv_core.errors import FactoryFailed, ServerError, SessionFailed
-from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.errors import GeneratorError, NoReplica, PromptRefused, ReplicaLost, RolloutError
-from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory
+from rl_bridge.rollout.assignment import (
+    Absence,
+    AssignmentResult,
+    NoTrajectory,
+)
+from rl_bridge.rollout.episode import REASON_CHARS
 from rl_bridge.rollout.groups import training_samples
-from rl_bridge.rollout.outcomes import REASON_CHARS
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.types import Ending, Group
 

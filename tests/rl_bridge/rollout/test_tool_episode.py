@@ -21,11 +21,14 @@ from tool_fixtures import (
 )
 from worker_fixtures import Play, playing, trajectories
 
-from rl_bridge.environments.deadlines import SessionDeadlines
+from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import ToolTask
-from rl_bridge.rollout.assignment import Absence, NoTrajectory
-from rl_bridge.tokens.accumulator import training_rows
+from rl_bridge.rollout.assignment import (
+    Absence,
+    NoTrajectory,
+)
+from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Ending, Trajectory
 
 ADD = calling("add", a=1, b=2)

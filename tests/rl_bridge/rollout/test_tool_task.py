@@ -36,7 +36,7 @@ from openenv_core.tools import (
 )
 from rl_bridge.errors import EpisodeLost, RolloutError
 from rl_bridge.rollout import EvaluationResult, ToolTask
-from rl_bridge.rollout.world import World
+from rl_bridge.rollout.tool_task import World
 from rl_bridge.tokens.tool_calls import ToolCall
 from rl_bridge.types import Ending
 

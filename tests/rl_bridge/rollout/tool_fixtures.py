@@ -22,10 +22,13 @@ from openenv_core import Action, Environment, MCPToolClient, Observation, State,
 from openenv_core.tools import CallToolAction, ToolAction, ToolEnvironment, ToolFailed, ToolObservation, tool
 from rl_bridge.config import Config
 from rl_bridge.rollout import Task, ToolTask
-from rl_bridge.rollout.episode import EpisodeSettings, play_episode
+from rl_bridge.rollout.episode import (
+    EpisodeSettings,
+    play_episode,
+)
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.tokens.accumulator import training_rows
 from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, SamplingSettings, TrainSample, Trajectory
 from servers import create_app
 

@@ -15,7 +15,11 @@ from pathlib import Path
 from service_roles import Policy
 from service_waits import alive, held, until, until_gone
 
-from rl_bridge.services import Fleet, Hosts, placement
+from rl_bridge.services import (
+    Fleet,
+    Hosts,
+    placement,
+)
 
 placement.AVOIDED_S = 8.0
 

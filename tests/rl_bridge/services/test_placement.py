@@ -4,9 +4,13 @@ import pytest
 
 from rl_bridge.errors import RoleFailed
 from rl_bridge.services import RestartPolicy
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import AVOIDED_S, Placement, Slot, by_need
-from rl_bridge.services.restarts import RestartBudget
+from rl_bridge.services.options import RestartBudget, ServiceOptions
+from rl_bridge.services.placement import (
+    AVOIDED_S,
+    Placement,
+    Slot,
+    by_need,
+)
 from rl_bridge.services.starts import FIRST, VARIABLE, own_seed, start_of
 
 ONE = ServiceOptions()

@@ -12,7 +12,7 @@ from service_waits import WAIT_S, until
 from rl_bridge import services
 from rl_bridge.config import Config
 from rl_bridge.errors import GeneratorError
-from rl_bridge.services.place import Place
+from rl_bridge.services.placement import Place
 
 
 class Processes:
@@ -179,7 +179,7 @@ CONFIG = {
 
 @pytest.mark.heavy
 async def test_the_trainer_takes_its_gpus_before_the_generators(tmp_path: Path) -> None:
-    from rl_bridge.loops.roles import start_roles
+    from rl_bridge.loops.assembly import start_roles
     from rl_bridge.services.actor import current_launcher
     from rl_bridge.services.options import ServiceOptions
 

@@ -1,6 +1,11 @@
 """Which replica is picked: least loaded, oldest first, and never the one that fails them all."""
 
-from rl_bridge.services.router import FIRST_SUSPENSION_S, LONGEST_SUSPENSION_S, SUSPECT_AFTER, Router
+from rl_bridge.services.balancer import (
+    FIRST_SUSPENSION_S,
+    LONGEST_SUSPENSION_S,
+    SUSPECT_AFTER,
+    Router,
+)
 
 
 def router(*replicas: int) -> Router:

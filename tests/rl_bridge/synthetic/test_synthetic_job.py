@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rl_bridge.services.local import LocalService
+from rl_bridge.services.handle import LocalService
 from rl_bridge.synthetic.job import StepTimes, SyntheticWorker, make_buffer, run_job
 from rl_bridge.synthetic.settings import SyntheticSettings
 from tests.support.simulated_time import simulate

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_bridge.tokens.accumulator import training_rows
-from rl_bridge.tokens.prefix import Prefix
+from rl_bridge.tokens.conversation import Prefix, training_rows
 from rl_bridge.types import NO_VERSION, Completion, Ending, Trajectory, Turn
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_bridge.tokens.json_repair import repaired
 from rl_bridge.tokens.tool_calls import (
     CallStyle,
     ToolCall,
     UnparsableCall,
     parse_tool_calls,
+    repaired,
     style_of_template,
 )
 

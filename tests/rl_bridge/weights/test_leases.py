@@ -5,11 +5,16 @@ import asyncio
 import pytest
 
 from rl_bridge.errors import SnapshotOverwritten, WeightsError
-from rl_bridge.weights import leased
-from rl_bridge.weights.directory import LocalDirectory
-from rl_bridge.weights.leased import under_lease
-from rl_bridge.weights.leases import Leases
-from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot
+from rl_bridge.weights import transport as leased
+from rl_bridge.weights.directory import Leases, LocalDirectory
+from rl_bridge.weights.snapshot import (
+    Contribution,
+    Key,
+    Origin,
+    Publication,
+    Snapshot,
+)
+from rl_bridge.weights.transport import under_lease
 
 FIRST, SECOND = Publication(group="trainer", number=1), Publication(group="trainer", number=2)
 ORIGIN = Origin(machine="one", pid=1, started=1, rank=0)

@@ -13,12 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_bridge.errors import WeightsError
-from rl_bridge.weights import ShardSpec, copying
+from rl_bridge.weights import ShardSpec
+from rl_bridge.weights import attachments as copying
 from rl_bridge.weights.assembly import copied, seen, view, wanted
-from rl_bridge.weights.copying import copy_all
-from rl_bridge.weights.slices import Box, own_shards
-from rl_bridge.weights.slices import Shard as OwnShard
-from rl_bridge.weights.snapshot import Contribution, Origin, Publication, Snapshot, layout
+from rl_bridge.weights.attachments import copy_all
+from rl_bridge.weights.snapshot import (
+    Box,
+    Contribution,
+    Origin,
+    Publication,
+    Snapshot,
+    layout,
+    own_shards,
+)
+from rl_bridge.weights.snapshot import Shard as OwnShard
 
 
 @st.composite

@@ -1,6 +1,11 @@
 """What the operator says: which tool servers there are, and what they may."""
 
-from .servers import HttpServer, Policy, ServerSpec, StdioServer
+from .servers import (
+    HttpServer,
+    Policy,
+    ServerSpec,
+    StdioServer,
+)
 from .settings import McpToolsSettings
 
 __all__ = ["HttpServer", "McpToolsSettings", "Policy", "ServerSpec", "StdioServer"]

@@ -1,28 +1,157 @@
-"""One episode: its servers, the names of their tools, and a call from its asking to its result."""
+"""One episode: its servers, the names of their tools, a call from its asking to its result, a transcript."""
 
 import asyncio
+import hashlib
+import re
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
 
 import mcp_types as types
 
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
-from openenv_core.tools import ToolContext, ToolErrorType, ToolResult, ToolSpec
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.tools import RESERVED_TOOL_NAMES, ToolContext, ToolErrorType, ToolResult, ToolSpec
 from servers.execution import keep
 
-from ...models import McpToolsState, ServerInfo
+from ...models import McpToolsState, ServerInfo, TranscriptEntry
 from ..house import House
-from ..upstream.arguments import unfit
 from ..upstream.errors import CallFailed, ServerFailed
 from ..upstream.results import result_of
-from .budget import Budget
-from .folder import Folder
-from .member import Member, matches, start_all
-from .naming import offered, prefix_of
-from .options import ResetChoice
-from .transcript import Transcript
+from ..upstream.schemas import unfit
+from .member import Folder, Member, matches, start_all
+from .options import Budget, ResetChoice
+
+MAX_CHARS: Final = 64
+_FOREIGN: Final = re.compile(r"[^A-Za-z0-9_-]")
+_HASH_CHARS: Final = 8
+_RESERVED_PREFIX: Final = "tool_"
+
+
+def prefix_of(server: str, prefix: str | None, servers: int) -> str:
+    """Return what stands before the names of a server's tools.
+
+    Args:
+        server: Its name.
+        prefix: What its configuration says.
+        servers: How many are configured.
+    """
+    if prefix is not None:
+        return prefix
+    return f"{server}__" if servers > 1 else ""
+
+
+def offered(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
+    """Return servers and tools by the names that they are offered under.
+
+    Args:
+        tools: Server, prefix and name of each, in the order of the list.
+    """
+    wanted = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
+    found: dict[str, tuple[str, str]] = {}
+    changed = []
+    # Names that may stay as they are come first, so that none of them gives way to one that is made up.
+    for full, server, name in wanted:
+        if _fits(full) and full not in found:
+            found[full] = (server, name)
+        elif found.get(full) != (server, name):
+            changed.append((full, server, name))
+    for full, server, name in changed:
+        short = fitting(full)
+        if short in found and found[short] != (server, name):
+            short = _hashed(short, f"{server}\0{name}")
+        found.setdefault(short, (server, name))
+    order = {(server, name): place for place, (_, server, name) in reversed(list(enumerate(wanted)))}
+    return dict(sorted(found.items(), key=lambda entry: order[entry[1]]))
+
+
+def fitting(name: str) -> str:
+    """Return a name that chat templates take; one that fits stays as it is."""
+    if name in RESERVED_TOOL_NAMES:
+        return f"{_RESERVED_PREFIX}{name}"
+    plain = _FOREIGN.sub("_", name) or "_"
+    return plain if len(plain) <= MAX_CHARS else _hashed(plain, name)
+
+
+def _fits(name: str) -> bool:
+    return fitting(name) == name
+
+
+def _hashed(name: str, of: str) -> str:
+    mark = hashlib.sha256(of.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
+    return f"{name[: MAX_CHARS - _HASH_CHARS - 1]}_{mark}"
+
+
+MAX_ENTRIES: Final = 512
+MAX_ARGUMENT_BYTES: Final = 2048
+MAX_RESULT_CHARS: Final = 1024
+MAX_NAME_CHARS: Final = 256
+
+
+class Transcript:
+    """The calls of an episode, in order.
+
+    Args:
+        kept: False keeps none.
+
+    Attributes:
+        dropped: How many of the first were given up.
+    """
+
+    def __init__(self, kept: bool) -> None:
+        self._entries: deque[TranscriptEntry] = deque(maxlen=MAX_ENTRIES if kept else 0)
+        self.dropped = 0
+
+    @property
+    def entries(self) -> list[TranscriptEntry]:
+        """What is kept."""
+        return list(self._entries)
+
+    def add(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | str,
+        result: ToolResult,
+        started_s: float,
+        seconds: float,
+    ) -> None:
+        """Keep a call; of arguments that cannot be kept, why."""
+        if self._entries.maxlen == 0:
+            return
+        self.dropped += len(self._entries) == self._entries.maxlen
+        self._entries.append(
+            TranscriptEntry(
+                tool=tool[:MAX_NAME_CHARS].encode(errors="replace").decode(),
+                arguments=_short(arguments),
+                outcome="ok" if result.error is None else result.error.error_type.value,
+                result=_said(result),
+                started_s=round(started_s, 4),
+                seconds=round(seconds, 4),
+                metadata=result.metadata,
+            )
+        )
+
+
+def _short(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
+    if isinstance(arguments, str):
+        return arguments
+    encoded = dumps(arguments)
+    return dict(arguments) if len(encoded) <= MAX_ARGUMENT_BYTES else _text(encoded, MAX_ARGUMENT_BYTES)
+
+
+def _said(result: ToolResult) -> str:
+    if result.error is not None:
+        return result.error.message[:MAX_RESULT_CHARS]
+    if isinstance(result.value, str):
+        return result.value[:MAX_RESULT_CHARS]
+    return "" if result.value is None else _text(dumps(result.value), MAX_RESULT_CHARS)
+
+
+def _text(encoded: bytes, most: int) -> str:
+    return encoded[:most].decode(errors="ignore")
+
 
 STATE_LOST: Final = "state_lost"
 """The key of an observation's metadata that names the server that was started anew, and has forgotten all."""

@@ -2,6 +2,8 @@
 
 # ruff: noqa: N818 - the names say what happened
 
+import asyncio
+
 from openenv_core.tools import ToolErrorType
 
 
@@ -43,3 +45,23 @@ def told(error: BaseException) -> str:
     found = leaf(error)
     words = " ".join(str(found).split())
     return (words or type(found).__name__)[:500]
+
+
+class Fault:
+    """The first thing that went wrong since it was last taken."""
+
+    def __init__(self) -> None:
+        self._words: str | None = None
+        self.event = asyncio.Event()
+
+    def tell(self, words: str) -> None:
+        """Say what went wrong."""
+        if self._words is None:
+            self._words = words
+            self.event.set()
+
+    def take(self) -> str | None:
+        """Return what went wrong, and forget it."""
+        words, self._words = self._words, None
+        self.event.clear()
+        return words

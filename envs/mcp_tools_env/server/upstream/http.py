@@ -1,29 +1,83 @@
-"""The wire to a tool server at an address: streamable HTTP by the SDK, over connections that go nowhere else.
-
-Each connection's host is looked up once, every address of it is checked, and one of these is connected to, so that a
-name cannot mean one thing to the check and another to the connection. Redirects are refused, proxies that the
-environment's variables name are passed over, and bodies are taken as they are, within a bound.
-"""
+"""The wire to a tool server at an address: streamable HTTP by the SDK, over connections that go nowhere else."""
 
 import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import anyio
 import httpcore2
 import httpx2
 from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, checked, resolve
-from .errors import AddressRefused, told
-from .fault import Fault
-from .posts import GivenUp, Post, Posts
-from .weight import MAX_VALUES, Pace, Weight
+from .errors import AddressRefused, Fault, told
+from .schemas import MAX_VALUES, Pace, Weight
+
+T = TypeVar("T")
+
+_CANCELLED: Final = "notifications/cancelled"
+
+
+class GivenUp(Exception):  # noqa: N818 - says what happened
+    """Nobody waits for the request any more."""
+
+
+class Post:
+    """One request, while anybody waits for it."""
+
+    def __init__(self) -> None:
+        self._scope: anyio.CancelScope | None = None
+        self._over = False
+
+    def give_up(self) -> None:
+        """End it, and whoever waits in it."""
+        self._over = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def within(self, work: Awaitable[T]) -> T:
+        """Wait for a part of it.
+
+        Raises:
+            GivenUp: It was given up before, or meanwhile.
+        """
+        with anyio.CancelScope() as self._scope:
+            if self._over:
+                self._scope.cancel()
+            return await work
+        raise GivenUp
+
+
+class Posts:
+    """The requests of one connection, by the ids of their messages."""
+
+    def __init__(self) -> None:
+        self._open: dict[Any, Post] = {}
+
+    def begin(self, body: bytes) -> tuple[Any, Post]:
+        """Note a request; one that cancels another ends that."""
+        message = json.loads(body) if body else {}
+        if message.get("method") == _CANCELLED:
+            other = self._open.pop((message.get("params") or {}).get("requestId"), None)
+            if other is not None:
+                other.give_up()
+        post = Post()
+        number = message.get("id") if "method" in message else None
+        if number is not None:
+            self._open[number] = post
+        return number, post
+
+    def end(self, number: Any, post: Post) -> None:
+        """Forget a request."""
+        if self._open.get(number) is post:
+            del self._open[number]
+
 
 MAX_BODY_BYTES: Final = 32 << 20
 """The longest answer, or event of one, that a tool server may send."""

@@ -1,12 +1,19 @@
-"""What a tool server answered, as a result of ours: one value for a policy, and the content for MCP."""
+"""What a tool server answered: lists of tools, results, errors."""
 
 import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import ContentBlock, ToolError, ToolErrorType, ToolResult
+
+from .errors import CallFailed, told
 
 TRUNCATED: Final = "truncated"
 """The key of an observation's metadata that says how much of a result was cut off."""
@@ -91,3 +98,72 @@ def _cut(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
         if len(kept) >= 1024:
             break
     return kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a server says of itself."""
+
+    name: str
+    version: str
+    protocol: str
+    instructions: str
+
+
+def too_long(timeout_s: float) -> CallFailed:
+    """Return the failure of a call that took too long: its arguments may be why, so it tells of the policy too."""
+    words = f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
+    return CallFailed(ToolErrorType.TIMEOUT, words)
+
+
+def broken(why: str) -> CallFailed:
+    """Return the failure of a call whose server failed."""
+    return CallFailed(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {why}", infrastructure=True)
+
+
+def refusal(error: MCPError) -> CallFailed:
+    """Return the failure of a call that its server refused."""
+    kind = ToolErrorType.EXECUTION_ERROR
+    if error.code == types.INVALID_PARAMS:
+        kind = ToolErrorType.INVALID_ARGS
+    return CallFailed(kind, told(error))
+
+
+MAX_TOOLS: Final = 1024
+"""Of one server: a list that never ends is cut here."""
+
+MAX_LIST_BYTES: Final = 4 << 20
+"""Likewise."""
+
+MAX_PAGES: Final = 64
+
+
+async def listed(
+    page: Callable[[str | None, float], Awaitable[types.ListToolsResult]], timeout_s: float
+) -> list[types.Tool]:
+    """Return the tools of all pages.
+
+    Args:
+        page: Asks for the page at a cursor, within seconds.
+        timeout_s: What all of it may take.
+
+    Raises:
+        CallFailed: A page does not come, or not in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    found: list[types.Tool] = []
+    size = 0
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        if (left_s := deadline - time.monotonic()) <= 0:
+            raise too_long(timeout_s)
+        answer = await page(cursor, left_s)
+        for tool in answer.tools:
+            size += len(tool.model_dump_json())
+            if len(found) >= MAX_TOOLS or size > MAX_LIST_BYTES:
+                return found
+            found.append(tool)
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    return found

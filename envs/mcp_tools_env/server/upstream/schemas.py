@@ -1,14 +1,11 @@
-"""Whether arguments are what a tool's JSON schema asks for, told before the tool is called.
+"""What the arguments of a call may be: at all, and by a tool's JSON schema; and how much a message may hold."""
 
-The schema comes from a tool server and the arguments from a policy, and neither may cost more than a moment. What
-cannot be checked within bounds is left to the server, which has to check it in any case: references to elsewhere,
-patterns that can take for ever, schemas that fold back on themselves.
-"""
-
+import asyncio
 import json
 import re
 import re._constants as constants  # type: ignore[import-not-found] # the only parser of patterns that there is
 import re._parser as parser  # type: ignore[import-not-found]
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -219,3 +216,89 @@ def _ways(parsed: Any, *, repeated: bool) -> int:
             return _WILD
         found = min(found * ways, _WILD)
     return found
+
+
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 64
+MAX_NUMBER: Final = 1 << 1023
+"""Beyond it a whole number is none that every parser reads; it has 308 digits."""
+
+
+def unfit(arguments: Mapping[str, Any]) -> str | None:
+    """Return why arguments cannot be sent to any tool; None where they can."""
+    level: list[Any] = [arguments]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                below += value.values()
+            elif isinstance(value, list | tuple):
+                below += value
+            elif isinstance(value, int) and abs(value) > MAX_NUMBER:
+                return f"expected numbers of at most {MAX_NUMBER.bit_length()} bits, got one of {value.bit_length()}"
+        level = below
+        if not level:
+            break
+    else:
+        return f"expected arguments of at most {MAX_DEPTH} levels, got more"
+    try:
+        size = len(dumps(arguments))
+    except ValueError as error:
+        return f"expected arguments that JSON can carry, got: {str(error)[:200]}"
+    return None if size <= MAX_BYTES else f"expected arguments of at most {MAX_BYTES} bytes, got {size}"
+
+
+MAX_VALUES: Final = 1 << 18
+"""Of one message."""
+
+MESSAGES_A_SECOND: Final = 2000
+"""Of one tool server; after so many it waits for the second to end."""
+
+_BEFORE_A_VALUE: Final = (b"[", b"{", b",")
+
+
+class Weight:
+    """Counts the values of one JSON text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self.values = 0
+        self._within = False
+        self._escape = b""
+
+    def add(self, data: bytes) -> bool:
+        """Count a piece; return whether there are still few enough.
+
+        What stands within strings does not count; every quote there has a backslash before it.
+        """
+        data = self._escape + data
+        self._escape = b"\\" if _ends_in_an_escape(data) else b""
+        if self._escape:
+            data = data[:-1]
+        if b"\\" in data:
+            data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = data.split(b'"', 2 * MAX_VALUES + 2)
+        for piece in pieces[self._within :: 2]:
+            self.values += sum(map(piece.count, _BEFORE_A_VALUE))
+        self._within ^= len(pieces) % 2 == 0
+        return self.values <= MAX_VALUES and len(pieces) <= 2 * MAX_VALUES
+
+
+def _ends_in_an_escape(data: bytes) -> bool:
+    return (len(data) - len(data.rstrip(b"\\"))) % 2 == 1
+
+
+class Pace:
+    """Lets so many messages pass in a second, and keeps the others waiting, and with them whoever sends them."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._passed = 0
+
+    async def keep(self, messages: int = 1) -> None:
+        """Wait where there were too many."""
+        self._passed += messages
+        if self._passed < MESSAGES_A_SECOND:
+            return
+        left = self._began + self._passed / MESSAGES_A_SECOND - time.monotonic()
+        await asyncio.sleep(max(0.0, left))
+        self._began, self._passed = time.monotonic(), 0

@@ -7,10 +7,9 @@ from typing import Protocol
 
 from mcp.client import Transport
 
-from .fault import Fault
+from .errors import Fault
 from .http import http_wire
-from .process import ServerProcess
-from .stdio import stdio_wire
+from .stdio import ServerProcess, stdio_wire
 
 
 class Wire(Protocol):

@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 
 from envs.code_interpreter_env.server.backends.hosted import Collector
-from envs.code_interpreter_env.server.backends.hosted.errand import MOST_BYTES, Errand
-from envs.code_interpreter_env.server.backends.hosted.errors import Unanswered
-from envs.code_interpreter_env.server.backends.hosted.listing import Listing
-from envs.code_interpreter_env.server.backends.hosted.paths import checked_path
-from envs.code_interpreter_env.server.backends.hosted.verdict import error_of, raised
+from envs.code_interpreter_env.server.backends.hosted.collector import Unanswered
+from envs.code_interpreter_env.server.backends.hosted.errand import (
+    MOST_BYTES,
+    Errand,
+    Listing,
+    checked_path,
+)
+from envs.code_interpreter_env.server.backends.hosted.interpreter import (
+    error_of,
+    raised,
+)
 from openenv_core.sandbox import CodeError, FileRefused, Limits
 
 LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)

@@ -13,8 +13,8 @@ from envs.code_interpreter_env.server.backends.together import (
     TogetherBackend,
     TogetherSettings,
     backend_from_environment,
-    pacing,
 )
+from envs.code_interpreter_env.server.backends.together import service as pacing
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnavailable
 

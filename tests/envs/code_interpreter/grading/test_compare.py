@@ -9,14 +9,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from envs.code_interpreter_env.grading.checkers import CHECKERS
 from envs.code_interpreter_env.grading.compare import (
+    MAX_BOXES,
     AnyOf,
     Compare,
     Exact,
     Numeric,
     SetLike,
     Unordered,
+    boxed,
+    parse_number,
 )
-from envs.code_interpreter_env.grading.numbers import MAX_BOXES, boxed, parse_number
 
 SAME: list[tuple[Any, Any]] = [
     (1, 1), (None, None), ("a", "a"), (math.nan, math.nan), (-0.0, 0.0), ([1, [2]], [1, [2]]), ((1, 2), (1, 2)),

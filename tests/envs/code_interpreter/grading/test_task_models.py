@@ -7,8 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from envs.code_interpreter_env.grading import BadTask, JsonlTasks, parse_task, public_view
-from envs.code_interpreter_env.grading.scoring import reward_of
-from envs.code_interpreter_env.grading.trial import CaseInfo
+from envs.code_interpreter_env.grading.trial import CaseInfo, reward_of
 from openenv_core.errors import ConfigurationError
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .backend import ContainerBackend
+from .interpreter import ContainerBackend
 from .settings import ContainerSettings
 
 __all__ = ["ContainerBackend", "ContainerSettings", "backend_from_environment"]

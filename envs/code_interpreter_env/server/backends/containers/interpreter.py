@@ -1,4 +1,4 @@
-"""A container as a session's interpreter."""
+"""Containers of a warm pool as sessions' interpreters."""
 
 import asyncio
 import time
@@ -14,21 +14,17 @@ from openenv_core.errors import (
     RequestTimeout,
     ServerError,
 )
-from openenv_core.providers.docker.container import (
-    Container,
-    ContainerState,
-)
+from openenv_core.providers.docker.container import Container, ContainerState
 from openenv_core.providers.pool import DockerPool, Lease
-from openenv_core.sandbox import FileRefused, Limits
+from openenv_core.sandbox import FileRefused, Limits, SandboxUnavailable
 from openenv_core.sandbox.results import EXIT_KILLED
 
 from ....client import CodeInterpreterEnv
 from ....models import CodeInterpreterObservation
 from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
-from ..hosted.errand import MOST_BYTES, Errand
-from ..hosted.errors import Unanswered
-from ..hosted.paths import checked_path
-from ..hosted.verdict import overdue
+from ..hosted.collector import Unanswered
+from ..hosted.errand import MOST_BYTES, Errand, checked_path
+from ..hosted.interpreter import Opened, overdue, refuse_snapshots
 from .settings import ContainerSettings
 
 MIB: Final = 1 << 20
@@ -238,3 +234,53 @@ def _end_of(lease: Lease[Container]) -> ContainerState | None:
 def _reason(refusal: str) -> str:
     """Return why the server there refused a file, without what is said here once more."""
     return refusal.rpartition(": ")[2]
+
+
+class ContainerBackend:
+    """Runs code in containers, one a session, which nobody uses again.
+
+    What stands between the code and the machine is the container, and within it what the server there has: an image
+    of this environment answers for its own level, any other for nothing.
+
+    Args:
+        settings: Which containers.
+    """
+
+    isolation = "container"
+
+    def __init__(self, settings: ContainerSettings) -> None:
+        self._settings = settings
+        self._pool: DockerPool | None = None
+        self._opened: Opened[ContainerInterpreter] = Opened()
+
+    async def start(self) -> None:
+        """Fill the pool, and wait for its first container.
+
+        Raises:
+            SandboxUnavailable: There is no engine, no such image, or its server does not start.
+        """
+        settings = self._settings
+        self._pool = pool = DockerPool(settings.image, settings.size, options=settings.options)
+        try:
+            await asyncio.to_thread(pool.wait, 1, settings.lease_s)
+        except ProviderError as error:
+            await self.close()
+            raise SandboxUnavailable(f"expected containers of {settings.image}, got: {error}") from error
+
+    async def open(
+        self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
+    ) -> ContainerInterpreter:
+        """Take a container; see `Backend`."""
+        refuse_snapshots(snapshot)
+        if self._pool is None:
+            raise SandboxUnavailable(
+                "expected a backend that was started, got one that was not, or was closed"
+            )
+        return await self._opened.add(ContainerInterpreter(self._pool, self._settings, limits, packages))
+
+    async def close(self) -> None:
+        """Remove all containers. Idempotent."""
+        await self._opened.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await asyncio.to_thread(pool.close)

@@ -4,9 +4,7 @@ Nothing here is a boundary: files travel through code in the session's own inter
 changed. What comes back is bounded and checked for its form, and never trusted for more.
 """
 
-from .collector import Collector
-from .errors import HostFailure
-from .interpreter import HostedInterpreter
-from .verdict import Verdict
+from .collector import Collector, HostFailure
+from .interpreter import HostedInterpreter, Verdict
 
 __all__ = ["Collector", "HostFailure", "HostedInterpreter", "Verdict"]

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from openenv_core.sandbox import CodeError, Limits, Output, Truncated
+from openenv_core.sandbox import CodeError, Limits, Output, SandboxFailure, Truncated
 
 PLAIN: Final = "text/plain"
 
@@ -111,3 +111,19 @@ def _as_text(mime: str, value: Any) -> str:
         value = "".join(value)
     text = value if isinstance(value, str) else json.dumps(value)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+class HostFailure(SandboxFailure):
+    """The service, the gateway or the container failed; the code had no part in it.
+
+    Attributes:
+        state_lost: Whether the interpreter is gone with it.
+    """
+
+    def __init__(self, message: str, *, state_lost: bool = False) -> None:
+        super().__init__(message)
+        self.state_lost = state_lost
+
+
+class Unanswered(HostFailure):
+    """Our own code ran in the interpreter and said nothing that we understand: the session's code may be why."""

@@ -1,14 +1,16 @@
-"""Our own code in a session's interpreter: what is sent, and how its answer is read."""
+"""Our own code in a session's interpreter: what is sent, how its answer is read, which files are news."""
 
 import base64
 import json
 import secrets
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from .errors import Unanswered
+from openenv_core.sandbox import FileInfo, FileRefused, Limits
+
+from .collector import Unanswered
 
 MOST_BYTES: Final = 8 << 20
 """The most that may come back: a piece of a file, or a list of many."""
@@ -72,3 +74,74 @@ class Errand:
 @cache
 def _source() -> str:
     return Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+
+
+MOST_CHARS: Final = 1024
+
+
+def checked_path(path: str) -> str:
+    """Return a path within the workspace in its plain form.
+
+    Raises:
+        FileRefused: It is absolute, leads upwards, or cannot be a path.
+    """
+    if not path or len(path) > MOST_CHARS or "\0" in path or "\\" in path or not path.isprintable():
+        raise FileRefused(
+            path[:100], f"a path has 1 to {MOST_CHARS} printable characters, and slashes forward"
+        )
+    plain = PurePosixPath(path)
+    if plain.is_absolute() or ".." in plain.parts or not plain.parts:
+        raise FileRefused(path, "a path is relative to the workspace and stays in it")
+    return str(plain)
+
+
+class Listing:
+    """The files of one workspace, as its interpreter has told them.
+
+    Args:
+        limits: Bound how many are told, and how large those are whose content is digested.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._rows: dict[str, tuple[int, int, str]] = {}
+
+    def asked(self) -> dict[str, Any]:
+        """Return the arguments of the question."""
+        return {
+            "known": {path: [size, time] for path, (size, time, _) in self._rows.items()},
+            "most_files": self._limits.files,
+            "most": self._limits.file_bytes,
+        }
+
+    def files(self) -> list[FileInfo]:
+        """Return all files."""
+        return [_info(path, row) for path, row in sorted(self._rows.items())]
+
+    def read(self, said: Mapping[str, Any]) -> tuple[FileInfo, ...]:
+        """Take an answer in, and return what is new or different since the one before.
+
+        Raises:
+            FileRefused: It is not of the form that ours has.
+        """
+        rows: dict[str, tuple[int, int, str]] = {}
+        news: list[FileInfo] = []
+        try:
+            for path, size, time, digest in said["files"][: self._limits.files]:
+                try:
+                    place = checked_path(path)
+                except FileRefused:  # nobody could ask for it
+                    continue
+                known = self._rows.get(place)
+                row = (int(size), int(time), str(digest)[:64] or (known[2] if known else ""))
+                rows[place] = row
+                if known is None or (known[0], known[2]) != (row[0], row[2]):
+                    news.append(_info(place, row))
+        except (KeyError, TypeError, ValueError):
+            raise FileRefused(".", "the interpreter described its files in words of its own") from None
+        self._rows = rows
+        return tuple(news)
+
+
+def _info(path: str, row: tuple[int, int, str]) -> FileInfo:
+    return FileInfo(path=path, size=row[0], sha256=row[2])

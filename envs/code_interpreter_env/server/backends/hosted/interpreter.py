@@ -4,21 +4,107 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import re
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Execution, FileInfo, FileRefused, Limits, SandboxClosed, SandboxFailure
+from openenv_core.sandbox import (
+    CodeError,
+    Execution,
+    FileInfo,
+    FileRefused,
+    Limits,
+    SandboxClosed,
+    SandboxFailure,
+    SandboxUnavailable,
+    Status,
+)
+from openenv_core.sandbox.results import EXIT_ERROR, EXIT_KILLED, EXIT_OK, EXIT_SANDBOX, EXIT_TIMEOUT
 
-from .collector import Collector
-from .errand import Errand
-from .errors import HostFailure, Unanswered
-from .listing import Listing
-from .paths import checked_path
-from .verdict import Verdict, failed
+from .collector import Collector, HostFailure, Unanswered
+from .errand import Errand, Listing, checked_path
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+_LAST_LINE: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?::\s*(?P<value>.*))?", re.DOTALL)
+
+MOST_TRACEBACK_CHARS: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The end of an execution; fields as in `Execution`.
+
+    Attributes:
+        files: None where whoever ran the code does not say, and the interpreter is to be asked.
+    """
+
+    status: Status = "ok"
+    exit_code: int = EXIT_OK
+    error: CodeError | None = None
+    state_lost: bool = False
+    reason: str | None = None
+    signal: int | None = None
+    max_rss_bytes: int | None = None
+    files: tuple[FileInfo, ...] | None = None
+
+
+def raised(error: CodeError) -> Verdict:
+    """Return the verdict on code that ended with an exception; `SystemExit` is told by its code."""
+    if error.ename == "MemoryError":
+        return Verdict(status="memory", exit_code=EXIT_ERROR, error=error)
+    if error.ename != "SystemExit":
+        return Verdict(status="error", exit_code=EXIT_ERROR, error=error)
+    carried = error.evalue.strip()
+    if carried in ("", "None", "0"):
+        return Verdict()
+    number = int(carried) if re.fullmatch(r"-?\d{1,9}", carried) else EXIT_ERROR
+    return Verdict(status="error", exit_code=number & 0xFF or EXIT_ERROR, error=error)
+
+
+def overdue(reason: str, *, state_lost: bool) -> Verdict:
+    """Return the verdict on code that took too long."""
+    return Verdict(status="timeout", exit_code=EXIT_TIMEOUT, state_lost=state_lost, reason=reason)
+
+
+def flooded(reason: str, *, state_lost: bool) -> Verdict:
+    """Return the verdict on code that wrote too much."""
+    return Verdict(status="output_limit", exit_code=EXIT_KILLED, state_lost=state_lost, reason=reason)
+
+
+def killed(reason: str) -> Verdict:
+    """Return the verdict on code whose interpreter died under it."""
+    return Verdict(status="killed", exit_code=EXIT_KILLED, state_lost=True, reason=reason)
+
+
+def failed(reason: str, state_lost: bool) -> Verdict:
+    """Return the verdict on code that had no chance."""
+    return Verdict(status="sandbox_error", exit_code=EXIT_SANDBOX, state_lost=state_lost, reason=reason)
+
+
+def error_of(text: str) -> CodeError:
+    """Read an exception from a traceback's text, whose last line names it."""
+    lines = plain(text[-MOST_TRACEBACK_CHARS:]).strip("\n").split("\n")
+    for index in range(len(lines) - 1, -1, -1):
+        # A message may have lines of its own; the line that names the class begins at the margin.
+        match = _LAST_LINE.fullmatch("\n".join(lines[index:]).strip())
+        if match is not None and not lines[index].startswith((" ", "\t")):
+            if match["value"] is None and index < len(lines) - 1:
+                continue
+            return CodeError(ename=match["name"], evalue=match["value"] or "", traceback=tuple(lines))
+    return CodeError(ename="Exception", evalue=lines[-1] if lines else "", traceback=tuple(lines))
+
+
+def plain(text: str) -> str:
+    """Return a text without its colours, and without what no encoder could write."""
+    clean = text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return _COLOURS.sub("", clean)
+
 
 ERRAND_S: Final = 20.0
 """How long our own code in an interpreter may take."""
@@ -318,3 +404,44 @@ class HostedInterpreter(ABC):
     def _require_open(self) -> None:
         if self._closed:
             raise SandboxClosed("expected an open interpreter, got one that was closed; open another")
+
+
+InterpreterT = TypeVar("InterpreterT", bound=HostedInterpreter)
+
+
+class Opened(Generic[InterpreterT]):
+    """The interpreters of one backend, to be closed with it."""
+
+    def __init__(self) -> None:
+        self._all: set[InterpreterT] = set()
+
+    async def add(self, interpreter: InterpreterT) -> InterpreterT:
+        """Open an interpreter, and return it.
+
+        Raises:
+            SandboxUnavailable: It cannot be opened.
+            ConfigurationError: A package cannot be imported there.
+        """
+        self._all = {each for each in self._all if not each.closed} | {interpreter}
+        try:
+            await interpreter.open()
+        except HostFailure as failure:
+            raise SandboxUnavailable(str(failure)) from failure
+        return interpreter
+
+    async def close(self) -> None:
+        """Close all of them."""
+        await asyncio.gather(*(each.close() for each in self._all), return_exceptions=True)
+        self._all = set()
+
+
+def refuse_snapshots(snapshot: bool) -> None:
+    """Refuse what only an interpreter on this machine has.
+
+    Raises:
+        ConfigurationError: A snapshot is asked for.
+    """
+    if snapshot:
+        raise ConfigurationError(
+            "expected a session without snapshots, which only the local sandbox has; leave snapshot out"
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .backend import JupyterBackend
+from .interpreter import JupyterBackend
 from .settings import JupyterSettings
 
 __all__ = ["JupyterBackend", "JupyterSettings", "backend_from_environment"]

@@ -1,17 +1,16 @@
-"""A kernel as a session's interpreter."""
+"""Kernels of a gateway as sessions' interpreters."""
 
 import asyncio
 import logging
 from contextlib import suppress
 from typing import Any, Final
 
-from openenv_core.sandbox import CodeError, Limits
+from openenv_core.sandbox import CodeError, Limits, SandboxUnavailable
 
 from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
 from ..hosted.errand import MOST_BYTES, Errand
-from ..hosted.verdict import failed, flooded, killed, overdue, plain, raised
-from .channel import Asked, Channel, Message
-from .gateway import Gateway, NoRoom
+from ..hosted.interpreter import Opened, failed, flooded, killed, overdue, plain, raised, refuse_snapshots
+from .gateway import Asked, Channel, Gateway, Message, NoRoom
 from .settings import JupyterSettings
 
 logger = logging.getLogger("openenv_core")
@@ -264,3 +263,53 @@ def _value(reply: Message) -> str:
     except (KeyError, TypeError):
         return ""
     return shown if isinstance(shown, str) else ""
+
+
+class JupyterBackend:
+    """Runs code in the kernels of a Jupyter kernel gateway, one a session.
+
+    A gateway isolates nothing: a session's code can do whatever the gateway's user can, to the other sessions' kernels
+    and folders too. Time and output are bounded here; memory, disk, processes and network are not. It is for code
+    that is trusted, or for gateways that put each kernel into a container of its own.
+
+    Args:
+        settings: How the gateway is reached.
+    """
+
+    isolation = "remote"
+
+    def __init__(self, settings: JupyterSettings) -> None:
+        self._settings = settings
+        self._gateway: Gateway | None = None
+        self._opened: Opened[JupyterInterpreter] = Opened()
+
+    async def start(self) -> None:
+        """Ask the gateway for its kernels, which shows that the token is good.
+
+        Raises:
+            SandboxUnavailable: It does not answer, refuses the token, or has none of the name.
+        """
+        self._gateway = Gateway(self._settings)
+        try:
+            await self._gateway.check()
+        except HostFailure as failure:
+            await self.close()
+            raise SandboxUnavailable(str(failure)) from failure
+
+    async def open(
+        self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
+    ) -> JupyterInterpreter:
+        """Start a kernel; see `Backend`."""
+        refuse_snapshots(snapshot)
+        if self._gateway is None:
+            raise SandboxUnavailable(
+                "expected a backend that was started, got one that was not, or was closed"
+            )
+        return await self._opened.add(JupyterInterpreter(self._gateway, self._settings, limits, packages))
+
+    async def close(self) -> None:
+        """End all kernels that were opened. Idempotent."""
+        await self._opened.close()
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            await gateway.close()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .backend import TogetherBackend
+from .interpreter import TogetherBackend
 from .settings import TogetherSettings
 
 __all__ = ["TogetherBackend", "TogetherSettings", "backend_from_environment"]

@@ -1,24 +1,17 @@
-"""A session of the service."""
+"""Sessions of the service as interpreters."""
 
+import asyncio
 import base64
 import hashlib
 import secrets
 from typing import Final
 
-from openenv_core.sandbox import FileRefused, Limits
+from openenv_core.sandbox import FileRefused, Limits, SandboxUnavailable
 
-from ..hosted import (
-    Collector,
-    HostedInterpreter,
-    HostFailure,
-    Verdict,
-)
+from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
 from ..hosted.errand import MOST_BYTES, Errand
-from ..hosted.interpreter import ERRAND_S
-from ..hosted.verdict import flooded, overdue, raised
-from .answers import NotRun, Ran, read_answer
-from .errors import Overdue, Refused, TooLarge
-from .service import TogetherService
+from ..hosted.interpreter import ERRAND_S, Opened, flooded, overdue, raised, refuse_snapshots
+from .service import NotRun, Overdue, Ran, Refused, TogetherService, TooLarge, read_answer
 from .settings import TogetherSettings
 
 SLACK_BYTES: Final = 1 << 16
@@ -150,3 +143,54 @@ class TogetherInterpreter(HostedInterpreter):
     def _most_bytes(self) -> int:
         """How long an answer may be: what may be written, some of it spelled with two characters."""
         return 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + SLACK_BYTES
+
+
+class TogetherBackend:
+    """Runs code in sessions of Together's Code Interpreter.
+
+    It speaks the interface as it is documented, and is tested against a server of ours that speaks it too. It has
+    never been run against the service itself.
+
+    Time and output are bounded here. Memory, disk, processes and network are what the service grants.
+
+    Args:
+        settings: How it is reached.
+    """
+
+    isolation = "remote"
+
+    def __init__(self, settings: TogetherSettings) -> None:
+        self._settings = settings
+        self._service: TogetherService | None = None
+        self._opened: Opened[TogetherInterpreter] = Opened()
+
+    async def start(self) -> None:
+        """Ask for the list of sessions, which shows that the token is good.
+
+        Raises:
+            SandboxUnavailable: The service does not answer, or refuses the token.
+        """
+        self._service = TogetherService(self._settings)
+        try:
+            await self._service.sessions()
+        except HostFailure as failure:
+            await self.close()
+            raise SandboxUnavailable(str(failure)) from failure
+
+    async def open(
+        self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
+    ) -> TogetherInterpreter:
+        """Begin a session; see `Backend`."""
+        refuse_snapshots(snapshot)
+        if self._service is None:
+            raise SandboxUnavailable(
+                "expected a backend that was started, got one that was not, or was closed"
+            )
+        return await self._opened.add(TogetherInterpreter(self._service, self._settings, limits, packages))
+
+    async def close(self) -> None:
+        """Let all sessions go; the service ends them after their time. Idempotent."""
+        await self._opened.close()
+        service, self._service = self._service, None
+        if service is not None:
+            await asyncio.shield(service.close())

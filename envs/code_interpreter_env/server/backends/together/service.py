@@ -1,10 +1,15 @@
-"""The two documented requests: POST /tci/execute and GET /tci/sessions."""
+"""The two documented requests, when they are sent again, and what their answers mean."""
 
 import asyncio
 import json
 import logging
+import random
 import ssl
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, Final
 
@@ -12,10 +17,65 @@ import httpx
 
 from openenv_core.proxies import proxy_for
 
-from ..hosted import HostFailure
-from .errors import Overdue, Refused, TooLarge
-from .pacing import Pacing
+from ..hosted import Collector, HostFailure
+from ..hosted.interpreter import error_of
 from .settings import TOKEN, TogetherSettings
+
+FIRST_PAUSE_S: Final = 0.25
+LAST_PAUSE_S: Final = 8.0
+
+
+class Pacing:
+    """The pauses between the attempts of one request: doubled each time, and never shorter than asked for.
+
+    Args:
+        patience_s: Seconds for all attempts but the last.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._deadline = time.monotonic() + patience_s
+        self.attempts = 1
+
+    def next_pause_s(self, retry_after: str | None) -> float | None:
+        """Return how long to wait before the next attempt; None where there is no time for one.
+
+        Args:
+            retry_after: What the service says, in seconds or as a date.
+        """
+        pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.attempts - 1, 16))
+        pause_s *= random.uniform(
+            0.75, 1.0
+        )  # so that those who were refused together do not come back together
+        pause_s = max(pause_s, seconds_of(retry_after))
+        if time.monotonic() + pause_s > self._deadline:
+            return None
+        self.attempts += 1
+        return pause_s
+
+
+def seconds_of(retry_after: str | None) -> float:
+    """Return the seconds that a Retry-After asks for; 0 where it cannot be read."""
+    text = (retry_after or "").strip()
+    if text.isascii() and text.replace(".", "", 1).isdigit() and len(text) < 12:
+        return float(text)
+    try:
+        when = parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return 0.0
+    return max(0.0, (when - datetime.now(UTC if when.tzinfo else None)).total_seconds())
+
+
+class Overdue(HostFailure):
+    """No answer came in time. The code may run on."""
+
+
+class TooLarge(HostFailure):
+    """The answer is larger than anything that may be written."""
+
+
+class Refused(HostFailure):
+    """The service understood, and said no: to a session that is gone, for one."""
+
 
 logger = logging.getLogger("openenv_core")
 
@@ -207,3 +267,59 @@ _MAY_HAVE_RUN: Final = "the code may have run, so it is not sent again"
 @cache
 def _trust() -> ssl.SSLContext:
     return httpx.create_ssl_context()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An execution that took place.
+
+    Attributes:
+        session_id: Where.
+        outputs: What it wrote and showed, and the exception that ended it, as documented.
+    """
+
+    session_id: str
+    outputs: tuple[tuple[str, Any], ...]
+
+    def told(self, collector: Collector) -> None:
+        """Have a collector hear it. Types of output that are not documented are left out."""
+        for kind, data in self.outputs:
+            if kind in ("stdout", "stderr"):
+                collector.write(kind, str(data))
+            elif kind == "error":
+                collector.error = error_of(data if isinstance(data, str) else json.dumps(data))
+            elif (kind == "display_data" or kind == "execute_result") and isinstance(data, dict):
+                collector.show("display_data" if kind == "display_data" else "execute_result", data, {})
+            else:
+                collector.lost()
+
+    def written(self) -> str:
+        """Return all that was written to stdout."""
+        return "".join(str(data) for kind, data in self.outputs if kind == "stdout")
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """An execution that the service could not have take place: `data` is null, `errors` says why."""
+
+    reason: str
+
+
+def read_answer(said: Any) -> Ran | NotRun:
+    """Read the JSON of an answer.
+
+    Raises:
+        HostFailure: It is not of the documented form.
+    """
+    try:
+        data, errors = said.get("data"), said.get("errors")
+        if data is None and errors:
+            texts = [each if isinstance(each, str) else json.dumps(each) for each in errors]
+            return NotRun("; ".join(texts)[:1000])
+        outputs = tuple((str(each["type"]), each["data"]) for each in data["outputs"])
+        session_id = data["session_id"]
+    except (KeyError, TypeError, AttributeError):
+        session_id = None
+    if not isinstance(session_id, str) or not session_id:
+        raise HostFailure("expected the service to answer with data or errors, as is documented, got neither")
+    return Ran(session_id, outputs)

@@ -1,11 +1,182 @@
-"""What is done for a request, by the policies as they are worded."""
+"""A policy by rules: reads requests and policies, calls tools, and earns nearly everything."""
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from functools import cache
+from typing import Any, Final, TypeAlias
 
-from .talk import Talk
-from .understanding import Wish, policy_numbers
+from openenv_core.tools import CallToolObservation
+
+from .world.cases import Kind
+from .world.speech import BY_NUMBER, BY_PRODUCT, OF_MINE, PHRASINGS
+
+_SLOT: Final = re.compile(r"\{([A-Z]+)\}")
+_OTHER_METHOD: Final = re.compile(r" Please put the money on my \S+, not on what I paid with\.$")
+
+
+class Puzzled(Exception):  # noqa: N818 - it says what the solver is
+    """The solver does not know what it sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request as it was understood: what was said of it."""
+
+    number: int
+    kind: Kind
+    order: str | None
+    products: tuple[str, ...]
+    option: str | None
+    code: str | None
+
+
+def wishes(task: str) -> list[Wish]:
+    """Read the requests in a task.
+
+    Raises:
+        Puzzled: One is put in a way that is not known.
+    """
+    return [
+        _wish(int(number), said) for number, said in re.findall(r"^Request (\d+): (.+)$", task, re.MULTILINE)
+    ]
+
+
+def policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
+    """Return the numbers that a policy has where the pattern has groups.
+
+    Raises:
+        Puzzled: The policy is not worded so.
+    """
+    if (found := re.search(pattern, text)) is None:
+        raise Puzzled(f"expected a policy like {pattern!r}, got {text!r}")
+    return tuple(int(number) for number in found.groups())
+
+
+def _wish(number: int, said: str) -> Wish:
+    said = _OTHER_METHOD.sub("", said)
+    for kind, pattern in _patterns():
+        if (found := pattern.fullmatch(said)) is not None:
+            return _read(number, kind, found.groupdict())
+    raise Puzzled(f"expected a request of a known form, got {said!r}")
+
+
+def _read(number: int, kind: Kind, slots: Mapping[str, str]) -> Wish:
+    order = re.fullmatch(r"order (O\d+)", slots["REF"], re.IGNORECASE)
+    by_product = re.fullmatch(r"the order with the (.+)", slots["REF"], re.IGNORECASE)
+    products: tuple[str, ...] = tuple(by_product.groups()) if by_product else ()
+    if "THINGS" in slots:
+        products = tuple(slots["THINGS"].split(" and the "))
+    elif "PRODUCT" in slots:
+        products = (slots["PRODUCT"],)
+    return Wish(
+        number, kind, order[1].upper() if order else None, products, slots.get("OPTION"), slots.get("CODE")
+    )
+
+
+@cache
+def _patterns() -> tuple[tuple[Kind, "re.Pattern[str]"], ...]:
+    refs = "|".join(
+        _SLOT.sub(".+?", ref.replace("{ORDER}", "{O}")) for ref in (BY_NUMBER, BY_PRODUCT, OF_MINE)
+    )
+    found = []
+    for kind, phrasings in PHRASINGS.items():
+        for phrasing in phrasings:
+            parts = _SLOT.split(phrasing)
+            said = "".join(
+                (f"(?P<{part}>{refs})" if part == "REF" else f"(?P<{part}>.+?)")
+                if place % 2
+                else re.escape(part)
+                for place, part in enumerate(parts)
+            )
+            # Sentences begin with a capital, which may be that of the order.
+            found.append((kind, re.compile(said, re.IGNORECASE)))
+    return tuple(found)
+
+
+Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
+"""Calls a tool: its name and arguments, and what the step answers."""
+
+_FACTS: Final = {
+    "email": r"My email address is (.+)\.",
+    "postcode": r"The postcode is (.+)\.",
+    "phone": r"My phone number is (.+)\.",
+}
+_FAULTY: Final = {
+    "broken": "damaged",
+    "damaged": "damaged",
+    "not what I ordered": "wrong_item",
+    "else than": "wrong_item",
+}
+
+
+class Talk:
+    """One conversation.
+
+    Attributes:
+        earned: the rewards so far.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._policies: dict[str, str] = {}
+        self._products: dict[str, dict[str, Any]] = {}
+        self.earned = 0.0
+
+    def use(self, name: str, /, **arguments: Any) -> Any:
+        """Call a tool and return what it gives.
+
+        Raises:
+            Puzzled: The tool failed.
+        """
+        seen = self._call(name, arguments)
+        self.earned += float(seen.reward or 0.0)
+        if seen.error is not None:
+            raise Puzzled(f"{name}({arguments}) said: {seen.error.message}")
+        return seen.result
+
+    def policy(self, topic: str) -> str:
+        """Return a policy, read once."""
+        if topic not in self._policies:
+            self._policies[topic] = self.use("get_policy", topic=topic)["text"]
+        return self._policies[topic]
+
+    def product(self, product_id: str) -> dict[str, Any]:
+        """Return a product, looked up once."""
+        if product_id not in self._products:
+            self._products[product_id] = self.use("get_product", product_id=product_id)
+        return self._products[product_id]
+
+    def ask(self, topic: str, request: int = 1) -> str:
+        """Ask the customer."""
+        said: str = self.use("ask_customer", topic=topic, request=request)
+        return said
+
+    def facts(self, most: int) -> dict[str, str]:
+        """Ask for what identifies somebody, until so many facts are known."""
+        known: dict[str, str] = {}
+        for topic, pattern in _FACTS.items():
+            if len(known) < most and (found := re.fullmatch(pattern, self.ask(topic))):
+                known[topic] = found[1]
+        return known
+
+    def reason(self, request: int) -> str:
+        """Ask why something is sent back."""
+        said = self.ask("reason", request)
+        return next((why for mark, why in _FAULTY.items() if mark in said), "changed_mind")
+
+    def wants_money(self, request: int) -> bool:
+        """Ask for a fallback: the money, or what there is."""
+        said = self.ask("fallback", request)
+        return "money back" in said or "refund" in said
+
+    def new_address(self, request: int) -> dict[str, str]:
+        """Ask for an address."""
+        said = self.ask("address", request)
+        if (found := re.fullmatch(r"Please send it to (.+), (\S+) (\S+)\.", said)) is None:
+            raise Puzzled(f"expected an address, got {said!r}")
+        return dict(zip(("street", "postcode", "city"), found.groups(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +367,69 @@ def _cents(euros: float) -> int:
 
 def _paid(order: dict[str, Any]) -> int:
     return _cents(order["items_total"]) + _cents(order["shipping_fee"]) - _cents(order["discount"])
+
+
+def solve(task: str, call: Call) -> float:
+    """Play a task to its end through the tools, and return the reward of it all.
+
+    Args:
+        task: Its text.
+        call: How to call a tool.
+
+    Raises:
+        Puzzled: Something is said or refused that was not expected.
+    """
+    talk = Talk(call)
+    if (found := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:
+        raise Puzzled("expected the day in the task")
+    wanted = wishes(task)
+    talk.policy("identity")
+    candidates = talk.use("find_customer", name=_name(talk))
+    account = _verified(talk, candidates)
+    if account is None:
+        for candidate in candidates:
+            text = "could not be verified"
+            talk.use("add_note", customer_id=candidate["customer_id"], kind="suspicious", text=text)
+        outcomes = [Outcome("refused", "not_verified") for _ in wanted]
+    else:
+        handler = Handler(talk, account, date.fromisoformat(found[1]))
+        outcomes = [handler.handle(wish, _order_of(talk, wish, account)) for wish in wanted]
+    for wish, outcome in zip(wanted, outcomes, strict=True):
+        talk.use(
+            "reply",
+            request=wish.number,
+            decision=outcome.decision,
+            ground=outcome.ground,
+            amount=outcome.cents / 100,
+        )
+    talk.use("finish")
+    return talk.earned
+
+
+def _name(talk: Talk) -> str:
+    return talk.ask("name").removeprefix("My name is ").removesuffix(".")
+
+
+def _verified(talk: Talk, candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the account of the customer; None where nobody of the name could be verified."""
+    facts = talk.facts(2)
+    if len(facts) < 2:
+        return None
+    for candidate in candidates:
+        if talk.use("verify_identity", customer_id=candidate["customer_id"], **facts)["verified"]:
+            account: dict[str, Any] = talk.use("get_customer", customer_id=candidate["customer_id"])
+            return account
+    return None
+
+
+def _order_of(talk: Talk, wish: Wish, account: dict[str, Any]) -> str | None:
+    """Return the order that is meant; None where it is none of this customer's."""
+    mine = {order["order_id"]: order["products"] for order in account["orders"]}
+    if wish.order is not None:
+        return wish.order if wish.order in mine else None
+    there: list[str] = [order for order, products in mine.items() if set(wish.products) <= set(products)]
+    if len(there) == 1:
+        return there[0]
+    said = re.search(r"O\d+", talk.ask("order", wish.number))
+    number = said[0] if said else ""
+    return number if number in mine else None

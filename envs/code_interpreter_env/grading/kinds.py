@@ -1,0 +1,273 @@
+"""Kinds of tasks: one number, a function, a program, or tests that import the submission."""
+
+import ast
+import math
+import secrets
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Final
+
+from .compare import boxed, close, parse_number
+from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, tests_in
+from .trial import PASSED, Bench, CaseInfo, Finding, LoadedTrial, Trial, cut, failure_of, shown
+
+_READER: Final = "_read_the_answer"
+
+# What is no builtin number (a Fraction, a Decimal, numpy's) is taken by its text.
+_READ: Final = f"""
+def {_READER}():
+    value = {{}}
+    return value if type(value) in (int, float, str) else str(value)
+"""
+
+
+class NumericTrial(Trial):
+    """Reads a number from what the submission printed, assigned, returned, or from the submission itself."""
+
+    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: NumericTask) -> None:
+        super().__init__(bench, code, fresh_per_case)
+        self._task = task
+
+    @property
+    def cases(self) -> Sequence[CaseInfo]:
+        """The one number, which is hidden."""
+        return [CaseInfo(hidden=True)]
+
+    async def run(self, index: int) -> Finding:
+        """Find the number and compare it."""
+        found = await self._text()
+        if isinstance(found, Finding):
+            return found
+        number = parse_number(found)
+        if number is None:
+            return Finding(category="bad_value", message=f"expected a number, got {shown(found)}")
+        expected = parse_number(str(self._task.answer)) or Fraction(0)
+        if close(number, expected, self._task.rel_tol, self._task.abs_tol):
+            return PASSED
+        return Finding(category="wrong_answer", got=cut(found))
+
+    async def _text(self) -> str | Finding:
+        if self._task.answer_from == "text":
+            marked = boxed(self._code)
+            return self._code if marked is None else marked
+        await self._bench.fresh()
+        execution = await self._bench.execute(self._code)
+        failure = failure_of(execution)
+        if failure is not None:
+            return failure
+        if self._task.answer_from == "stdout":
+            lines = [line for line in execution.stdout.splitlines() if line.strip()]
+            if execution.truncated.stdout:
+                return Finding(category="output_limit", message="it printed more than is kept")
+            if not lines:
+                return Finding(category="missing", message="nothing was printed")
+            marked = boxed(lines[-1])
+            return lines[-1] if marked is None else marked
+        return await self._value()
+
+    async def _value(self) -> str | Finding:
+        name = self._task.name
+        value = f"{name}()" if self._task.answer_from == "function" else name
+        failure = failure_of(await self._bench.execute(_READ.format(value)))
+        if failure is not None:
+            return failure
+        call = await self._bench.call(_READER)
+        failure = failure_of(call.execution)
+        if failure is None:
+            if type(call.value) is float or type(call.value) is int or type(call.value) is str:
+                return call.value if type(call.value) is str else shown(call.value)
+            return Finding(category="bad_value", message="expected a number")
+        if failure.message == f"NameError: name {name!r} is not defined":
+            return Finding(category="missing", message=failure.message)
+        return failure
+
+
+class FunctionTrial(LoadedTrial):
+    """Calls the function; the expected values never leave this process.
+
+    Arguments are copies by nature, so a function that changes them changes nothing here.
+    """
+
+    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: FunctionTask) -> None:
+        super().__init__(bench, code, fresh_per_case)
+        self._task = task
+        self._all = [*task.public, *task.hidden]
+
+    @property
+    def cases(self) -> Sequence[CaseInfo]:
+        """The calls."""
+        public = len(self._task.public)
+        found = []
+        for index, case in enumerate(self._all):
+            parts = [*map(shown, case.args), *(f"{key}={shown(value)}" for key, value in case.kwargs.items())]
+            words = f"{self._task.entry}({', '.join(parts)})"
+            found.append(
+                CaseInfo(
+                    hidden=index >= public,
+                    weight=case.weight,
+                    shown_input=words,
+                    expected=shown(case.expected),
+                )
+            )
+        return found
+
+    async def load(self) -> Finding | None:
+        """Run the submission."""
+        await self._bench.fresh()
+        return failure_of(await self._bench.execute(self._code))
+
+    async def ask(self, index: int) -> Finding:
+        """Call the function with one case's arguments."""
+        case, entry = self._all[index], self._task.entry
+        call = await self._bench.call(entry, case.args, case.kwargs)
+        failure = failure_of(call.execution)
+        if failure is not None:
+            error = call.execution.error
+            if error is not None and (error.ename, error.evalue) == (
+                "NameError",
+                f"name {entry!r} is not defined",
+            ):
+                return Finding(category="missing", message=failure.message)
+            return failure
+        if self._task.compare.holds(call.value, case.expected, case.args, case.kwargs):
+            return PASSED
+        return Finding(category="wrong_answer", got=shown(call.value))
+
+
+class StdioTrial(Trial):
+    """Runs the program in a fresh interpreter for each case."""
+
+    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: StdioTask) -> None:
+        super().__init__(bench, code, fresh_per_case)
+        self._task = task
+        self._all = [*task.public, *task.hidden]
+
+    @property
+    def cases(self) -> Sequence[CaseInfo]:
+        """The runs."""
+        public = len(self._task.public)
+        return [
+            CaseInfo(
+                hidden=index >= public,
+                weight=case.weight,
+                shown_input=cut(case.stdin),
+                expected=cut(case.stdout),
+            )
+            for index, case in enumerate(self._all)
+        ]
+
+    async def run(self, index: int) -> Finding:
+        """Run the program on one case's input."""
+        case = self._all[index]
+        await self._bench.fresh()
+        execution = await self._bench.execute(self._code, stdin=case.stdin)
+        failure = failure_of(execution)
+        if failure is not None:
+            return failure
+        if execution.truncated.stdout:
+            return Finding(category="output_limit", message="the program printed more than is kept")
+        if output_matches(execution.stdout, case.stdout, self._task.match, self._task.float_tol):
+            return PASSED
+        return Finding(category="wrong_answer", got=cut(execution.stdout))
+
+
+def output_matches(got: str, expected: str, match: str, float_tol: float | None) -> bool:
+    """Say whether a program printed what it should.
+
+    Args:
+        got: what it printed.
+        expected: what it should.
+        match: "tokens" or "exact".
+        float_tol: for numbers with a decimal point or an exponent in the expected output; None: as all words.
+    """
+    if match == "exact":
+        return _lines(got) == _lines(expected)
+    words, others = got.split(), expected.split()
+    return len(words) == len(others) and all(
+        word == other or _near(word, other, float_tol) for word, other in zip(words, others, strict=True)
+    )
+
+
+def _lines(text: str) -> str:
+    return text.replace("\r\n", "\n").removesuffix("\n")
+
+
+def _near(word: str, other: str, tolerance: float | None) -> bool:
+    if tolerance is None or not any(mark in other for mark in ".eE"):
+        return False
+    number, expected = parse_number(word), parse_number(other)
+    if number is None or expected is None or not math.isfinite(tolerance):
+        return False
+    return close(number, expected, tolerance, tolerance)
+
+
+_HARNESS: Final = Path(__file__).with_name("suite_harness.py")
+_RUN: Final = "_run_one_test"
+
+_LOAD: Final = """
+exec(compile({harness!r}, "<tests>", "exec"), globals())
+_import_submission({module!r}, {needed!r})
+"""
+
+
+class SuiteTrial(LoadedTrial):
+    """Imports the submission and calls one test, in a fresh interpreter for each."""
+
+    guarantee = "shared"
+
+    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: SuiteTask) -> None:
+        # Always: what a submission does to the process while one test runs is gone before the next.
+        super().__init__(bench, code, fresh_per_case=True)
+        self._task = task
+        self._all = [
+            *((task.public, name) for name in tests_in(task.public)),
+            *((task.hidden, name) for name in tests_in(task.hidden)),
+        ]
+        self._loaded: str | None = None
+
+    @property
+    def cases(self) -> Sequence[CaseInfo]:
+        """The tests."""
+        public = len(tests_in(self._task.public))
+        return [
+            CaseInfo(hidden=index >= public, shown_input=name, expected="no exception")
+            for index, (_, name) in enumerate(self._all)
+        ]
+
+    async def load(self) -> Finding | None:
+        """Import the submission while nothing but the harness is in the process."""
+        self._loaded = None
+        await self._bench.fresh({f"{self._task.module}.py": self._code})
+        harness = _HARNESS.read_text(encoding="utf-8")
+        needed = sorted(imported_by(self._task.public, self._task.hidden) - {self._task.module})
+        code = _LOAD.format(harness=harness, module=self._task.module, needed=needed)
+        failure = failure_of(await self._bench.execute(code))
+        # Once more, because the submission may have rewritten what was there when it was imported.
+        return failure or failure_of(await self._bench.execute(harness))
+
+    async def ask(self, index: int) -> Finding:
+        """Call one test."""
+        source, name = self._all[index]
+        token = secrets.token_hex(16)
+        call = await self._bench.call(_RUN, [source, name, token])
+        failure = failure_of(call.execution)
+        if failure is None:
+            if type(call.value) is str and call.value == token[::-1]:
+                return PASSED
+            return Finding(category="error", message="the test did not come to its end")
+        error = call.execution.error
+        if failure.category == "error" and error is not None and error.ename == "AssertionError":
+            return Finding(category="wrong_answer", message=failure.message)
+        return failure
+
+
+def imported_by(*sources: str) -> set[str]:
+    """Return the top-level names of what test code imports."""
+    names: set[str] = set()
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
