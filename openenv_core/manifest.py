@@ -150,7 +150,7 @@ class TaskDistribution(_Block):
     generator_model: str | None = None
 
 
-class Execution(_Block):
+class ValidationExecution(_Block):
     """How the released validator runs it."""
 
     kind: Literal["openenv_ws"] = "openenv_ws"
@@ -172,7 +172,7 @@ class Validation(_Block):
     types: Tags | None = None
     judge: Judge | None = None
     task_distribution: TaskDistribution | None = None
-    execution: Execution | None = None
+    execution: ValidationExecution | None = None
     episodes: Episodes = Field(default_factory=Episodes)
 
 

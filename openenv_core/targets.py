@@ -55,7 +55,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningTarget:
     """A target that runs.
 
     Attributes:
@@ -106,7 +106,7 @@ def served(
     env_vars: Mapping[str, str] | None = None,
     start_timeout_s: float = 60.0,
     docker_options: Mapping[str, Any] | None = None,
-) -> Iterator[Served]:
+) -> Iterator[RunningTarget]:
     """Run a target for as long as the block lasts; a URL runs already.
 
     Args:
@@ -119,13 +119,13 @@ def served(
         ProviderError: It could not be started.
     """
     if target.kind is TargetKind.URL:
-        yield Served(target.text.rstrip("/"))
+        yield RunningTarget(target.text.rstrip("/"))
         return
     provider = provider_of(
         target, env_vars=env_vars, start_timeout_s=start_timeout_s, docker_options=docker_options
     )
     try:
-        yield Served(provider.start(), provider)
+        yield RunningTarget(provider.start(), provider)
     finally:
         provider.stop()
 
@@ -194,10 +194,10 @@ def exposed_port(image: str) -> int:
         EngineUnavailable: There is no engine to ask.
         ImageNotFound: There is no such image.
     """
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
     try:
-        config = Engine.find().call("GET", f"/images/{image}/json").get("Config") or {}
+        config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
     except EngineRefused as error:
         raise ImageNotFound(
             f"expected an image {image!r} in the local engine, got none; `ropewalk build PATH` makes one"
@@ -290,10 +290,10 @@ def _folder_of_name(text: str) -> Path | None:
 
 def _engine_knows(image: str) -> bool:
     """Whether a Docker engine of this machine has an image of that name; False where there is none to ask."""
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
     try:
-        engine = Engine.find()
+        engine = DockerEngine.find()
         engine.ping()
         return engine.has_image(image)
     except OpenEnvError:  # no engine, or none that answers: not known either way

@@ -39,7 +39,7 @@ from servers.routes.websocket import (
     mcp_router,
 )
 from servers.security import Guard
-from servers.sessions import SessionTable, Slots
+from servers.sessions import SessionSlots, SessionTable
 from servers.settings import MODES, Mode, ServerSettings
 from servers.tooling import Tooling
 
@@ -54,7 +54,7 @@ Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[N
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
+class AppSettings:
     """What an app serves, as `create_app` was told.
 
     Attributes:
@@ -84,7 +84,7 @@ class EnvironmentApp(FastAPI):
         settings: How.
     """
 
-    def __init__(self, served: Served, settings: ServerSettings) -> None:
+    def __init__(self, served: AppSettings, settings: ServerSettings) -> None:
         super().__init__(
             title=_title(served), version=API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None
         )
@@ -96,7 +96,7 @@ class EnvironmentApp(FastAPI):
         self.configure(settings)
 
     @property
-    def served(self) -> Served:
+    def served(self) -> AppSettings:
         """What it serves; a checker looks into it."""
         return self._served
 
@@ -119,7 +119,7 @@ class EnvironmentApp(FastAPI):
         self,
         settings: ServerSettings,
         *,
-        slots: Slots | None = None,
+        slots: SessionSlots | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         """Take other settings; before the server starts.
@@ -261,7 +261,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-def _title(served: Served) -> str:
+def _title(served: AppSettings) -> str:
     return served.name or name_of(served.factory)
 
 
@@ -355,7 +355,9 @@ def create_app(
         "reset_observation": reset_observation_cls or observation_cls,
     }
     cap = 1 if max_concurrent_envs is None else max_concurrent_envs
-    served = Served(factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan)
+    served = AppSettings(
+        factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan
+    )
     return EnvironmentApp(served, settings)
 
 

@@ -24,7 +24,7 @@ _LINE: Final = re.compile(r"(?P<key>name|version|description|app)\s*:\s+(?P<valu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
+class ListedEnvironment:
     """One environment.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Told:
     error: str | None = None
 
 
-def environments_below(folder: Path) -> list[Listed]:
+def environments_below(folder: Path) -> list[ListedEnvironment]:
     """Return the environments in a folder: itself, or those one or two levels below.
 
     Raises:
@@ -63,9 +63,9 @@ def environments_below(folder: Path) -> list[Listed]:
     return _sorted(_listed(found, _as_path(found)) for found in _folders(folder))
 
 
-def environments() -> list[Listed]:
+def environments() -> list[ListedEnvironment]:
     """Return the environments that can be served from here: by their names, and those of the working directory."""
-    found: dict[Path, Listed] = {}
+    found: dict[Path, ListedEnvironment] = {}
     for package in _packages():
         folder = find_module(package)
         if folder is not None and folder.is_dir() and _serves(folder):
@@ -75,7 +75,7 @@ def environments() -> list[Listed]:
     return _sorted(found.values())
 
 
-def _sorted(found: Iterable[Listed]) -> list[Listed]:
+def _sorted(found: Iterable[ListedEnvironment]) -> list[ListedEnvironment]:
     return sorted(found, key=lambda one: (one.name, one.where))
 
 
@@ -120,7 +120,7 @@ def _target(package: str, folder: Path) -> str:
     return short if package_of(short) == package else f"{package}.{APP}"
 
 
-def _listed(folder: Path, target: str) -> Listed:
+def _listed(folder: Path, target: str) -> ListedEnvironment:
     try:
         told = _manifest(folder)
         told.error = told.error or _flaw(folder, str(told.keys.get("app") or APP))
@@ -129,7 +129,7 @@ def _listed(folder: Path, target: str) -> Listed:
     project = _project(folder)
     about = told.keys.get("description") or project.get("description") or _docstring(folder)
     version = told.keys.get("version") or project.get("version")
-    return Listed(
+    return ListedEnvironment(
         name=str(told.keys.get("name") or folder.name),
         version=None if version is None else str(version),
         description=" ".join(str(about).split()),

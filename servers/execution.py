@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 from openenv_core import Action, Environment, Observation, State
 from openenv_core.tools import is_tool_host
 from servers.methods import accepted, is_environment, plan_of
-from servers.threads import Call, Outcome, ThreadPool, contained
+from servers.threads import Outcome, ThreadCall, ThreadPool, contained
 
 logger = logging.getLogger("servers")
 
@@ -67,14 +67,14 @@ class Executor:
         """Let the threads end."""
         self.pool.close()
 
-    async def construct(self, factory: Factory) -> "Runner":
+    async def construct(self, factory: Factory) -> "EnvironmentRunner":
         """Build an environment where its class asks for it.
 
         Raises:
             Exception: Whatever the factory raised.
         """
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
-            return Runner(_on_loop(factory), self, self.pool)
+            return EnvironmentRunner(_on_loop(factory), self, self.pool)
         single = getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)
         pool = ThreadPool(1) if single else self.pool
         call = pool.submit(factory)
@@ -87,7 +87,7 @@ class Executor:
                 self.end(pool)
             raise
         if succeeded and is_environment(value):
-            return Runner(value, self, pool)
+            return EnvironmentRunner(value, self, pool)
         self.end(pool)
         if succeeded:
             raise TypeError(
@@ -101,7 +101,7 @@ class Executor:
         if pool is not self.pool:
             pool.close()
 
-    def give_up(self, call: Call, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
+    def give_up(self, call: ThreadCall, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
         """Stop waiting for a call without an outcome; return whether it holds a thread, until `then` is called.
 
         The one thread of an environment that asked for one is not replaced: closing has to follow in it.
@@ -125,12 +125,12 @@ class Executor:
         """Close what a constructor has brought, if it has, after its caller had left."""
         succeeded, value = outcome
         if succeeded and is_environment(value):
-            Runner(value, self, pool).discard()
+            EnvironmentRunner(value, self, pool).discard()
         else:
             self.end(pool)
 
 
-class Runner:
+class EnvironmentRunner:
     """One environment and the place where its methods run. One call at a time.
 
     Attributes:
@@ -157,7 +157,7 @@ class Runner:
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
-        self._late: Call | None = None
+        self._late: ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
         self.step_inline = self._step if plan.inline else None
 
@@ -325,7 +325,7 @@ class Runner:
                 _drop(call.outcome)
             raise
 
-    def _abandon(self, call: Call, then: Callable[[], None]) -> None:
+    def _abandon(self, call: ThreadCall, then: Callable[[], None]) -> None:
         def late(outcome: Outcome) -> None:
             self._late = None
             _drop(outcome)
@@ -363,7 +363,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
         raise contained(error) from error
 
 
-async def outcome_of(call: Call) -> Any:
+async def outcome_of(call: ThreadCall) -> Any:
     """Wait for a call; return what it returned or raise what it raised."""
     succeeded, value = await call.waiter
     if not succeeded:

@@ -87,7 +87,7 @@ SAFE: Final = _is_safe()
 """Whether the lane is taken at all."""
 
 
-class Events:
+class ReceiveQueue:
     """What the application has yet to receive: a few hundred bytes where asyncio's queue takes some thousand."""
 
     __slots__ = ("_events", "_waiter")
@@ -123,7 +123,7 @@ class FastLane(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if SAFE:
-            self.queue = Events()  # type: ignore[assignment]
+            self.queue = ReceiveQueue()  # type: ignore[assignment]
 
     def handle_connect(self, event: Request) -> None:
         """Start the application on a handshake."""

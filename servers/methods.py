@@ -21,7 +21,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnvironmentMethods:
     """What there is to know of an environment class, worked out once.
 
     Attributes:
@@ -48,7 +48,7 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan_of(cls: type) -> Plan:
+def plan_of(cls: type) -> EnvironmentMethods:
     """Work out how the methods of an environment class are run."""
     reset, step, close = (
         f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step", "close")
@@ -58,7 +58,7 @@ def plan_of(cls: type) -> Plan:
     # Environments of declared tools say whether one of these is asynchronous; of others a call may wait, and with it
     # all that share the session.
     may_wait = getattr(cls, "STEPS_MAY_WAIT", inspect.iscoroutinefunction(getattr(cls, "call_tool", None)))
-    return Plan(
+    return EnvironmentMethods(
         inline=on_loop and not reset_async and not step_async and not may_wait,
         on_loop=on_loop,
         reset=reset,

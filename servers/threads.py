@@ -27,7 +27,7 @@ def contained(error: BaseException) -> Exception:
     return told
 
 
-class Call:
+class ThreadCall:
     """One call that waits for a thread, or runs in one.
 
     Attributes:
@@ -110,12 +110,14 @@ class ThreadPool:
     def __init__(self, size: int, name: str = "environment") -> None:
         self.size = size
         self._name = name
-        self._queue: SimpleQueue[Call | None] = SimpleQueue()
+        self._queue: SimpleQueue[ThreadCall | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
         self._outstanding = 0
 
-    def submit(self, fn: Callable[..., Any], *args: Any, on_begin: Callable[[], None] | None = None) -> Call:
+    def submit(
+        self, fn: Callable[..., Any], *args: Any, on_begin: Callable[[], None] | None = None
+    ) -> ThreadCall:
         """Queue a call from a running event loop.
 
         Args:
@@ -123,7 +125,7 @@ class ThreadPool:
             *args: With what.
             on_begin: Called on the loop once a thread has taken it up.
         """
-        call = Call(asyncio.get_running_loop(), fn, args, on_begin)
+        call = ThreadCall(asyncio.get_running_loop(), fn, args, on_begin)
         with self._lock:
             self._outstanding += 1
             number = self._grow()
@@ -142,7 +144,7 @@ class ThreadPool:
         if number is not None:
             threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
 
-    def give_up(self, call: Call, replace: bool = True) -> bool:
+    def give_up(self, call: ThreadCall, replace: bool = True) -> bool:
         """Stop waiting for a call; return whether it still holds a thread.
 
         Args:

@@ -16,7 +16,7 @@ from openenv_core.tools import (
     ToolSpec,
     is_tool_host,
 )
-from servers.execution import Factory, Runner
+from servers.execution import EnvironmentRunner, Factory
 
 _LISTING = ("list_tools", "list_resources", "list_resource_templates", "list_prompts")
 
@@ -63,7 +63,7 @@ class Tooling:
             is_tool_host(self._owner) and callable(getattr(self._owner, METHODS[what], None))
         )
 
-    def has_tools(self, runner: Runner) -> bool:
+    def has_tools(self, runner: EnvironmentRunner) -> bool:
         """Whether this environment has tools to list and to call."""
         return runner.is_tool_host or self._steps
 
@@ -82,7 +82,7 @@ class Tooling:
         }
         return [one.spec for one in declared[method].values()]
 
-    async def list(self, runner: Runner) -> Sequence[ToolSpec]:
+    async def list(self, runner: EnvironmentRunner) -> Sequence[ToolSpec]:
         """Return the tools.
 
         Raises:
@@ -98,9 +98,9 @@ class Tooling:
         return [ToolSpec(**tool.model_dump()) for tool in observation.tools]
 
     async def begin(
-        self, runner: Runner, name: str, arguments: Mapping[str, Any], context: ToolContext
+        self, runner: EnvironmentRunner, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
-        """Call a tool, up to its first wait: what is returned may be awaitable, as with `Runner.begin`.
+        """Call a tool, up to its first wait: what is returned may be awaitable, as with `EnvironmentRunner.begin`.
 
         Raises:
             NoTools: There are none.
@@ -112,7 +112,7 @@ class Tooling:
         call = _step(runner, CallToolAction(tool_name=name, arguments=dict(arguments)))
         return call if runner.plan.step_async else await call
 
-    def _check(self, runner: Runner) -> None:
+    def _check(self, runner: EnvironmentRunner) -> None:
         if not self._steps:
             raise NoTools(f"expected an environment with tools, got {runner.name}, which offers none")
 
@@ -137,7 +137,7 @@ def _declared(owner: Any) -> Toolset | None:
     return toolset
 
 
-async def _step(runner: Runner, action: CallToolAction) -> ToolResult:
+async def _step(runner: EnvironmentRunner, action: CallToolAction) -> ToolResult:
     observation = await runner.step(action)
     if not isinstance(observation, CallToolObservation):
         raise _unexpected(CallToolObservation, observation)

@@ -12,7 +12,7 @@ from benchmarks.containers.report import bars, report
 from benchmarks.containers.servers import PLAIN, PLAIN_SUBJECT, PORT, Subject
 from benchmarks.wire.figures import Figures
 from openenv_core.errors import OpenEnvError
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 
 _DESCRIPTION = """\
 What a container costs until its server is healthy: by `docker run` and a look at /health, and by ours, in alternating
@@ -48,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _subjects(arguments: argparse.Namespace, figures: Figures) -> list[Subject]:
     """Return what can be measured, and note what cannot."""
-    engine = Engine.find()
+    engine = DockerEngine.find()
     engine.ping()
     wanted = [PLAIN_SUBJECT, *(Subject(image, port=arguments.port) for image in arguments.image)]
     missing = [subject for subject in wanted if not engine.has_image(subject.image)]

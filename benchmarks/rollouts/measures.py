@@ -23,7 +23,7 @@ from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy, Task
 from rl_bridge.rollout.worker import RolloutWorker
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, Turn
 
 RATE: Final = "episodes/s"
@@ -183,7 +183,7 @@ class _Numbers(Task):
         self.folder = Path()
         self._game = game
 
-    def messages(self, observation: Any) -> list[Message]:
+    def messages(self, observation: Any) -> list[ChatMessage]:
         return []
 
     def parse(self, text: str) -> Any:
@@ -199,7 +199,7 @@ class _Instant(ChatPolicy):
     def __init__(self) -> None:
         pass
 
-    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
+    def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
         return [0]
 
     async def answer(

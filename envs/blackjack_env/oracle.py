@@ -72,7 +72,7 @@ class Rules:
 DEFAULT_RULES = Rules()
 
 
-class Ending(NamedTuple):
+class HandEnding(NamedTuple):
     """How a hand ends from some point on.
 
     Attributes:
@@ -90,7 +90,7 @@ class Ending(NamedTuple):
     square: float
 
 
-BUST = Ending(win=0.0, push=0.0, loss=1.0, mean=-1.0, square=1.0)
+BUST = HandEnding(win=0.0, push=0.0, loss=1.0, mean=-1.0, square=1.0)
 
 
 def add_card(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
@@ -121,22 +121,22 @@ def dealer_distribution(upcard: int) -> Mapping[int, float]:
 
 
 @cache
-def standing(total: int, dealer: int) -> Ending:
+def standing(total: int, dealer: int) -> HandEnding:
     """What follows when the player stands on a total (4 to 21) against an upcard; no payout for naturals."""
     final = dealer_distribution(dealer)
     win = math.fsum(p for end, p in final.items() if end > 21 or end < total)
     push = final.get(total, 0.0)
     loss = 1.0 - win - push
-    return Ending(win, push, loss, mean=win - loss, square=win + loss)
+    return HandEnding(win, push, loss, mean=win - loss, square=win + loss)
 
 
 @cache
-def standing_natural(dealer: int, rules: Rules) -> Ending:
+def standing_natural(dealer: int, rules: Rules) -> HandEnding:
     """What follows when the player stands on a natural, as dealt, against an upcard."""
     plain = standing(21, dealer)
     if rules.sab:
         push = {1: CARDS[10], 10: CARDS[1]}.get(dealer, 0.0)
-        return Ending(1.0 - push, push, loss=0.0, mean=1.0 - push, square=1.0 - push)
+        return HandEnding(1.0 - push, push, loss=0.0, mean=1.0 - push, square=1.0 - push)
     if rules.natural:
         return plain._replace(mean=1.5 * plain.win, square=2.25 * plain.win)
     return plain
@@ -313,7 +313,7 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
         ValueError: see :func:`choice_at`.
     """
     visits = dict(deal_distribution())
-    endings: list[tuple[float, Ending]] = []
+    endings: list[tuple[float, HandEnding]] = []
     illegal = 0.0
     for state in STATES_BY_LOW_SUM:
         here = visits.get(state, 0.0)

@@ -5,10 +5,10 @@ What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 
 from .client import ShopEnv
 from .models import (
-    Impossible,
+    ImpossibleRequestError,
     InvalidResetOption,
     ShopObservation,
     ShopState,
 )
 
-__all__ = ["Impossible", "InvalidResetOption", "ShopEnv", "ShopObservation", "ShopState"]
+__all__ = ["ImpossibleRequestError", "InvalidResetOption", "ShopEnv", "ShopObservation", "ShopState"]

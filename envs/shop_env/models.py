@@ -8,10 +8,10 @@ from openenv_core import Observation, State
 from openenv_core.tasks import InvalidResetOption
 from openenv_core.tools import ToolFailed
 
-__all__ = ["Impossible", "InvalidResetOption"]
+__all__ = ["ImpossibleRequestError", "InvalidResetOption"]
 
 
-class Impossible(ToolFailed):
+class ImpossibleRequestError(ToolFailed):
     """The desk cannot do what it was asked: there is no such thing, or it is nobody's business here."""
 
 

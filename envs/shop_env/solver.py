@@ -16,7 +16,7 @@ _SLOT: Final = re.compile(r"\{([A-Z]+)\}")
 _OTHER_METHOD: Final = re.compile(r" Please put the money on my \S+, not on what I paid with\.$")
 
 
-class Puzzled(Exception):  # noqa: N818 - it says what the solver is
+class ShopSolverError(Exception):
     """The solver does not know what it sees."""
 
 
@@ -50,7 +50,7 @@ def policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
         Puzzled: The policy is not worded so.
     """
     if (found := re.search(pattern, text)) is None:
-        raise Puzzled(f"expected a policy like {pattern!r}, got {text!r}")
+        raise ShopSolverError(f"expected a policy like {pattern!r}, got {text!r}")
     return tuple(int(number) for number in found.groups())
 
 
@@ -59,7 +59,7 @@ def _wish(number: int, said: str) -> Wish:
     for kind, pattern in _patterns():
         if (found := pattern.fullmatch(said)) is not None:
             return _read(number, kind, found.groupdict())
-    raise Puzzled(f"expected a request of a known form, got {said!r}")
+    raise ShopSolverError(f"expected a request of a known form, got {said!r}")
 
 
 def _read(number: int, kind: Kind, slots: Mapping[str, str]) -> Wish:
@@ -133,7 +133,7 @@ class Talk:
         seen = self._call(name, arguments)
         self.earned += float(seen.reward or 0.0)
         if seen.error is not None:
-            raise Puzzled(f"{name}({arguments}) said: {seen.error.message}")
+            raise ShopSolverError(f"{name}({arguments}) said: {seen.error.message}")
         return seen.result
 
     def policy(self, topic: str) -> str:
@@ -175,7 +175,7 @@ class Talk:
         """Ask for an address."""
         said = self.ask("address", request)
         if (found := re.fullmatch(r"Please send it to (.+), (\S+) (\S+)\.", said)) is None:
-            raise Puzzled(f"expected an address, got {said!r}")
+            raise ShopSolverError(f"expected an address, got {said!r}")
         return dict(zip(("street", "postcode", "city"), found.groups(), strict=True))
 
 
@@ -381,7 +381,7 @@ def solve(task: str, call: Call) -> float:
     """
     talk = Talk(call)
     if (found := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:
-        raise Puzzled("expected the day in the task")
+        raise ShopSolverError("expected the day in the task")
     wanted = wishes(task)
     talk.policy("identity")
     candidates = talk.use("find_customer", name=_name(talk))

@@ -8,9 +8,9 @@ from typing import Final, get_args
 from .world.cases import (
     CASES,
     SEVERAL,
-    Bench,
+    CaseMaker,
+    CustomerRequest,
     Kind,
-    Request,
     Scenario,
     make_request,
 )
@@ -24,7 +24,7 @@ CALLS: Final = 40
 _KINDS: Final[tuple[Kind, ...]] = (*get_args(Kind), "return", "return", "exchange")
 
 
-class Level(StrEnum):
+class TaskDifficulty(StrEnum):
     """How much a customer asks for."""
 
     EASY = "easy"
@@ -32,15 +32,15 @@ class Level(StrEnum):
     HARD = "hard"
 
 
-_REQUESTS: Final = {Level.EASY: 1, Level.MEDIUM: 2, Level.HARD: 3}
+_REQUESTS: Final = {TaskDifficulty.EASY: 1, TaskDifficulty.MEDIUM: 2, TaskDifficulty.HARD: 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ShopTaskSpec:
     """One task, with all that is hidden of it."""
 
     scenario: Scenario
-    level: Level
+    level: TaskDifficulty
 
     def text(self, calls: int) -> str:
         """Put the task into words."""
@@ -55,7 +55,7 @@ class Task:
         )
 
 
-def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Task:
+def make_task(number: int, *, held_out: bool, level: TaskDifficulty | None = None) -> ShopTaskSpec:
     """Make the task of a number.
 
     Args:
@@ -64,13 +64,13 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Tas
         level: How much the customer asks for; None leaves that to the number as well.
     """
     source = random.Random(f"shop {number}")
-    level = level or source.choice(list(Level))
+    level = level or source.choice(list(TaskDifficulty))
     maker = Maker(source)
     policy = draw_policy(source)
     customer = source.choice(list(maker.records.customers.values()))
     products = source.sample(list(maker.records.products.values()), len(maker.records.products))
-    bench = Bench(maker, policy, customer, products)
-    requests: list[Request] = []
+    bench = CaseMaker(maker, policy, customer, products)
+    requests: list[CustomerRequest] = []
     while len(requests) < _REQUESTS[level]:
         kind = source.choice(_KINDS)
         cases = dict(CASES[kind][1])
@@ -90,7 +90,7 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Tas
         replace(one, says=put(one, maker.records, customer, source, held_out=held_out, by_number=known))
         for one, known in zip(requests, by_number, strict=True)
     ]
-    return Task(
+    return ShopTaskSpec(
         Scenario(
             maker.records,
             policy,
@@ -104,7 +104,7 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Tas
     )
 
 
-def _fill(bench: Bench) -> None:
+def _fill(bench: CaseMaker) -> None:
     """Add orders that nobody asks about: of the customer, with other things, and of others."""
     maker, source = bench.maker, bench.maker.source
     for _ in range(2):
@@ -120,7 +120,7 @@ def _fill(bench: Bench) -> None:
             maker.order(source.choice(others), products, source.choice(("pending", "processing", "shipped")))
 
 
-def _knows(bench: Bench, impostor: bool) -> dict[str, str | None]:
+def _knows(bench: CaseMaker, impostor: bool) -> dict[str, str | None]:
     """Return what the caller says of email, postcode and phone; one of them they may not know."""
     source, customer = bench.maker.source, bench.customer
     knows: dict[str, str | None] = {

@@ -103,7 +103,7 @@ QUERIES: Final[dict[str, str]] = {
 }
 
 
-class Puzzled(Exception):  # noqa: N818 - it says what the solver is
+class SqliteSolverError(Exception):
     """The solver does not know what it sees."""
 
 
@@ -197,7 +197,7 @@ def read_schema(tables: list[dict[str, Any]], described: Mapping[str, dict[str, 
             }
             columns |= {column.role: told[column.says] for column in table.columns}
         return Schema(domain, {role: names[table.says] for role, table in known.items()}, columns)
-    raise Puzzled(f"expected tables of a domain that is known, got {', '.join(names)}")
+    raise SqliteSolverError(f"expected tables of a domain that is known, got {', '.join(names)}")
 
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
@@ -234,7 +234,7 @@ def solve(task: str, call: Call) -> float:
         seen = call(name, arguments)
         rewards.append(float(seen.reward or 0.0))
         if seen.error is not None:
-            raise Puzzled(f"{name} said: {seen.error.message}")
+            raise SqliteSolverError(f"{name} said: {seen.error.message}")
         return seen.result
 
     tables = use("list_tables")
@@ -283,7 +283,7 @@ def _matched(asked: str, domain: Domain, valid_only: bool) -> Read:
     for name, pattern in _patterns(domain.name):
         if found := pattern.fullmatch(asked):
             return Read(name, found.groupdict(), valid_only)
-    raise Puzzled(f"expected a question of a known form, got {asked!r}")
+    raise SqliteSolverError(f"expected a question of a known form, got {asked!r}")
 
 
 @cache

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from .questions import Level, Question, ask
+from .questions import Question, QuestionLevel, ask
 from .world.domains import DOMAINS
 from .world.making import make_world
-from .world.records import World
+from .world.records import DatabaseContents
 
 CALLS: Final = 20
 """How many calls an episode has, unless reset says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SqliteTaskSpec:
     """One task, with its answer."""
 
-    world: World
+    world: DatabaseContents
     question: Question
 
     def text(self, calls: int) -> str:
@@ -35,7 +35,7 @@ class Task:
 
 
 @lru_cache(maxsize=128)
-def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Task:
+def make_task(number: int, *, held_out: bool, level: QuestionLevel | None = None) -> SqliteTaskSpec:
     """Make the task of a number. The newest are kept: the siblings of a group are reset to the same one.
 
     Args:
@@ -45,4 +45,4 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Tas
     """
     source = random.Random(f"sqlite {number}")
     world = make_world(source.choice(DOMAINS), source)
-    return Task(world, ask(world, source, held_out=held_out, level=level))
+    return SqliteTaskSpec(world, ask(world, source, held_out=held_out, level=level))

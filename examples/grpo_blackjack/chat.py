@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from envs.blackjack_env.oracle import DECISION_STATES
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 
 
-def prompt(total: int, usable_ace: bool, dealer: int) -> list[Message]:
+def prompt(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
     """The chat for one decision.
 
     Each of the three facts is one word without spaces, so that a tokenizer by words makes one token of each;

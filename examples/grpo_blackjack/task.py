@@ -17,7 +17,7 @@ from examples.grpo_blackjack import chat
 from examples.grpo_blackjack.report import write_report
 from rl_bridge.rollout import EvaluationResult, Policy, Task
 from rl_bridge.tiny_policy import make_tiny_policy
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Trajectory
 
 # The environment's client sends them as they are; two are enough for every hand.
@@ -29,7 +29,7 @@ class BlackjackTask(Task):
 
     client_type = BlackjackEnv
 
-    def messages(self, observation: BlackjackObservation) -> list[Message]:
+    def messages(self, observation: BlackjackObservation) -> list[ChatMessage]:
         """Total, usable ace and dealer's card: all that the optimum depends on."""
         return chat.prompt(observation.player_total, observation.usable_ace, observation.dealer_card)
 

@@ -9,7 +9,7 @@ from examples.sft.report import write_report
 from openenv_core.tools import CallToolObservation
 from rl_bridge.rollout import EvaluationResult, Policy, ToolTask
 from rl_bridge.rollout.task import Session
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 
 TOOLS = ("run_python", "submit")
 """What the policy is told of. The world has tools for files beside them, which these tasks have no use for."""
@@ -20,7 +20,7 @@ class CodeTask(ToolTask):
 
     client_type = CodeFamilyEnv
 
-    def messages(self, observation: CodeInterpreterObservation) -> list[Message]:
+    def messages(self, observation: CodeInterpreterObservation) -> list[ChatMessage]:
         """The task's prompt."""
         assert observation.prompt is not None
         return [{"role": "user", "content": observation.prompt}]

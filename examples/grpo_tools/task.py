@@ -7,7 +7,7 @@ from envs.sqlite_env.models import SqliteObservation
 from examples.sft.report import write_report
 from openenv_core.tools import CallToolObservation
 from rl_bridge.rollout import EvaluationResult, Policy, ToolTask
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 
 
 class SqliteTask(ToolTask):
@@ -15,7 +15,7 @@ class SqliteTask(ToolTask):
 
     client_type = SqliteEnv
 
-    def messages(self, observation: SqliteObservation) -> list[Message]:
+    def messages(self, observation: SqliteObservation) -> list[ChatMessage]:
         """The question alone: the rest of the task's text says what every task says."""
         return [{"role": "user", "content": observation.question}]
 

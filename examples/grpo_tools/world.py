@@ -12,7 +12,7 @@ from envs.sqlite_env.models import (
     SqliteObservation,
     SqliteState,
 )
-from envs.sqlite_env.questions import Level
+from envs.sqlite_env.questions import QuestionLevel
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.tasks import make_task
 from openenv_core.tools import ToolAction, ToolObservation
@@ -36,7 +36,7 @@ class SmallSqliteEnvironment(SqliteEnvironment):
         """Return the number that a task is made from: the first of the index's own with a question of the families."""
         first = super().task_number(split, index) * _TRIES
         for number in range(first, first + _TRIES):
-            if make_task(number, held_out=False, level=Level.EASY).question.family in FAMILIES:
+            if make_task(number, held_out=False, level=QuestionLevel.EASY).question.family in FAMILIES:
                 return number
         raise IndexError(
             f"expected a question of the families for the index {index}, got none in {_TRIES} tries"

@@ -10,7 +10,7 @@ from typing import Final
 
 from openenv_core import checker
 from openenv_core.apps import load_app
-from openenv_core.checker.check import Check, CheckFailed, Level
+from openenv_core.checker.check import Check, CheckFailed, CheckLevel
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ImageNotFound
 from openenv_core.manifest import MANIFEST
@@ -28,7 +28,7 @@ def checks() -> tuple[Check, ...]:
     )
 
 
-def chosen(levels: Iterable[Level] = (), names: Iterable[str] = ()) -> tuple[Check, ...]:
+def chosen(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) -> tuple[Check, ...]:
     """Return the checks of some levels and of some names; all of them where neither is given.
 
     Raises:
@@ -86,9 +86,9 @@ def _require_server(subject: Subject) -> None:
 
 
 def _require_image(image: str) -> None:
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
-    engine = Engine.find()
+    engine = DockerEngine.find()
     engine.ping()
     if not engine.has_image(image):
         raise ImageNotFound(

@@ -7,13 +7,13 @@ from typing import Final
 
 from openenv_core.checker.outcomes import (
     CheckFailed,
+    CheckLevel,
     CheckWarned,
-    Level,
     NotApplicable,
 )
 from openenv_core.checker.subject import Subject
 
-__all__ = ["Check", "CheckFailed", "CheckWarned", "Level", "NotApplicable", "check"]
+__all__ = ["Check", "CheckFailed", "CheckLevel", "CheckWarned", "NotApplicable", "check"]
 
 PREFIX: Final = "check_"
 DEADLINE_S: Final = 120.0
@@ -35,7 +35,7 @@ class Check:
     """
 
     name: str
-    level: Level
+    level: CheckLevel
     says: str
     deadline_s: float
     function: Callable[[Subject], str | None]
@@ -46,7 +46,7 @@ class Check:
 
 
 def check(
-    level: Level, *, deadline_s: float = DEADLINE_S
+    level: CheckLevel, *, deadline_s: float = DEADLINE_S
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
     """Make a function called `check_...` a check. The first line of its docstring says the property.
 

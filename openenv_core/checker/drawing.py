@@ -41,7 +41,7 @@ _STRUCTURE: Final = {
 }
 
 
-class Impossible(ValueError):  # noqa: N818 - never leaves this module but through `sample`
+class UndrawableError(ValueError):
     """No value can be drawn here."""
 
 
@@ -110,7 +110,7 @@ class Sampler:
         if schema is True or schema == {}:
             return self._anything(depth)
         if not isinstance(schema, Mapping):
-            raise Impossible(f"no value follows {schema!r}")
+            raise UndrawableError(f"no value follows {schema!r}")
         schema = self._resolved(schema)
         if "const" in schema:
             return schema["const"]
@@ -126,7 +126,7 @@ class Sampler:
             return self._anything(depth)
         draw = getattr(self, f"_{kind}", None)
         if draw is None:
-            raise Impossible(f"no value is of type {kind!r}")
+            raise UndrawableError(f"no value is of type {kind!r}")
         return draw(schema, depth)
 
     def _resolved(self, schema: Mapping[str, Any]) -> Json:
@@ -140,11 +140,11 @@ class Sampler:
                 return found
             for part in parts:
                 found = _merged(found, part)
-        raise Impossible("references that end nowhere")
+        raise UndrawableError("references that end nowhere")
 
     def _at(self, reference: str) -> Any:
         if not reference.startswith("#"):
-            raise Impossible(f"a reference to elsewhere: {reference}")
+            raise UndrawableError(f"a reference to elsewhere: {reference}")
         place: Any = self._root
         for part in reference.removeprefix("#").split("/")[1:]:
             place = place[part.replace("~1", "/").replace("~0", "~")]
@@ -192,7 +192,7 @@ class Sampler:
         if schema.get("exclusiveMaximum") == last * step:
             last -= 1
         if first > last:
-            raise Impossible("no whole number between the bounds")
+            raise UndrawableError("no whole number between the bounds")
         if self._modest and self._source.random() < 0.5:  # small numbers mean something more often
             nearest = min(max(0, first), last)
             last = min(last, nearest + 10)
@@ -266,7 +266,7 @@ def _merged(first: Mapping[str, Any], second: Any) -> Json:
     if not isinstance(second, Mapping):
         if second is True:
             return dict(first)
-        raise Impossible(f"no value follows {second!r}")
+        raise UndrawableError(f"no value follows {second!r}")
     found = {**second, **first}
     if "properties" in first and "properties" in second:
         found["properties"] = {**second["properties"], **first["properties"]}
@@ -351,7 +351,7 @@ CHANGE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ActionPool:
     """Actions to choose from.
 
     Attributes:
@@ -371,7 +371,7 @@ class Pool:
 
 def pool(
     schema: Json, given: Sequence[Json], tools: Callable[[], Sequence[Json]], seed: int, count: int = DRAWN
-) -> Pool:
+) -> ActionPool:
     """Return what to play with.
 
     Args:
@@ -385,11 +385,11 @@ def pool(
         CheckFailed: None can be made.
     """
     if examples := [*given, *(one for one in schema.get("examples", ()) if isinstance(one, Mapping))]:
-        return Pool(tuple(dict(one) for one in examples), tuple(dict(one) for one in examples))
+        return ActionPool(tuple(dict(one) for one in examples), tuple(dict(one) for one in examples))
     choices = _calls(tools(), seed, count) if is_of_tools(schema) else sample(schema, count, seed)
     if not choices:
         raise CheckFailed("expected at least one action that the schema allows, got none", change=CHANGE)
-    return Pool((), tuple(choices))
+    return ActionPool((), tuple(choices))
 
 
 def is_of_tools(schema: Json) -> bool:

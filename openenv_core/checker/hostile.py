@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckFailed, Level, check
+from openenv_core.checker.check import CheckFailed, CheckLevel, check
 from openenv_core.checker.drawing import sample
 from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import answered, parting, play_there, some_actions
@@ -29,7 +29,7 @@ SLOTS: Final = 4
 KILLED_ID: Final = "ropewalk-killed"
 
 
-@check(Level.HOSTILE)
+@check(CheckLevel.HOSTILE)
 def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
     """A session that is cut off in the middle of a step gives its slot back, and the server goes on."""
     slots = min(SLOTS, subject.cap or 1)
@@ -98,7 +98,7 @@ async def _opened(subject: Subject, url: str) -> Any:
             return client
 
 
-@check(Level.HOSTILE)
+@check(CheckLevel.HOSTILE)
 def check_kill_and_restart(subject: Subject) -> None:
     """A server that is killed serves again, and begins an episode as if there had been none before."""
     actions = some_actions(subject, 0)
@@ -341,7 +341,7 @@ class _Frames(GenericEnvClient):
         return await self._request(text, "observation")
 
 
-@check(Level.HOSTILE, deadline_s=DEADLINE_S)
+@check(CheckLevel.HOSTILE, deadline_s=DEADLINE_S)
 def check_valid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
     valid, _ = split(subject)
@@ -353,7 +353,7 @@ def check_valid_actions_are_survived(subject: Subject) -> None:
     )
 
 
-@check(Level.HOSTILE, deadline_s=DEADLINE_S)
+@check(CheckLevel.HOSTILE, deadline_s=DEADLINE_S)
 def check_invalid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema does not allow is answered with a typed error, and the server stays well."""
     _, invalid = split(subject)

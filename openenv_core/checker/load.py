@@ -10,11 +10,11 @@ from itertools import combinations
 from threading import Barrier, BrokenBarrierError
 from typing import Final, TypeAlias
 
-from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
 from openenv_core.checker.playing import answered, some_actions
-from openenv_core.checker.semantic import CHANGE, Player, Trace, compared, repeats, solo, touching
+from openenv_core.checker.semantic import CHANGE, Player, SessionTrace, compared, repeats, solo, touching
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.checker.watching.watched import Held, Watched, watching
+from openenv_core.checker.watching.watched import Held, WatchedServer, watching
 from openenv_core.errors import CapacityReached, ExecutionFailed, ValidationFailed
 from openenv_core.targets import TargetKind
 
@@ -77,7 +77,7 @@ TOGETHER_S = 60.0
 """Seconds until all sessions have begun."""
 
 
-@check(Level.LOAD, deadline_s=600.0)
+@check(CheckLevel.LOAD, deadline_s=600.0)
 def check_sessions_at_once(subject: Subject) -> None:
     """Many sessions at once all play to the end, and none sees another's episode."""
     if touching(subject) is not None:
@@ -117,12 +117,12 @@ def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[C
     return clients
 
 
-def _play(subject: Subject, clients: Sequence[Client]) -> list[Trace]:
+def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     """Play an episode in each session, all at the same time."""
     players = [Player(subject, client, number) for number, client in enumerate(clients)]
     ready = Barrier(len(players), timeout=TOGETHER_S)
 
-    def play(player: Player) -> Trace:
+    def play(player: Player) -> SessionTrace:
         try:
             player.begin()
             ready.wait()  # every episode has begun before any goes on
@@ -199,7 +199,7 @@ def _suspicious(windows: Sequence[Held], episodes: int) -> bool:
 class _Episodes:
     """Plays episodes, half of them in one lasting session and half in sessions of their own."""
 
-    def __init__(self, subject: Subject, watched: Watched, lasting: Client) -> None:
+    def __init__(self, subject: Subject, watched: WatchedServer, lasting: Client) -> None:
         self._subject = subject
         self._watched = watched
         self._lasting = lasting
@@ -246,7 +246,7 @@ class _Episodes:
 DEADLINE_S: Final = 900.0
 
 
-@check(Level.LOAD, deadline_s=DEADLINE_S)
+@check(CheckLevel.LOAD, deadline_s=DEADLINE_S)
 def check_threads_stay_level(subject: Subject) -> None:
     """The server has no more threads and processes after a thousand episodes than after the first."""
     for name in ("processes", "threads"):
@@ -260,7 +260,7 @@ def check_threads_stay_level(subject: Subject) -> None:
             )
 
 
-@check(Level.LOAD, deadline_s=DEADLINE_S)
+@check(CheckLevel.LOAD, deadline_s=DEADLINE_S)
 def check_files_stay_level(subject: Subject) -> None:
     """The server has no more files and sockets open after a thousand episodes than after the first."""
     if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads")):
@@ -274,7 +274,7 @@ def check_files_stay_level(subject: Subject) -> None:
         )
 
 
-@check(Level.LOAD, deadline_s=DEADLINE_S)
+@check(CheckLevel.LOAD, deadline_s=DEADLINE_S)
 def check_memory_stays_level(subject: Subject) -> None:
     """The server has no more memory after a thousand episodes than after the first."""
     if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads", "files")):

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from openenv_core.errors import ClientError, ConfigurationError, OpenEnvError
 
 
-class Level(StrEnum):
+class CheckLevel(StrEnum):
     """What a check looks at, from what costs least to what costs most."""
 
     STATIC = "static"
@@ -69,7 +69,7 @@ def needs(package: str, error: ImportError) -> ConfigurationError:
 T = TypeVar("T")
 
 
-class Overran(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
+class CheckTimeoutError(OpenEnvError):
     """What was run had not ended in time. It may still run, in a thread that the end of the process ends."""
 
 
@@ -89,7 +89,7 @@ def within(seconds: float, function: Callable[[], T], name: str = "openenv-check
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise Overran(f"expected an end within {seconds:g} s, got none")
+        raise CheckTimeoutError(f"expected an end within {seconds:g} s, got none")
     if outcome.error is not None:
         raise outcome.error
     return outcome.values[0]

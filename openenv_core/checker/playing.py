@@ -16,7 +16,7 @@ from openenv_core.checker.outcomes import cause_of
 from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject, refusing
 from openenv_core.errors import ClientError, ExecutionFailed, ValidationFailed
 from openenv_core.protocol import errors as codes
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.replies import decode_reply, encode_observation
 from openenv_core.protocol.requests import RequestDecoder
 from openenv_core.types import StepResult
@@ -151,7 +151,7 @@ class LocalSession:
         """Apply one action."""
         try:
             decoded = self._decoder.action(action, 0)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return {"error": refusal.code}
         return _answer(lambda: self._environment.apply(decoded))
 
@@ -255,7 +255,7 @@ ENOUGH_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PlayedStep:
     """One answer of an environment.
 
     Attributes:
@@ -297,7 +297,7 @@ def played(
     steps: int = STEPS,
     seconds: float = ENOUGH_S,
     **reset_options: Any,
-) -> Iterator[Turn]:
+) -> Iterator[PlayedStep]:
     """Play an episode and yield each answer as it comes. Refused actions are passed over.
 
     Args:
@@ -311,7 +311,7 @@ def played(
     Raises:
         CheckFailed: The environment refuses one action after the other.
     """
-    yield Turn(seed, 0, None, subject.reset(client, seed=seed, **reset_options))
+    yield PlayedStep(seed, 0, None, subject.reset(client, seed=seed, **reset_options))
     refused = step = in_all = 0
     until = time.monotonic() + seconds
     for action in subject.actions(seed):
@@ -323,6 +323,6 @@ def played(
                 raise refusing(refused, action, error) from error
             continue
         refused, step = 0, step + 1
-        yield Turn(seed, step, action, result, in_all)
+        yield PlayedStep(seed, step, action, result, in_all)
         if result.done or step >= steps or time.monotonic() > until:
             return

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Final, TextIO
 from xml.etree import ElementTree
 
-from openenv_core.checker.check import Check, Level
+from openenv_core.checker.check import Check, CheckLevel
 from openenv_core.checker.runner import (
     BAD,
-    Report,
+    CheckReport,
     Result,
     Status,
 )
@@ -47,7 +47,7 @@ class Console:
     out: TextIO
     total: int
     _done: int = 0
-    _level: Level | None = None
+    _level: CheckLevel | None = None
 
     def begin(self, check: Check) -> None:
         """Say which check runs now."""
@@ -66,7 +66,7 @@ class Console:
         start = "\r\x1b[K" if self._terminal else ""
         self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{beside}\n")
 
-    def finish(self, report: Report) -> None:
+    def finish(self, report: CheckReport) -> None:
         """Tell what failed or is doubtful, what to change, and how many there were of each."""
         for result in report.of(*BAD, Status.WARNED):
             mark = self._paint(result.status, self._marks[result.status])
@@ -102,12 +102,12 @@ class Console:
         self.out.flush()
 
 
-def summary(report: Report) -> dict[str, int]:
+def summary(report: CheckReport) -> dict[str, int]:
     """Return how many checks came out in each way."""
     return {status.value: len(report.of(status)) for status in Status}
 
 
-def summary_line(report: Report) -> str:
+def summary_line(report: CheckReport) -> str:
     """Return the same in words."""
     counts = summary(report)
     parts = [f"{number} {name}" for name, number in counts.items() if number]
@@ -115,7 +115,7 @@ def summary_line(report: Report) -> str:
     return f"{count} check{'' if count == 1 else 's'}: {', '.join(parts) or 'none'}"
 
 
-def as_json(report: Report) -> str:
+def as_json(report: CheckReport) -> str:
     """Return the report as one JSON document."""
     return json.dumps(
         {
@@ -129,10 +129,10 @@ def as_json(report: Report) -> str:
     )
 
 
-def as_junit(report: Report) -> str:
+def as_junit(report: CheckReport) -> str:
     """Return the report as JUnit XML: one test case a check, one suite a level."""
     root = ElementTree.Element("testsuites", _counts("ropewalk validate", report.results))
-    for level in Level:
+    for level in CheckLevel:
         of_level = [result for result in report.results if result.level is level]
         if not of_level:
             continue

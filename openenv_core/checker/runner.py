@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import IO, Any, Final
 
-from openenv_core.checker.check import Check, CheckFailed, CheckWarned, Level, NotApplicable
-from openenv_core.checker.outcomes import Overran, cause_of, within
-from openenv_core.checker.subject import Limits, Subject
+from openenv_core.checker.check import Check, CheckFailed, CheckLevel, CheckWarned, NotApplicable
+from openenv_core.checker.outcomes import CheckTimeoutError, cause_of, within
+from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.errors import ClientError, ConnectionFailed, ExecutionFailed, RequestTimeout
 from openenv_core.targets import Target
 
@@ -52,7 +52,7 @@ class Result:
     """
 
     check: str
-    level: Level
+    level: CheckLevel
     says: str
     status: Status
     message: str
@@ -61,7 +61,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """What came of all of them.
 
     Attributes:
@@ -90,7 +90,7 @@ def run(
     *,
     before: Callable[[Check], None] = lambda _: None,
     after: Callable[[Result], None] = lambda _: None,
-) -> Report:
+) -> CheckReport:
     """Run checks on a subject.
 
     Args:
@@ -99,7 +99,7 @@ def run(
         before: Told of each check before it runs.
         after: Told of each result.
     """
-    return Report(subject.target.text, tuple(_results(subject, checks, before, after)))
+    return CheckReport(subject.target.text, tuple(_results(subject, checks, before, after)))
 
 
 def _results(
@@ -131,7 +131,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
         return Status.WARNED, warning.message, warning.change
     except NotApplicable as reason:
         return Status.SKIPPED, reason.reason, ""
-    except Overran:
+    except CheckTimeoutError:
         return (
             Status.FAILED,
             f"expected the check to end within {check.deadline_s:g} s, got no end",
@@ -200,13 +200,13 @@ CHANGE: Final = (
 
 def run_isolated(
     target: Target,
-    limits: Limits,
+    limits: CheckLimits,
     checks: Sequence[Check],
     *,
     token: str | None = None,
     before: Callable[[Check], None] = lambda _: None,
     after: Callable[[Result], None] = lambda _: None,
-) -> Report:
+) -> CheckReport:
     """Run checks on a target, as `runner.run` does, in worker processes.
 
     Args:
@@ -236,7 +236,7 @@ def run_isolated(
                 after(result)
                 if worker.ended:
                     break
-    return Report(target.text, tuple(results))
+    return CheckReport(target.text, tuple(results))
 
 
 class _Worker:
@@ -256,7 +256,9 @@ class _Worker:
                 until = time.monotonic() + check.deadline_s + MARGIN_S
             elif "end" in event:
                 found = event["end"]
-                return Result(**{**found, "level": Level(found["level"]), "status": Status(found["status"])})
+                return Result(
+                    **{**found, "level": CheckLevel(found["level"]), "status": Status(found["status"])}
+                )
         self.ended = True
         message = self._what_became(time.monotonic() > until)
         seconds = time.monotonic() - started

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
 from openenv_core.checker.drawing import fault_of, is_of_tools
 from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import played, seeds
@@ -14,7 +14,7 @@ from openenv_core.types import EnvironmentMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SchemaViolation:
     """Where a value does not follow its schema.
 
     Attributes:
@@ -28,7 +28,7 @@ class Fault:
     message: str
 
 
-def first_fault(schema: dict[str, Any], value: Any) -> Fault | None:
+def first_fault(schema: dict[str, Any], value: Any) -> SchemaViolation | None:
     """Return where a value does not follow a schema; None where it does.
 
     Raises:
@@ -39,7 +39,7 @@ def first_fault(schema: dict[str, Any], value: Any) -> Fault | None:
     except ImportError as error:
         raise needs("jsonschema", error) from error
     found = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
-    return None if found is None else Fault(found.json_path, found.instance, found.message[:300])
+    return None if found is None else SchemaViolation(found.json_path, found.instance, found.message[:300])
 
 
 SCHEMAS = ("action", "observation", "state")
@@ -50,7 +50,7 @@ AGREE = (
 )
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_health(subject: Subject) -> None:
     """GET /health answers that the server is healthy."""
     status, body = _get(subject, "/health")
@@ -62,7 +62,7 @@ def check_health(subject: Subject) -> None:
         )
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_metadata(subject: Subject) -> str:
     """GET /metadata tells the environment's name and what it is."""
     status, body = _get(subject, "/metadata")
@@ -86,7 +86,7 @@ def check_metadata(subject: Subject) -> str:
     return str(body["name"])
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_schema_valid(subject: Subject) -> None:
     """GET /schema gives JSON schemas of the action, the observation and the state."""
     for name in SCHEMAS:
@@ -103,19 +103,19 @@ def check_schema_valid(subject: Subject) -> None:
             )
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_observations_follow_schema(subject: Subject) -> str:
     """Every observation that comes over the WebSocket follows the schema that the server gives."""
     return _observations(subject, "websocket")
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_http_follows_schema(subject: Subject) -> str:
     """Every observation and state that comes over plain HTTP follows the schema that the server gives."""
     return _observations(subject, "http")
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_states_follow_schema(subject: Subject) -> str:
     """Every state follows the schema that the server gives."""
     seen = 0
@@ -145,7 +145,7 @@ def _observations(subject: Subject, transport: str) -> str:
     return f"{seen} observations"
 
 
-def _disagreement(what: str, where: str, fault: Fault) -> CheckFailed:
+def _disagreement(what: str, where: str, fault: SchemaViolation) -> CheckFailed:
     return CheckFailed(
         f"expected the {what} {where} to follow its schema, got {fault.value!r:.80} at {fault.place}: "
         f"{fault.message}",
@@ -167,7 +167,7 @@ def _get(subject: Subject, path: str) -> tuple[int, Any]:
 NO_SUCH_TOOL = "ropewalk_no_such_tool"
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_tools_listed(subject: Subject) -> str:
     """The tools that are listed have names of their own and schemas, and are those that the manifest declares."""
     tools = _tools(subject)
@@ -198,7 +198,7 @@ def check_tools_listed(subject: Subject) -> str:
     return ", ".join(names)
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_unknown_tool(subject: Subject) -> None:
     """A call of a tool that is not there comes back as an observation that says so."""
     _tools(subject)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from openenv_core.checker.check import CheckFailed, CheckWarned, Level, NotApplicable, check
+from openenv_core.checker.check import CheckFailed, CheckLevel, CheckWarned, NotApplicable, check
 from openenv_core.checker.playing import ENOUGH_S, EPISODES, STEPS, LocalEnvironment, played, seeds
 from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject, refusing
 from openenv_core.errors import ClientError, ExecutionFailed, RequestTimeout, ValidationFailed
@@ -32,7 +32,7 @@ COUNT: Final = (
 )
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_episode_ends(subject: Subject) -> str:
     """An episode of valid actions comes to an end within the declared steps, or is declared endless."""
     promised = subject.promises.validation.episodes
@@ -70,7 +70,7 @@ def check_episode_ends(subject: Subject) -> str:
     return f"ends after {min(lengths)} to {max(lengths)} steps"
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_step_after_done(subject: Subject) -> str:
     """A step after the end is refused, or answered with the end again; it begins no new episode."""
     change = (
@@ -120,7 +120,7 @@ def check_step_after_done(subject: Subject) -> str:
     return printable_start(said)
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_state_counts_steps(subject: Subject) -> str:
     """The state's step_count is 0 after a reset and grows by one with each step."""
     seen = 0
@@ -138,7 +138,7 @@ def check_state_counts_steps(subject: Subject) -> str:
     return f"{seen} states"
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_episode_id(subject: Subject) -> None:
     """The state has the episode_id that the reset was given, and one of its own for each reset without."""
     with subject.client() as client:
@@ -160,7 +160,7 @@ def check_episode_id(subject: Subject) -> None:
         )
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_state_is_only_read(subject: Subject) -> str:
     """Reading the state changes nothing: neither the state nor the episode."""
     seen = 0
@@ -181,7 +181,7 @@ def check_state_is_only_read(subject: Subject) -> str:
     return f"{seen} states read twice"
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_invalid_action_refused(subject: Subject) -> None:
     """An action with an unknown key is refused with VALIDATION_ERROR, and the session and its episode live on."""
     with subject.client() as client:
@@ -205,7 +205,7 @@ def check_invalid_action_refused(subject: Subject) -> None:
             ) from error
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_http_refuses_invalid_action(subject: Subject) -> None:
     """Over plain HTTP an action with an unknown key is answered with status 422."""
     valid = next(subject.actions(0))
@@ -284,7 +284,7 @@ SLACK: Final = 1e-9
 """Of a range's width: what a sum of floats may be beside it."""
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_reward_finite(subject: Subject) -> str:
     """Every reward is a finite number, or none."""
     seen = steps = rewarded = 0
@@ -315,7 +315,7 @@ def check_reward_finite(subject: Subject) -> str:
     return f"{seen} rewards"
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_reward_in_range(subject: Subject) -> str:
     """Every reward of a step lies within the range that the manifest declares."""
     declared = subject.promises.validation.reward
@@ -340,7 +340,7 @@ def check_reward_in_range(subject: Subject) -> str:
     return f"{len(seen)} rewards from {min(seen):g} to {max(seen):g}" if seen else "no step had a reward"
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_observations_serialisable(subject: Subject) -> str:
     """What reset, step and state return are models that JSON can hold, and that can be read back."""
     seen = 0
@@ -355,7 +355,7 @@ def check_observations_serialisable(subject: Subject) -> str:
     return f"{seen} observations"
 
 
-@check(Level.RUNTIME)
+@check(CheckLevel.RUNTIME)
 def check_observations_stay(subject: Subject) -> str:
     """An observation stays as it was while the episode goes on."""
     seen = 0

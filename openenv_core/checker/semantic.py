@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
 from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import (
     LocalSession,
@@ -37,7 +37,7 @@ LOOK_S: Final = 0.02
 """Pause between two looks at the connections of the server's processes."""
 
 
-@check(Level.SEMANTIC)
+@check(CheckLevel.SEMANTIC)
 def check_network_policy_holds(subject: Subject) -> None:
     """The environment talks to nobody but those whom its manifest allows.
 
@@ -129,7 +129,7 @@ WORKER_S: Final = 60.0
 Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
 
 
-@check(Level.SEMANTIC)
+@check(CheckLevel.SEMANTIC)
 def check_same_seed_same_episode(subject: Subject) -> None:
     """The same seed and the same actions give the same episode, in two instances of one process.
 
@@ -147,7 +147,7 @@ def check_same_seed_same_episode(subject: Subject) -> None:
     raise CheckFailed(f"expected the same episode twice, got two: {found}", change=SEEDED)
 
 
-@check(Level.SEMANTIC)
+@check(CheckLevel.SEMANTIC)
 def check_reset_forgets(subject: Subject) -> None:
     """A reset forgets the episode before: a used instance plays as a fresh one."""
     need_repeats(subject)
@@ -172,7 +172,7 @@ def check_reset_forgets(subject: Subject) -> None:
             )
 
 
-@check(Level.SEMANTIC)
+@check(CheckLevel.SEMANTIC)
 def check_same_seed_in_another_process(subject: Subject) -> None:
     """The same seed gives the same episode in another process, whatever its hashes of text are."""
     need_repeats(subject)
@@ -192,7 +192,7 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
                 raise _not_there(seed, found)
 
 
-@check(Level.SEMANTIC)
+@check(CheckLevel.SEMANTIC)
 def check_same_seed_over_the_wire(subject: Subject) -> None:
     """The same seed gives the same episode over the wire as it does without."""
     need_repeats(subject)
@@ -211,7 +211,7 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
                 )
 
 
-@check(Level.SEMANTIC)
+@check(CheckLevel.SEMANTIC)
 def check_different_seeds_differ(subject: Subject) -> None:
     """Different seeds give different episodes."""
     need_seeds(subject)
@@ -393,7 +393,7 @@ STEPS: Final = 20
 
 
 @dataclass(slots=True)
-class Trace:
+class SessionTrace:
     """What one session saw of its episode.
 
     Attributes:
@@ -404,7 +404,7 @@ class Trace:
     results: list[Result] = field(default_factory=list)
     states: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def parting(self, other: "Trace", results: bool) -> str | None:
+    def parting(self, other: "SessionTrace", results: bool) -> str | None:
         """Return where two traces part.
 
         Args:
@@ -434,7 +434,7 @@ class Player:
         self._seed = subject.limits.seed + number
         self._actions = some_actions(subject, number)[:STEPS]
         self._name = f"ropewalk-session-{number}"
-        self.trace = Trace()
+        self.trace = SessionTrace()
 
     def begin(self) -> None:
         """Reset."""
@@ -452,7 +452,7 @@ class Player:
             self._keep({"error": error.code})
         return True
 
-    def whole(self) -> Trace:
+    def whole(self) -> SessionTrace:
         """Play it all."""
         self.begin()
         while self.step():
@@ -465,7 +465,7 @@ class Player:
         self.trace.states.append((state.get("episode_id"), state.get("step_count")))
 
 
-@check(Level.SEMANTIC)
+@check(CheckLevel.SEMANTIC)
 def check_sessions_are_separate(subject: Subject) -> None:
     """Two sessions whose steps alternate see what each would see alone."""
     if (found := touching(subject)) is not None:
@@ -499,13 +499,13 @@ def _touching(subject: Subject) -> str | None:
     return compared(alone, [player.trace for player in players], repeats(subject))
 
 
-def solo(subject: Subject, number: int, url: str | None = None) -> Trace:
+def solo(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
     """Play a session's episode while there is no other."""
     with subject.client(url) as client, answered("an episode"):
         return Player(subject, client, number).whole()
 
 
-def compared(alone: Sequence[Trace], together: Sequence[Trace], results: bool) -> str | None:
+def compared(alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool) -> str | None:
     """Return how what sessions saw together differs from what each saw alone.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 
-from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
 from openenv_core.checker.drawing import fault_of, sample
 from openenv_core.checker.subject import Subject
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
@@ -58,7 +58,7 @@ README_WORDS: Final = 12
 """Lines with something on them, below which a README says nothing."""
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_manifest_present(subject: Subject) -> None:
     """The folder has an openenv.yaml."""
     folder = subject.need_folder()
@@ -69,7 +69,7 @@ def check_manifest_present(subject: Subject) -> None:
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_manifest_valid(subject: Subject) -> None:
     """The manifest has the keys and values that it may have, and no others."""
     folder = subject.need_folder()
@@ -84,7 +84,7 @@ def check_manifest_valid(subject: Subject) -> None:
         ) from error
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_manifest_app(subject: Subject) -> None:
     """The manifest's app is a file of the folder."""
     folder, manifest = subject.need_folder(), subject.manifest
@@ -99,7 +99,7 @@ def check_manifest_app(subject: Subject) -> None:
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_declared_tools(subject: Subject) -> None:
     """No tool that the manifest declares has a name that clients' own methods have."""
     subject.need_folder()
@@ -113,7 +113,7 @@ def check_declared_tools(subject: Subject) -> None:
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_readme(subject: Subject) -> None:
     """The folder has a README that says what the environment is."""
     folder = subject.need_folder()
@@ -149,13 +149,13 @@ _MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
 """The JSON types that the wire gives the fields which every model has."""
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_app_importable(subject: Subject) -> None:
     """The application can be imported, and serves what create_app was told."""
     assert subject.app.served.models
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_environment_methods(subject: Subject) -> None:
     """The environment's class has reset, step and state, which are what a server calls."""
     factory = subject.app.served.factory
@@ -186,7 +186,7 @@ def check_environment_methods(subject: Subject) -> None:
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_models_derived(subject: Subject) -> None:
     """Actions, observations and states are derived from Action, Observation and State."""
     for key, model in classes(subject):
@@ -201,7 +201,7 @@ def check_models_derived(subject: Subject) -> None:
             )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_models_forbid_unknown_keys(subject: Subject) -> None:
     """Actions and observations refuse keys that they do not know, as the wire does."""
     for key, model in classes(subject):
@@ -214,7 +214,7 @@ def check_models_forbid_unknown_keys(subject: Subject) -> None:
             )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_models_have_schemas(subject: Subject) -> None:
     """Every field of every model can be described in a JSON schema, and the schema is one."""
     for key, model in classes(subject):
@@ -234,7 +234,7 @@ def check_models_have_schemas(subject: Subject) -> None:
             ) from fault
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_reserved_fields(subject: Subject) -> None:
     """Fields that every model has, such as reward and done, keep the types that the wire gives them."""
     for key, model in classes(subject):
@@ -252,7 +252,7 @@ def check_reserved_fields(subject: Subject) -> None:
                 )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_reserved_tool_names(subject: Subject) -> None:
     """No tool that the action model names is called reset, step, state or close."""
     schema = TypeAdapter(subject.app.served.action).json_schema()
@@ -270,7 +270,7 @@ def check_reserved_tool_names(subject: Subject) -> None:
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_action_schema_agrees(subject: Subject) -> str:
     """What the action's schema allows, the action model takes."""
     adapter: TypeAdapter[Any] = TypeAdapter(subject.app.served.action)
@@ -286,7 +286,7 @@ def check_action_schema_agrees(subject: Subject) -> str:
     return f"{len(drawn) - len(refused)} of {len(drawn)} drawn actions taken"
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_example_actions(subject: Subject) -> str:
     """The actions that the manifest gives as examples are valid."""
     subject.need_folder()

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, Self
 
-from openenv_core.checker.check import CheckFailed, Level, NotApplicable, check
+from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
 from openenv_core.checker.subject import Subject
 from openenv_core.targets import TargetKind, exposed_port
 
@@ -15,7 +15,7 @@ LARGEST_BYTES: Final = 10 * 1024**3
 """Beyond this an image is seldom what its author meant: models and data are mounted, not built in."""
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_image_user(subject: Subject) -> str:
     """The image runs as another user than root."""
     user = str(_config(subject).get("User") or "")
@@ -27,7 +27,7 @@ def check_image_user(subject: Subject) -> str:
     return user
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_image_health(subject: Subject) -> None:
     """The image tells whether its server is healthy."""
     test = (_config(subject).get("Healthcheck") or {}).get("Test") or []
@@ -38,7 +38,7 @@ def check_image_health(subject: Subject) -> None:
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_image_port(subject: Subject) -> str:
     """The image exposes the port that it serves."""
     exposed = sorted(_config(subject).get("ExposedPorts") or {})
@@ -51,7 +51,7 @@ def check_image_port(subject: Subject) -> str:
     return str(port)
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_image_size(subject: Subject) -> str:
     """The image is small enough to be pulled while somebody waits."""
     size = int(_image(subject).get("Size") or 0)
@@ -70,9 +70,9 @@ def _megabytes(size: int) -> str:
 def _image(subject: Subject) -> dict[str, Any]:
     if subject.kind is not TargetKind.IMAGE:
         raise NotApplicable(f"there is no image to look into, for a target of kind {subject.kind}")
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
-    found: dict[str, Any] = Engine.find().call("GET", f"/images/{subject.target.text}/json")
+    found: dict[str, Any] = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json")
     return found
 
 
@@ -81,7 +81,7 @@ def _config(subject: Subject) -> dict[str, Any]:
     return found
 
 
-PLACES: Final = ("server/Dockerfile", "Dockerfile")
+PLACES: Final = ("server/Dockerfile", "ParsedDockerfile")
 """Where a folder has its Dockerfile."""
 
 OUR_BASE: Final = "ropewalk-base"
@@ -98,7 +98,7 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-+](?P<default>[^}]*
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class ParsedInstruction:
     """One instruction.
 
     Attributes:
@@ -124,11 +124,11 @@ class Stage:
 
     base: str
     name: str | None
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[ParsedInstruction] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Dockerfile:
+class ParsedDockerfile:
     """All of one.
 
     Attributes:
@@ -166,12 +166,12 @@ class Dockerfile:
         return found
 
     @property
-    def all(self) -> list[Instruction]:
+    def all(self) -> list[ParsedInstruction]:
         """Every instruction of every stage."""
         return [one for stage in self.stages for one in stage.instructions]
 
     @property
-    def final(self) -> list[Instruction]:
+    def final(self) -> list[ParsedInstruction]:
         """The instructions that the last stage's image has, those of the stages that it begins from included."""
         return [one for stage in self._line() for one in stage.instructions]
 
@@ -202,7 +202,7 @@ class Dockerfile:
         """Whether the folder was made for the released package's base image."""
         return RELEASED_BASE in self.base_image
 
-    def last(self, word: str) -> Instruction | None:
+    def last(self, word: str) -> ParsedInstruction | None:
         """Return the last of these instructions that the image has."""
         return next((one for one in reversed(self.final) if one.word == word), None)
 
@@ -231,7 +231,7 @@ class Dockerfile:
         return found
 
 
-def _instructions(text: str) -> Iterator[Instruction]:
+def _instructions(text: str) -> Iterator[ParsedInstruction]:
     lines = enumerate(text.splitlines(), 1)
     for number, line in lines:
         whole = _uncommented(line)
@@ -241,7 +241,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
         word, _, rest = whole.partition(" ")
         if not word:
             continue
-        yield Instruction(word.upper(), rest.strip(), number)
+        yield ParsedInstruction(word.upper(), rest.strip(), number)
         if word.upper() in ("RUN", "COPY", "ADD"):
             for match in _HEREDOC.finditer(rest):
                 while next(lines, (0, match["end"]))[1].strip() != match["end"]:
@@ -278,18 +278,18 @@ _HARMLESS: Final = (".env.example", ".env.sample", ".env.template")
 _PORT: Final = re.compile(r"--port[ =\"',]+(?P<port>\d+)")
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_dockerfile_present(subject: Subject) -> None:
     """The folder has a Dockerfile."""
     folder = subject.need_folder()
-    if Dockerfile.find(folder, _named(subject)) is None:
+    if ParsedDockerfile.find(folder, _named(subject)) is None:
         raise CheckFailed(
             f"expected a Dockerfile in {folder}, got none at {' or '.join(PLACES)}",
             change="add server/Dockerfile as `ropewalk init` writes it",
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_dockerfile_base(subject: Subject) -> str:
     """The base image can be chosen: ARG BASE_IMAGE, and a FROM that uses it."""
     file = _dockerfile(subject)
@@ -302,7 +302,7 @@ def check_dockerfile_base(subject: Subject) -> str:
     return file.base_image
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_dockerfile_user(subject: Subject) -> str:
     """The container runs as another user than root."""
     file = _dockerfile(subject)
@@ -321,7 +321,7 @@ def check_dockerfile_user(subject: Subject) -> str:
     return name
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_dockerfile_health(subject: Subject) -> None:
     """The image tells whether its server is healthy."""
     file = _dockerfile(subject)
@@ -335,7 +335,7 @@ def check_dockerfile_health(subject: Subject) -> None:
         )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_dockerfile_port(subject: Subject) -> str:
     """The image serves the port that the manifest names, and says so."""
     file, port = _dockerfile(subject), subject.promises.port
@@ -363,7 +363,7 @@ def check_dockerfile_port(subject: Subject) -> str:
     return str(port)
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_dockerfile_sources(subject: Subject) -> None:
     """What goes into the image is in the folder: nothing is added from a URL."""
     file = _dockerfile(subject)
@@ -375,7 +375,7 @@ def check_dockerfile_sources(subject: Subject) -> None:
             )
 
 
-@check(Level.STATIC)
+@check(CheckLevel.STATIC)
 def check_dockerfile_secrets(subject: Subject) -> None:
     """No secret goes into the image."""
     file, folder = _dockerfile(subject), subject.need_folder()
@@ -408,14 +408,14 @@ def _named(subject: Subject) -> str | None:
     return None if execution is None else execution.dockerfile
 
 
-def _dockerfile(subject: Subject) -> Dockerfile:
-    found = Dockerfile.find(subject.need_folder(), _named(subject))
+def _dockerfile(subject: Subject) -> ParsedDockerfile:
+    found = ParsedDockerfile.find(subject.need_folder(), _named(subject))
     if found is None:
         raise NotApplicable("there is no Dockerfile")
     return found
 
 
-def _short(file: Dockerfile) -> str:
+def _short(file: ParsedDockerfile) -> str:
     return file.path.name if file.path.parent.name != "server" else f"server/{file.path.name}"
 
 

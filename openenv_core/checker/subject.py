@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from openenv_core.apps import LoadedApp, load_app
 from openenv_core.checker import drawing as action_source
-from openenv_core.checker.outcomes import CheckFailed, NotApplicable, Overran, within
+from openenv_core.checker.outcomes import CheckFailed, CheckTimeoutError, NotApplicable, within
 from openenv_core.checker.subject_servers import RunningServer, Servers, manifest_in
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import CapacityReached, ConfigurationError, ExecutionFailed, ValidationFailed
@@ -36,7 +36,7 @@ def imported(text: str, seconds: float) -> LoadedApp | CheckFailed | NotApplicab
         return within(seconds, lambda: load_app(text), "openenv-import")
     except ConfigurationError as error:
         return NotApplicable(str(error))
-    except Overran:
+    except CheckTimeoutError:
         return CheckFailed(
             f"expected to import {text} within {seconds:g} s, got no end",
             change="do the work in the environment's constructor or reset, not while the module is imported",
@@ -61,7 +61,7 @@ REFUSING: Final = "refuses valid actions"
 
 
 @dataclass(slots=True)
-class Episode:
+class PlayedEpisode:
     """What came of playing: plain data, to be compared.
 
     Attributes:
@@ -81,7 +81,9 @@ class Episode:
         return [result.get("reward") for result in self.results[1:]]
 
 
-def play(client: Client, first: StepResult[dict[str, Any]], actions: Iterable[dict[str, Any]]) -> Episode:
+def play(
+    client: Client, first: StepResult[dict[str, Any]], actions: Iterable[dict[str, Any]]
+) -> PlayedEpisode:
     """Play an episode that was begun until it is done, or out of actions.
 
     Args:
@@ -93,7 +95,7 @@ def play(client: Client, first: StepResult[dict[str, Any]], actions: Iterable[di
         CheckFailed: The environment refuses one action after the other.
         ClientError: Whatever else the client met.
     """
-    played = Episode([plain(first)])
+    played = PlayedEpisode([plain(first)])
     refused = 0
     for action in actions:
         played.actions.append(action)
@@ -135,7 +137,7 @@ def plain(result: StepResult[dict[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class CheckLimits:
     """How much is tried.
 
     Attributes:
@@ -175,15 +177,17 @@ class Subject:
 
     chosen: frozenset[str] | None = None
 
-    def __init__(self, target: Target, limits: Limits | None = None, *, token: str | None = None) -> None:
+    def __init__(
+        self, target: Target, limits: CheckLimits | None = None, *, token: str | None = None
+    ) -> None:
         self.target = target
-        self.limits = limits or Limits()
+        self.limits = limits or CheckLimits()
         self.token = token
         self._lock = threading.RLock()
         self._servers = Servers(target, self.limits.start_timeout_s)
         self._app: LoadedApp | CheckFailed | NotApplicable | None = None
         self._clients: list[Client] = []
-        self._pool: action_source.Pool | None = None
+        self._pool: action_source.ActionPool | None = None
         self._found: dict[str, Any] = {}
         self.told: dict[str, str] = {}
         """Failures that were told already, and the check that did."""
@@ -195,13 +199,13 @@ class Subject:
         Args:
             target: What `ropewalk validate` takes.
             token: Bearer token of the server, where a URL asks for one.
-            limits: Fields of `Limits`.
+            limits: Fields of `CheckLimits`.
 
         Raises:
             ConfigurationError: It stands for nothing.
         """
         found = target if isinstance(target, Target) else target_of(str(target))
-        return cls(found, Limits(**limits), token=token)
+        return cls(found, CheckLimits(**limits), token=token)
 
     @property
     def kind(self) -> TargetKind:
@@ -407,7 +411,7 @@ class Subject:
         max_steps: int | None = None,
         actions: Iterator[dict[str, Any]] | None = None,
         **reset_options: Any,
-    ) -> Episode:
+    ) -> PlayedEpisode:
         """Play one episode until it is done, or for so many steps.
 
         Args:

@@ -221,13 +221,13 @@ def manifest_in(server: "RunningServer | None") -> Manifest:
         ManifestError: It says what it cannot say.
         NotApplicable: There is none.
     """
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
     container = None if server is None else getattr(server.provider, "container", None)
     if container is None:
         raise NotApplicable("there is no container to look into")
     try:
-        packed = Engine.find().archive(container.id, PLACE)
+        packed = DockerEngine.find().archive(container.id, PLACE)
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             member = next((one for one in archive if one.isfile()), None)
             file = None if member is None else archive.extractfile(member)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from openenv_core.checker.catalogue import checks
-from openenv_core.checker.check import Check, Level
+from openenv_core.checker.check import Check, CheckLevel
 from openenv_core.checker.runner import (
     BAD,
     Status,
@@ -37,12 +37,12 @@ def environment_subject(
         target: What `ropewalk validate` takes; most often the environment's folder.
         levels: The levels to look at; all by default. The others' tests are skipped.
         skip: Names of checks whose tests are skipped too.
-        limits: Fields of `openenv_core.checker.subject.Limits`, such as `episodes=100`.
+        limits: Fields of `openenv_core.checker.subject.CheckLimits`, such as `episodes=100`.
 
     Raises:
         ValueError: There is no such level or check.
     """
-    wanted = frozenset(Level(level) for level in levels) or frozenset(Level)
+    wanted = frozenset(CheckLevel(level) for level in levels) or frozenset(CheckLevel)
     without = frozenset(name.replace("-", "_") for name in skip)
     if unknown := without - {one.name for one in checks()}:
         raise ValueError(f"expected names of checks to skip, got {', '.join(sorted(unknown))}")

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.runner import run_check
-from openenv_core.checker.subject import Limits, Subject
+from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.targets import Target, TargetKind
 
 TERMINATED: Final = 143
@@ -43,7 +43,7 @@ def main() -> NoReturn:
         folder = Path(told["folder"]) if told["folder"] else None
         target = Target(TargetKind(told["kind"]), told["text"], folder)
         try:
-            with Subject(target, Limits(**told["limits"]), token=told["token"]) as subject:
+            with Subject(target, CheckLimits(**told["limits"]), token=told["token"]) as subject:
                 for name in told["checks"]:
                     _say(out, begin=name)
                     _say(out, end=asdict(run_check(subject, known[name])))

@@ -12,7 +12,7 @@ from openenv_core.errors import ConfigurationError, OpenEnvError
 if TYPE_CHECKING:
     import docker
 
-    from openenv_core.images.build import Plan
+    from openenv_core.images.build import BuildPlan
 
 BASE: Final = "base"
 """The word that stands for the base images."""
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if failures else 0
 
 
-def _plans(arguments: argparse.Namespace) -> "list[tuple[str, Plan | None]]":
+def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]":
     """Say what to build before anything is; None is the base."""
     from openenv_core.images.build import plan, read_build_args
 
@@ -92,7 +92,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, Plan | None]]":
             f"expected {{name}} in the tags of several environments, got {fixed[0]!r}; "
             "write --tag 'registry.example.org/team/{name}:1.0'"
         )
-    found: list[tuple[str, Plan | None]] = []
+    found: list[tuple[str, BuildPlan | None]] = []
     folders: set[Path] = set()
     for target in targets:
         if target == BASE and not Path(target, "openenv.yaml").is_file():
@@ -121,7 +121,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, Plan | None]]":
     return found
 
 
-def _refuse_same_tags(plans: "list[tuple[str, Plan | None]]") -> None:
+def _refuse_same_tags(plans: "list[tuple[str, BuildPlan | None]]") -> None:
     taken: dict[str, str] = {}
     for target, planned in plans:
         for tag in planned.request.tags if planned is not None else ():
@@ -147,7 +147,7 @@ def _folder(target: str) -> Path:
 
 
 def _build(
-    api: "docker.APIClient", target: str, planned: "Plan | None", arguments: argparse.Namespace
+    api: "docker.APIClient", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
 ) -> None:
     from openenv_core.cli.image_progress import shown
     from openenv_core.images import base

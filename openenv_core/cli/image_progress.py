@@ -11,8 +11,8 @@ from openenv_core.images.events import (
     Event,
     Layer,
     Note,
-    Output,
     Step,
+    StepOutput,
 )
 
 _QUIET_S: Final = 15.0
@@ -20,7 +20,7 @@ _QUIET_S: Final = 15.0
 
 
 @contextmanager
-def shown(*, verbose: bool = False, stream: IO[str] | None = None) -> Iterator["Shown"]:
+def shown(*, verbose: bool = False, stream: IO[str] | None = None) -> Iterator["ProgressDisplay"]:
     """Show events until the block ends: a line that moves on a terminal, lines that stay elsewhere."""
     stream = stream or sys.stderr
     if not verbose and stream.isatty():
@@ -31,7 +31,7 @@ def shown(*, verbose: bool = False, stream: IO[str] | None = None) -> Iterator["
         else:
             console = Console(file=stream, highlight=False)
             with console.status("") as status:
-                found: Shown = OnTerminal(console, status)
+                found: ProgressDisplay = OnTerminal(console, status)
                 yield found
                 found.end()
             return
@@ -40,7 +40,7 @@ def shown(*, verbose: bool = False, stream: IO[str] | None = None) -> Iterator["
     plain.end()
 
 
-class Shown:
+class ProgressDisplay:
     """Shows events; call it with one."""
 
     def __call__(self, event: Event) -> None:
@@ -51,7 +51,7 @@ class Shown:
         """The work has ended well."""
 
 
-class Plain(Shown):
+class Plain(ProgressDisplay):
     """Lines that stay: for logs, and for terminals without `rich`."""
 
     def __init__(self, stream: IO[str], *, verbose: bool) -> None:
@@ -66,7 +66,7 @@ class Plain(Shown):
                 self._line(f"[{event.number}/{event.total}] {_first(event.text)}")
             case Cached():
                 self._line("  cached")
-            case Output() if self._verbose:
+            case StepOutput() if self._verbose:
                 self._line(f"  {event.line}")
             case Layer():
                 before, since = self._layers.get(event.name, ("", 0.0))
@@ -82,7 +82,7 @@ class Plain(Shown):
         print(text, file=self._stream, flush=True)
 
 
-class OnTerminal(Shown):
+class OnTerminal(ProgressDisplay):
     """Steps that stay, with how long they took, above a line that says what goes on."""
 
     def __init__(self, console: Any, status: Any) -> None:
@@ -102,7 +102,7 @@ class OnTerminal(Shown):
                 self._show("")
             case Cached():
                 self._cached = True
-            case Output():
+            case StepOutput():
                 self._show(event.line)
             case Layer():
                 self._layers[event.name] = event

@@ -16,7 +16,7 @@ from openenv_core.errors import ConfigurationError, ExecutionFailed, OpenEnvErro
 
 if TYPE_CHECKING:
     from openenv_core.play.game import Game
-    from openenv_core.targets import Served, Target
+    from openenv_core.targets import RunningTarget, Target
 
 TRACEBACK_S: Final = 2.0
 """How long, in seconds, a traceback may take from the server's process to here."""
@@ -92,7 +92,7 @@ def _attended(
     terminal: Any,
     reporter: Any,
     schema: dict[str, Any],
-    found: "Served",
+    found: "RunningTarget",
     explain: Callable[[Exception], None],
 ) -> int:
     from openenv_core.play.form import forms_of

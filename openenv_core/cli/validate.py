@@ -74,11 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         OpenEnvError: Wrong usage, or the target cannot be had: status 2.
     """
     from openenv_core.checker.catalogue import chosen
-    from openenv_core.checker.check import Level
+    from openenv_core.checker.check import CheckLevel
     from openenv_core.checker.report import Console, as_json, as_junit, listing
-    from openenv_core.checker.runner import Report, Result, run_isolated
+    from openenv_core.checker.runner import CheckReport, Result, run_isolated
 
-    checks = chosen([Level(level) for level in arguments.level], arguments.check)
+    checks = chosen([CheckLevel(level) for level in arguments.level], arguments.check)
     if arguments.list:
         print("\n".join(listing(checks)))
         return PASSED
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
             subject.target, subject.limits, checks, token=subject.token, before=begin, after=end
         )
     except KeyboardInterrupt:
-        report = Report(subject.target.text, tuple(results), interrupted=True)
+        report = CheckReport(subject.target.text, tuple(results), interrupted=True)
         if not arguments.json:
             console.interrupted()
     if arguments.json:

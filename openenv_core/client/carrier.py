@@ -38,7 +38,7 @@ class CarrierOptions:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be in it
 
 
-class Overdue(Exception):  # noqa: N818 - a signal between a session and its carrier, not an error to catch
+class ReplyOverdueError(Exception):
     """The session has stopped waiting; nothing is lost, and what was sent is still on its way."""
 
 
@@ -136,7 +136,7 @@ class Inbox:
             finally:
                 self._waiter = None
             if self._interrupted:
-                raise Overdue
+                raise ReplyOverdueError
         frame = self._frames.popleft()
         if self._paused:
             self._resume()
@@ -173,7 +173,7 @@ class Inbox:
         finally:
             self._waiter = None
         if self._interrupted:
-            raise Overdue
+            raise ReplyOverdueError
 
 
 _NO_SOCKET = (403, 404, 405, 426)

@@ -5,7 +5,7 @@ from collections import deque
 from types import TracebackType
 from typing import Final, NoReturn
 
-from openenv_core.client.carrier import Carrier, Overdue
+from openenv_core.client.carrier import Carrier, ReplyOverdueError
 from openenv_core.errors import (
     CapacityReached,
     ClientError,
@@ -73,8 +73,8 @@ class Conversation:
                     return reply
                 dropped = reply
                 if self._overdue:
-                    raise Overdue
-        except Overdue:
+                    raise ReplyOverdueError
+        except ReplyOverdueError:
             raise RequestTimeout(
                 f"expected a reply within {self._timeout_s:g} s, got none yet; the session lives on and "
                 "drops the reply when it comes. Ask again, or raise message_timeout_s"
@@ -126,7 +126,7 @@ def _raise_if_ended(frame: bytes) -> None:
         pass
 
 
-class Turn:
+class FairLock:
     """A fair lock that costs next to nothing while nobody else wants it.
 
     with turn if turn.take() else await turn.wait():
@@ -151,7 +151,7 @@ class Turn:
         self._taken = True
         return True
 
-    async def wait(self) -> "Turn":
+    async def wait(self) -> "FairLock":
         """Take it once those have had it who asked before."""
         if self.take():
             return self

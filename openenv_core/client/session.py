@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
 from pydantic import ValidationError
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
-from openenv_core.client.conversation import SESSION_ENDED, Conversation, Turn
+from openenv_core.client.conversation import SESSION_ENDED, Conversation, FairLock
 from openenv_core.client.settings import (
     checked_headers,
     checked_mode,
@@ -143,7 +143,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         self._others: list[ClientSession[ActT, ObsT, StateT]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
-        self._turn = Turn()
+        self._turn = FairLock()
         self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
         self._lost: str | None = None
@@ -330,7 +330,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                     "expected every call of a client on one event loop, got a second loop; "
                     "make a client for each, or use sync() where there is no loop"
                 )
-            self._turn = Turn()  # some of the old loop may wait for it
+            self._turn = FairLock()  # some of the old loop may wait for it
             self._starting = None
             left = self._carrier or self._former
             if self._carrier is not None:

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from openenv_core.client.env_client import EnvClient
 from openenv_core.errors import ServerError, ValidationFailed
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
     CALL_TOOL,
     LIST_TOOLS,
@@ -94,7 +94,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
                 return value_of(name, step)
         try:
             result = await self._ask(CALL_TOOL, call_params(name, arguments))
-        except Fault as fault:
+        except JsonRpcFaultError as fault:
             raise call_failed(name, fault) from refused
         self._unstepped = True
         return value_of_rpc(name, result)
@@ -119,7 +119,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         """Ask by JSON-RPC first: released servers may list tools without their schemas through a step."""
         try:
             return read_tools(await self._ask(LIST_TOOLS, {}))
-        except Fault as fault:
+        except JsonRpcFaultError as fault:
             error: ServerError = ServerError(fault.message, str(fault.code), {"data": fault.data})
         except ValidationFailed as unknown:  # releases before 0.3 know no such frame
             error = unknown

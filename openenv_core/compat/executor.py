@@ -18,7 +18,7 @@ from openenv_core.compat.types import CodeExecResult
 from openenv_core.errors import ClientClosed, ConfigurationError
 from openenv_core.loop_thread import LoopThread
 from openenv_core.outcomes import SANDBOX_ERROR
-from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxClosed, SandboxUnavailable, Session
+from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxClosed, SandboxSession, SandboxUnavailable
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -57,7 +57,7 @@ class PyExecutor:
             )
         self._turn = threading.Lock()
         self._engine: _Engine | None = None
-        self._session: Session | None = None
+        self._session: SandboxSession | None = None
         self._bare = True
 
     def run(self, code: str) -> CodeExecResult:
@@ -121,11 +121,11 @@ class _Engine:
         """Whether this process is a fork of the one whose sandbox it is."""
         return self._thread.inherited
 
-    def open(self) -> Session:
+    def open(self) -> SandboxSession:
         """Start an interpreter."""
         return self._run(self._sandbox.open, LIMITS)
 
-    def execute(self, session: Session, code: str) -> Execution:
+    def execute(self, session: SandboxSession, code: str) -> Execution:
         """Run code in one of the interpreters."""
         return self._run(session.execute, code)
 
@@ -138,7 +138,7 @@ class _Engine:
                 "been closed with it; make a new one"
             ) from None
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: SandboxSession) -> None:
         """End an interpreter without waiting for it."""
         self._thread.leave(session.close)
 

@@ -22,14 +22,14 @@ Target: TypeAlias = str | Callable[..., Any]
 """`module:attribute`, or the object itself."""
 
 Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
-"""Names beyond the table, by released module."""
+"""ReleasedNames beyond the table, by released module."""
 
 
 class NotProvided(ModuleNotFoundError):  # noqa: N818 - it says what is wrong
     """A name of the released package that is not provided here yet."""
 
 
-class Names:
+class ReleasedNames:
     """What every released name is here.
 
     Args:
@@ -75,7 +75,7 @@ def _brought() -> Extra:
 class AliasModule(ModuleType):
     """A module whose names are resolved when they are asked for."""
 
-    def __init__(self, fullname: str, source: str, names: Names) -> None:
+    def __init__(self, fullname: str, source: str, names: ReleasedNames) -> None:
         super().__init__(fullname, f"Ropewalk's stand-in for the released package's {source}.")
         self.__dict__.update(_source=source, _names=names)
         self.__all__ = sorted(set(names.available(source)))
@@ -89,7 +89,7 @@ class AliasModule(ModuleType):
         """
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        names: Names = self.__dict__["_names"]
+        names: ReleasedNames = self.__dict__["_names"]
         source: str = self.__dict__["_source"]
         target = names.target(source, name)
         if target is not None:
@@ -125,7 +125,7 @@ class Hook(MetaPathFinder, Loader):
     """Finds the released package's modules."""
 
     def __init__(self, extra: Extra) -> None:
-        self.names = Names(extra)
+        self.names = ReleasedNames(extra)
 
     def add(self, extra: Extra) -> None:
         """Provide more names, before those of the table."""

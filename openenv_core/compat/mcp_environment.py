@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, cast
 from pydantic import TypeAdapter
 
 from openenv_core.compat.mcp_link import (
-    Link,
+    McpObjectSession,
     ask_tool,
     error_text,
     error_type,
@@ -28,9 +28,9 @@ from openenv_core.protocol.errors import text_of
 from openenv_core.tools import (
     RESERVED_TOOL_NAMES,
     SILENT,
+    ArgumentCompletion,
     CallToolAction,
     CallToolObservation,
-    Completion,
     InvalidArguments,
     ListToolsAction,
     ListToolsObservation,
@@ -107,7 +107,7 @@ def _schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 class McpHost:
     """Resources, prompts and completions, as the server object has them."""
 
-    _link: Link
+    _link: McpObjectSession
 
     async def list_resources(self) -> Sequence[ResourceSpec]:
         """Return what there is to read."""
@@ -155,9 +155,9 @@ class McpHost:
 
     async def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
-    ) -> Completion:
+    ) -> ArgumentCompletion:
         """Return what an argument could become: nothing, for server objects rarely know."""
-        return Completion(values=[])
+        return ArgumentCompletion(values=[])
 
 
 MCP_TOOL_CALL_TIMEOUT: Final = 30.0
@@ -208,7 +208,7 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
 
     def __init__(self, mcp_server: Any, transform: Any = None) -> None:
         super().__init__(transform=transform)
-        self._link = Link(mcp_server)
+        self._link = McpObjectSession(mcp_server)
         if reserved := sorted(RESERVED_TOOL_NAMES & get_server_tools(mcp_server).keys()):
             raise ConfigurationError(
                 f"expected tools of other names than {', '.join(sorted(RESERVED_TOOL_NAMES))}, got {reserved}; a "

@@ -75,7 +75,7 @@ def in_thread(work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-class Link:
+class McpObjectSession:
     """A session with a server object. It begins with the first request.
 
     Args:

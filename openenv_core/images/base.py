@@ -25,7 +25,7 @@ import openenv_core
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import builders as sdk
 from openenv_core.images.engine import inspect, replacing
-from openenv_core.images.events import Note, Request, Tell
+from openenv_core.images.events import BuildRequest, Note, Tell
 
 if TYPE_CHECKING:
     import docker
@@ -258,7 +258,7 @@ def _made_from(api: "docker.APIClient", tag: str) -> str | None:
 
 
 @contextmanager
-def context() -> Iterator[Request]:
+def context() -> Iterator[BuildRequest]:
     """Put together, in a folder that lasts as long as the block, what the base is built from."""
     try:
         shipped = files(_SHIPPED)
@@ -274,7 +274,7 @@ def context() -> Iterator[Request]:
         (folder / "ropewalk").mkdir()
         placed = place(folder / "ropewalk")
         (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in placed.dependencies))
-        yield Request(
+        yield BuildRequest(
             context=folder,
             dockerfile="Dockerfile",
             tags=(REPOSITORY,),

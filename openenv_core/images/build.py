@@ -14,7 +14,7 @@ from openenv_core.images import base
 from openenv_core.images import builders as commandline
 from openenv_core.images import builders as sdk
 from openenv_core.images.engine import replacing
-from openenv_core.images.events import Note, Request, Tell
+from openenv_core.images.events import BuildRequest, Note, Tell
 
 if TYPE_CHECKING:
     import docker
@@ -192,7 +192,7 @@ _OURS = re.compile(rf"^{base.REPOSITORY}(?::(?P<tag>.*))?$")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BuildPlan:
     """What will be done for one environment.
 
     Attributes:
@@ -204,7 +204,7 @@ class Plan:
     """
 
     name: str
-    request: Request
+    request: BuildRequest
     variant: base.Variant | None
     for_buildkit: tuple[str, ...]
     notes: tuple[str, ...]
@@ -219,7 +219,7 @@ def plan(
     file: str | None = None,
     no_cache: bool = False,
     pull: bool = False,
-) -> Plan:
+) -> BuildPlan:
     """Read a folder and say how its image is built.
 
     Args:
@@ -262,9 +262,9 @@ def plan(
     variant = None if BASE_ARG in given else variant_for(dockerfile)
     if variant is not None:
         given[BASE_ARG] = base.tags(variant)[0]
-    return Plan(
+    return BuildPlan(
         name=name,
-        request=Request(
+        request=BuildRequest(
             context=folder,
             dockerfile=path,
             tags=tuple(named(tags, name)) or (default_tag(name),),
@@ -386,7 +386,7 @@ def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path
             )
 
 
-def build(api: "docker.APIClient", planned: Plan, tell: Tell) -> str:
+def build(api: "docker.APIClient", planned: BuildPlan, tell: Tell) -> str:
     """Build one environment's image and return its identity.
 
     Raises:

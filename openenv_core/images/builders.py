@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.engine import hanging_up
 from openenv_core.images.errors import BuildFailed, remedy_for
-from openenv_core.images.events import Cached, Layer, Output, Request, Step, Tell, printed
+from openenv_core.images.events import BuildRequest, Cached, Layer, Step, StepOutput, Tell, printed
 
 if TYPE_CHECKING:
     import docker
@@ -27,7 +27,7 @@ _KEPT: Final = 200
 """Lines of a step's output that are kept for an error."""
 
 
-def build_by_sdk(api: "docker.APIClient", request: Request, tell: Tell) -> str:
+def build_by_sdk(api: "docker.APIClient", request: BuildRequest, tell: Tell) -> str:
     """Build an image and return its identity.
 
     When this is interrupted, the engine stops the build, and the container of its running step is removed.
@@ -55,7 +55,7 @@ def build_by_sdk(api: "docker.APIClient", request: Request, tell: Tell) -> str:
     return progress.image
 
 
-def _name(api: "docker.APIClient", image: str, request: Request) -> None:
+def _name(api: "docker.APIClient", image: str, request: BuildRequest) -> None:
     from docker.errors import APIError
 
     for tag in request.tags[1:]:
@@ -68,7 +68,7 @@ def _name(api: "docker.APIClient", image: str, request: Request) -> None:
             ) from error
 
 
-def _stream(api: "docker.APIClient", request: Request) -> Iterator[dict[str, Any]]:
+def _stream(api: "docker.APIClient", request: BuildRequest) -> Iterator[dict[str, Any]]:
     from docker.errors import APIError
     from requests import RequestException
     from urllib3.exceptions import HTTPError
@@ -154,7 +154,7 @@ class _Progress:
         elif not text.startswith((" ---> ", "Removing intermediate container", "Successfully tagged")):
             for line in printed(text):
                 self.output.append(line)
-                self._tell(Output(line))
+                self._tell(StepOutput(line))
             del self.output[:-_KEPT]
 
 
@@ -169,7 +169,7 @@ _COMMAND_STEP = re.compile(r"\[(?:(?P<stage>\S+) )?(?P<number>\d+)/(?P<total>\d+
 _OUTPUT = re.compile(r"(?P<seconds>\d+\.\d+) (?P<line>.*)")
 
 
-def build_by_command(request: Request, tell: Tell) -> str:
+def build_by_command(request: BuildRequest, tell: Tell) -> str:
     """Build an image and return its identity.
 
     Raises:
@@ -224,7 +224,7 @@ def _can(path: str) -> bool:
     return match is not None and int(match[1]) < _OWN_BUILDKIT
 
 
-def _words(request: Request, identity: Path) -> Iterator[str]:
+def _words(request: BuildRequest, identity: Path) -> Iterator[str]:
     yield from ("--progress=plain", "--iidfile", str(identity))
     yield from ("--file", str(request.context / request.dockerfile))
     for tag in request.tags:
@@ -317,10 +317,10 @@ class _CommandProgress:
             lines = self._output.setdefault(vertex, [])
             for one in printed(said["line"]):
                 lines.append(one)
-                self._tell(Output(one))
+                self._tell(StepOutput(one))
             del lines[:-_KEPT]
 
-    def failure(self, request: Request, status: int) -> BuildFailed:
+    def failure(self, request: BuildRequest, status: int) -> BuildFailed:
         """Return what went wrong."""
         step = self._steps[self._failed].text if self._failed in self._steps else ""
         output = self._output.get(self._failed or "", [])

@@ -33,9 +33,9 @@ def engine() -> Iterator["docker.APIClient"]:
             f"expected the Docker SDK, got: {error}; pip install 'ropewalk[docker]'"
         ) from error
     from openenv_core.errors import EngineUnavailable
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
-    found = Engine.find()
+    found = DockerEngine.find()
     found.ping()
     address = found.address
     tls: TLSConfig | bool = False

@@ -21,7 +21,7 @@ class Cached:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class StepOutput:
     """A line that a step printed."""
 
     line: str
@@ -60,13 +60,13 @@ def printed(text: str) -> list[str]:
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-Event = Step | Cached | Output | Layer | Note
+Event = Step | Cached | StepOutput | Layer | Note
 Tell = Callable[[Event], None]
 """Takes one event. What it raises ends the build or push."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class BuildRequest:
     """One image to build.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from openenv_core.errors import ConfigurationError, ConnectionLost, RequestTimeout, ServerError, SessionFailed
 from openenv_core.play.form import Json
 from openenv_core.play.game import Game, Reporter
-from openenv_core.play.prompts import COMMANDS, Asked, Prompts, arguments_of, described
+from openenv_core.play.prompts import COMMANDS, CommandTypedError, Prompts, arguments_of, described
 from openenv_core.play.reporters import Terminal
 
 SURVIVED: Final = (ServerError, RequestTimeout, ConnectionLost)
@@ -63,7 +63,7 @@ class Loop:
                     self._between()
                 else:
                     self._attempt(self._game.step, self._prompts.action())
-            except Asked as asked:
+            except CommandTypedError as asked:
                 if asked.name == ":quit":
                     break
                 self._attempt(self._do, asked)
@@ -94,7 +94,7 @@ class Loop:
             if isinstance(error, ConnectionLost | SessionFailed):
                 self._game.lost()
 
-    def _do(self, asked: Asked) -> None:
+    def _do(self, asked: CommandTypedError) -> None:
         match asked.name:
             case ":reset":
                 self._reset_with(asked.rest)

@@ -29,7 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 NAMES: Final = tuple(line.split()[0] for line in COMMANDS)
 
 
-class Asked(Exception):  # noqa: N818 - no error: it leads out of however many prompts there are
+class CommandTypedError(Exception):
     """A command was typed in place of an answer.
 
     Attributes:
@@ -73,7 +73,7 @@ class Prompts:
             name, _, rest = text.partition(" ")
             name = ":quit" if name == ":q" else name
             if name in NAMES:
-                raise Asked(name, rest.strip())
+                raise CommandTypedError(name, rest.strip())
             near = difflib.get_close_matches(name, NAMES, n=1)
             self.refuse(
                 f"expected a command, got {name}; " + (f"did you mean {near[0]}?" if near else ":help")

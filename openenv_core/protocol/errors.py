@@ -15,7 +15,7 @@ FACTORY_ERROR: Final = "FACTORY_ERROR"
 SESSION_ERROR: Final = "SESSION_ERROR"
 
 
-class Refusal(Exception):  # noqa: N818 - not an error of this package: it becomes an error frame
+class RefusalError(Exception):
     """A request that is answered with an error frame.
 
     Attributes:

@@ -16,7 +16,7 @@ INTERNAL_ERROR: Final = -32603
 SERVER_ERROR: Final = -32000
 
 
-class Fault(Exception):  # noqa: N818 - not an error of this package: it becomes a response
+class JsonRpcFaultError(Exception):
     """A request that is answered with an error.
 
     Attributes:
@@ -52,7 +52,9 @@ def parse(text: str | bytes) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise Fault(PARSE_ERROR, f"expected a JSON object, got text that does not parse: {error}") from None
+        raise JsonRpcFaultError(
+            PARSE_ERROR, f"expected a JSON object, got text that does not parse: {error}"
+        ) from None
 
 
 def read(value: Any, size: int) -> RpcRequest:
@@ -63,14 +65,14 @@ def read(value: Any, size: int) -> RpcRequest:
     """
     if not isinstance(value, dict):
         kind = "a batch" if isinstance(value, list) else type(value).__name__
-        raise Fault(PARSE_ERROR, f"expected a single JSON-RPC request, got {kind}")
+        raise JsonRpcFaultError(PARSE_ERROR, f"expected a single JSON-RPC request, got {kind}")
     try:
         return RpcRequest.model_validate(value)
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults_of(error, size)
         )
-        raise Fault(
+        raise JsonRpcFaultError(
             INVALID_REQUEST, f"expected a JSON-RPC 2.0 request, got one with faults: {faults}"
         ) from None
 
@@ -80,7 +82,7 @@ def encode_result(request_id: int | str | None, result: Any) -> bytes:
     return dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
 
 
-def encode_fault(request_id: int | str | None, fault: Fault) -> bytes:
+def encode_fault(request_id: int | str | None, fault: JsonRpcFaultError) -> bytes:
     """Write the response of a request that has failed."""
     # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
     message = fault.message.encode("utf-8", "replace").decode("utf-8")

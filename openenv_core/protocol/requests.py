@@ -13,7 +13,7 @@ from openenv_core.protocol.errors import (
     MAX_ECHO,
     UNKNOWN_TYPE,
     VALIDATION_ERROR,
-    Refusal,
+    RefusalError,
     faults_of,
 )
 from openenv_core.protocol.jsonio import dumps, to_plain
@@ -152,7 +152,7 @@ class RequestDecoder(Generic[ActT]):
         """
         data = read_json(body)
         if isinstance(data, dict) and data and "action" not in data:
-            with suppress(Refusal):
+            with suppress(RefusalError):
                 return self.action(data, len(body)), {}
         step = validate(StepOptions, data, len(body))
         return self.action(step.action, len(body)), {
@@ -168,7 +168,9 @@ class RequestDecoder(Generic[ActT]):
         try:
             return self._read_action(dumps(data))  # type: ignore[no-any-return]
         except ValidationError as error:
-            raise Refusal(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
+            raise RefusalError(
+                VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}
+            ) from None
 
 
 def http_reset(body: bytes) -> dict[str, Any]:
@@ -211,17 +213,17 @@ def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
         errors = faults_of(error, size)
         for entry in errors:
             entry["loc"] = ["body", *entry["loc"]]
-        raise Refusal(VALIDATION_ERROR, "Invalid message", {"errors": errors}) from None
+        raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": errors}) from None
 
 
-def invalid_body(why: str) -> Refusal:
+def invalid_body(why: str) -> RefusalError:
     """Return the refusal of a body that is no JSON."""
     return _fault("json_invalid", [], why, None)
 
 
-def _fault(kind: str, place: list[Any], message: str, value: Any) -> Refusal:
+def _fault(kind: str, place: list[Any], message: str, value: Any) -> RefusalError:
     entry = {"type": kind, "loc": ["body", *place], "msg": message, "input": value}
-    return Refusal(VALIDATION_ERROR, "Invalid message", {"errors": [entry]})
+    return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": [entry]})
 
 
 def _position(body: bytes, why: str) -> int:
@@ -248,22 +250,22 @@ def _require_json(text: str) -> None:
         raise _invalid_json(str(error)) from None
 
 
-def _invalid_json(why: str) -> Refusal:
-    return Refusal(INVALID_JSON, f"expected a JSON object, got text that does not parse: {why}")
+def _invalid_json(why: str) -> RefusalError:
+    return RefusalError(INVALID_JSON, f"expected a JSON object, got text that does not parse: {why}")
 
 
-def _refusal(error: ValidationError, types: str, size: int) -> Refusal:
+def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
     errors = faults_of(error, size)
     kind, message = errors[0]["type"], errors[0]["msg"]
     if kind == "json_invalid":
         return _invalid_json(message)
     # A union that stands deeper is the action's own, or a part of it.
     if kind in ("union_tag_invalid", "union_tag_not_found") and not errors[0]["loc"]:
-        return Refusal(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {message}")
+        return RefusalError(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {message}")
     for entry in errors:
         place = entry["loc"][1:]  # without the frame's type, which the union puts first
         entry["loc"] = place[1:] if place[:1] == ["data"] and len(place) > 1 else place
-    return Refusal(VALIDATION_ERROR, "Invalid message", {"errors": errors})
+    return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": errors})
 
 
 def encode_request(kind: str, data: Any = None) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from pydantic import ConfigDict, ValidationError
 
 from openenv_core.errors import ProtocolError, ToolCallFailed
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import encode_request
 from openenv_core.tools import CallToolObservation, ListToolsObservation, Tool, ToolError, ToolErrorType
 from openenv_core.types import Observation, StepResult
@@ -59,7 +59,7 @@ def read_rpc(response: Mapping[str, Any], request_id: int) -> Any:
     """
     error = response.get("error")
     if isinstance(error, Mapping):
-        raise Fault(
+        raise JsonRpcFaultError(
             _code(error.get("code")), str(error.get("message") or "no reason given"), error.get("data")
         )
     if response.get("id") != request_id or "result" not in response:
@@ -140,7 +140,7 @@ def value_of_rpc(name: str, result: Any) -> Any:
     return _value(name, result, None)
 
 
-def call_failed(name: str, fault: Fault) -> ToolCallFailed:
+def call_failed(name: str, fault: JsonRpcFaultError) -> ToolCallFailed:
     """Return what a failed `tools/call` is for the caller."""
     said = fault.data.get("error_type") if isinstance(fault.data, Mapping) else None
     return ToolCallFailed(name, _kind(said), fault.message)

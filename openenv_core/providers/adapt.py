@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.providers.base import AnyProvider, Provider, Watched
+from openenv_core.providers.base import AnyProvider, Provider, WatchedProvider
 
 
 class Released:
@@ -98,7 +98,7 @@ def adapted(provider: AnyProvider, *, started: bool = False) -> Provider:
 
 def has_died(provider: object, *, within_s: float = DEATH_S) -> bool:
     """Return whether the provider's server has died, as far as it can be told, or does so in that many seconds."""
-    if not isinstance(provider, Watched):
+    if not isinstance(provider, WatchedProvider):
         return False
     deadline = time.monotonic() + within_s
     while provider.alive:
@@ -114,7 +114,7 @@ def last_words(provider: Provider) -> str:
     One whose deaths show later than `DEATH_S` after the connections broke says so in its attribute `death_s`.
     """
     within_s = getattr(provider, "death_s", DEATH_S)
-    if not has_died(provider, within_s=within_s) or not isinstance(provider, Watched):
+    if not has_died(provider, within_s=within_s) or not isinstance(provider, WatchedProvider):
         return ""
     output = provider.output().rstrip()
     return "; the server's process has ended" + (

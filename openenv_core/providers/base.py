@@ -25,7 +25,7 @@ class Provider(Protocol):
 
 
 @runtime_checkable
-class Watched(Protocol):
+class WatchedProvider(Protocol):
     """A provider that can also tell what became of its server."""
 
     @property

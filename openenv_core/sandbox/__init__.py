@@ -14,20 +14,28 @@ from openenv_core.sandbox.errors import (
     SandboxUnavailable,
 )
 from openenv_core.sandbox.interpreter import Backend, Interpreter, Interruptible
-from openenv_core.sandbox.results import Call, CodeError, Execution, FileInfo, Output, Status, Truncated
+from openenv_core.sandbox.results import (
+    CodeError,
+    Execution,
+    FileInfo,
+    FunctionCall,
+    Output,
+    Status,
+    Truncated,
+)
 from openenv_core.sandbox.sandbox import Sandbox
-from openenv_core.sandbox.session import Session
+from openenv_core.sandbox.session import SandboxSession
 
 if TYPE_CHECKING:
     from openenv_core.sandbox.sync import SyncSandbox, SyncSession
 
 __all__ = [
     "Backend",
-    "Call",
     "CodeError",
     "Execution",
     "FileInfo",
     "FileRefused",
+    "FunctionCall",
     "Interpreter",
     "Interruptible",
     "Isolation",
@@ -38,8 +46,8 @@ __all__ = [
     "SandboxClosed",
     "SandboxConfig",
     "SandboxFailure",
+    "SandboxSession",
     "SandboxUnavailable",
-    "Session",
     "Status",
     "SyncSandbox",
     "SyncSession",

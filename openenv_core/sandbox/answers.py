@@ -14,12 +14,12 @@ MAX_WORDS: Final = 200
 """Characters of a name: an exception's class, a mime type."""
 
 
-class Forged(Exception):  # noqa: N818 - it says what the answer is
+class ForgedAnswerError(Exception):
     """No interpreter of ours writes such an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class InterpreterAnswer:
     """What the interpreter says of one request.
 
     Attributes:
@@ -57,7 +57,7 @@ class AnswerReader:
         self._buffer = bytearray()
         self._whole = 0
 
-    def feed(self, data: bytes, expected: int | None) -> Answer | None:
+    def feed(self, data: bytes, expected: int | None) -> InterpreterAnswer | None:
         """Take some bytes; return the answer once it is whole.
 
         Args:
@@ -68,7 +68,7 @@ class AnswerReader:
             Forged: They are not the answer to that request.
         """
         if expected is None:
-            raise Forged("bytes without a request")
+            raise ForgedAnswerError("bytes without a request")
         buffer = self._buffer
         buffer += data
         if self._announced and not self._whole:
@@ -79,31 +79,31 @@ class AnswerReader:
                 return None
             head, texts = ANSWER.unpack_from(buffer)
             if head > MAX_HEADER or texts > self._limit:
-                raise Forged(f"an answer of {head + texts} bytes")
+                raise ForgedAnswerError(f"an answer of {head + texts} bytes")
             self._whole = ANSWER.size + head + texts
         if len(buffer) < self._whole:
             return None
         if len(buffer) > self._whole:
-            raise Forged("bytes beyond the answer")
+            raise ForgedAnswerError("bytes beyond the answer")
         head, _ = ANSWER.unpack_from(buffer)
         whole = bytes(buffer)
         self._buffer, self._whole = bytearray(), 0
         return _read(whole[ANSWER.size : ANSWER.size + head], whole[ANSWER.size + head :], expected)
 
 
-def _read(head: bytes, texts: bytes, expected: int) -> Answer:
+def _read(head: bytes, texts: bytes, expected: int) -> InterpreterAnswer:
     try:
         said = json.loads(head)
     except (ValueError, RecursionError):
-        raise Forged("an answer that is no JSON") from None
+        raise ForgedAnswerError("an answer that is no JSON") from None
     try:
         if said["id"] != expected:
-            raise Forged("the answer to another request")
+            raise ForgedAnswerError("the answer to another request")
         parts = _parts(texts, said["lengths"])
         text = parts.pop(0) if said["text"] is True else None
         if said["status"] not in _STATUSES:
-            raise Forged("a status that there is not")
-        return Answer(
+            raise ForgedAnswerError("a status that there is not")
+        return InterpreterAnswer(
             status=said["status"],
             exit_code=_number(said["exit_code"], 255),
             error=_error(said.get("error")),
@@ -114,7 +114,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             max_rss=_number(said["max_rss"], 1 << 53),
         )
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
-        raise Forged(f"an answer of another shape ({type(error).__name__})") from None
+        raise ForgedAnswerError(f"an answer of another shape ({type(error).__name__})") from None
 
 
 def _parts(texts: bytes, lengths: Any) -> list[bytes]:

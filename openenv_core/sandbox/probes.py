@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from openenv_core.sandbox.config import Isolation, Limits
 from openenv_core.sandbox.errors import SandboxUnavailable
-from openenv_core.sandbox.session import Session
+from openenv_core.sandbox.session import SandboxSession
 
 
 def opens_a_socket(_: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ def attack(told):
 CONTENT: Final = "a canary of the self-test\n"
 
 
-async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable[Session]]) -> None:
+async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable[SandboxSession]]) -> None:
     """Attack from within an interpreter.
 
     Args:

@@ -114,7 +114,7 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FunctionCall:
     """A function of the code, called from outside.
 
     Attributes:

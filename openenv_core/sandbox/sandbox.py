@@ -26,14 +26,14 @@ from openenv_core.sandbox.kernel.cgroups import CgroupMaker
 from openenv_core.sandbox.kernel.identity import session_uid
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.scratch import Scratch
-from openenv_core.sandbox.session import Life, Session
+from openenv_core.sandbox.session import Life, SandboxSession
 from openenv_core.sandbox.zygote import Birth, Zygote
 
 _NAME: Final = "\0ropewalk-sandbox-user-{uid}"
 """Of an abstract socket, which the kernel gives to one process at a time, and takes from one that dies."""
 
 
-class Slots:
+class SandboxSlots:
     """The slots that one sandbox has taken.
 
     The kernel counts processes by user, and lets a user signal its own: two sandboxes must not share one. Where
@@ -104,7 +104,7 @@ OURS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ReadableView:
     """What code may read.
 
     Attributes:
@@ -121,7 +121,7 @@ class View:
         return tuple(str(found) for path in self.shown for found in _without(Path(path), away))
 
 
-def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> View:
+def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> ReadableView:
     """Return what code may read of this machine.
 
     Args:
@@ -135,7 +135,7 @@ def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> View:
     ]
     away = {path.resolve() for path in hidden if path.exists()} | _own_packages()
     below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
-    return View(tuple(sorted(map(str, shown))), tuple(sorted(map(str, below))))
+    return ReadableView(tuple(sorted(map(str, shown))), tuple(sorted(map(str, below))))
 
 
 def _own_packages() -> set[Path]:
@@ -196,8 +196,8 @@ class Sandbox:
         self._zygote: Zygote | None = None
         self._scratch: Scratch | None = None
         self._cgroups: CgroupMaker | None = None
-        self._sessions: set[Session] = set()
-        self._slots = Slots()
+        self._sessions: set[SandboxSession] = set()
+        self._slots = SandboxSlots()
         self._numbers = itertools.count(1)
         self._booting = asyncio.Lock()
         self._began = 0.0
@@ -266,7 +266,7 @@ class Sandbox:
             "docs/sandbox.md says what each level needs"
         )
 
-    async def open(self, limits: Limits | None = None, *, snapshot: bool = False) -> Session:
+    async def open(self, limits: Limits | None = None, *, snapshot: bool = False) -> SandboxSession:
         """Start an interpreter.
 
         Args:
@@ -300,18 +300,18 @@ class Sandbox:
     ) -> None:
         await self.close()
 
-    def _make(self, limits: Limits, *, snapshot: bool) -> Session:
+    def _make(self, limits: Limits, *, snapshot: bool) -> SandboxSession:
         isolation = self.isolation
 
         async def start() -> Life:
             return await self._bear(limits, snapshot)
 
-        def adopt(limits: Limits, life: Life) -> Session:
+        def adopt(limits: Limits, life: Life) -> SandboxSession:
             other = self._make(limits, snapshot=snapshot)
             other.take_over(life)
             return other
 
-        session = Session(uuid4().hex, limits, isolation, start, self._sessions.discard, adopt)
+        session = SandboxSession(uuid4().hex, limits, isolation, start, self._sessions.discard, adopt)
         self._sessions.add(session)
         return session
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox.answers import Answer
+from openenv_core.sandbox.answers import InterpreterAnswer
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import FileRefused, SandboxClosed, SandboxUnavailable
 from openenv_core.sandbox.inside.frames import MAX_VALUE
@@ -17,16 +17,16 @@ from openenv_core.sandbox.results import (
     EXIT_KILLED,
     EXIT_SANDBOX,
     EXIT_TIMEOUT,
-    Call,
     Execution,
     FileInfo,
+    FunctionCall,
     Output,
     Status,
     Truncated,
 )
 from openenv_core.sandbox.snapshots import BranchingWorker
 from openenv_core.sandbox.values import NotPlain, encode, loads
-from openenv_core.sandbox.worker import Exit, Reply, Worker
+from openenv_core.sandbox.worker import Exit, Worker, WorkerReply
 from openenv_core.sandbox.workspace import DiskWatch, Workspace
 from openenv_core.signals import signal_name
 
@@ -54,7 +54,7 @@ _STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
 """Status, exit code and words, by why the supervisor stopped an execution."""
 
 
-def told(reply: Reply, timeout_s: float, limits: Limits) -> Execution:
+def told(reply: WorkerReply, timeout_s: float, limits: Limits) -> Execution:
     """Return what a reply means; it says nothing of the session.
 
     Args:
@@ -118,7 +118,7 @@ def unavailable(why: str, session_id: str, isolation: str, took_s: float) -> Exe
     )
 
 
-def _shown(answer: Answer | None, limit: int) -> tuple[str | None, tuple[Output, ...], bool]:
+def _shown(answer: InterpreterAnswer | None, limit: int) -> tuple[str | None, tuple[Output, ...], bool]:
     """Return the result and the outputs as far as they are to be sent, and whether that is all of them."""
     if answer is None:
         return None, (), True
@@ -168,7 +168,7 @@ Life: TypeAlias = tuple[Worker, Workspace]
 """A process, and its files."""
 
 
-class Session:
+class SandboxSession:
     """An interpreter with state. Made by `Sandbox.open`.
 
     Executions run one after the other. After one that ended the interpreter (`state_lost`) the next begins a new one,
@@ -189,8 +189,8 @@ class Session:
         limits: Limits,
         isolation: str,
         start: Callable[[], Awaitable[Life]],
-        ended: Callable[["Session"], None],
-        adopt: Callable[[Limits, Life], "Session"],
+        ended: Callable[["SandboxSession"], None],
+        adopt: Callable[[Limits, Life], "SandboxSession"],
     ) -> None:
         self._id = session_id
         self._limits = limits
@@ -256,7 +256,7 @@ class Session:
         *,
         timeout_s: float | None = None,
         stdin: str | None = None,
-    ) -> Call:
+    ) -> FunctionCall:
         """Call a function that the code has defined, with values that cross as tagged JSON (`sandbox.values`).
 
         Args:
@@ -288,7 +288,7 @@ class Session:
                 execution = replace(
                     execution, status="killed", exit_code=EXIT_KILLED, reason=f"it answered no value: {error}"
                 )
-        return Call(execution=execution, value=value)
+        return FunctionCall(execution=execution, value=value)
 
     async def put_file(self, path: str, data: bytes) -> FileInfo:
         """Write a file of the workspace, and the folders above it.
@@ -322,7 +322,7 @@ class Session:
             workspace = await self._readable("")
             return await asyncio.to_thread(workspace.list)
 
-    async def fork(self, count: int) -> "list[Session]":
+    async def fork(self, count: int) -> "list[SandboxSession]":
         """Branch the interpreter as it stands: variables, and a copy of the files.
 
         The branches share the session's limits of memory and processes, and end by themselves.
@@ -347,8 +347,10 @@ class Session:
             await asyncio.shield(_close_all(making))
             raise
 
-    async def _branches(self, count: int, begun: asyncio.Event, given_up: asyncio.Event) -> "list[Session]":
-        branches: list[Session] = []
+    async def _branches(
+        self, count: int, begun: asyncio.Event, given_up: asyncio.Event
+    ) -> "list[SandboxSession]":
+        branches: list[SandboxSession] = []
         async with self._turn:
             begun.set()
             workspace = await self._readable("")
@@ -459,7 +461,7 @@ class Session:
             # Told here as the code's doing, and once more with the next execution.
             raise FileRefused(path, str(error)) from None
 
-    def _told(self, reply: Reply, timeout_s: float, files: tuple[FileInfo, ...]) -> Execution:
+    def _told(self, reply: WorkerReply, timeout_s: float, files: tuple[FileInfo, ...]) -> Execution:
         execution = told(reply, timeout_s, self._limits)
         return replace(execution, session_id=self._id, isolation=self._isolation, files=files)
 
@@ -483,11 +485,13 @@ async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None
             await workspace.close()
 
 
-async def _close_all(making: "asyncio.Task[list[Session]]") -> None:
+async def _close_all(making: "asyncio.Task[list[SandboxSession]]") -> None:
     await asyncio.wait([making])
     if not making.cancelled() and making.exception() is None:
         await asyncio.gather(*(branch.close() for branch in making.result()))
 
 
-def _nothing(why: str) -> Reply:
-    return Reply(answer=None, stopped=why, exit=Exit(), stdout=("", False), stderr=("", False), took_s=0.0)
+def _nothing(why: str) -> WorkerReply:
+    return WorkerReply(
+        answer=None, stopped=why, exit=Exit(), stdout=("", False), stderr=("", False), took_s=0.0
+    )

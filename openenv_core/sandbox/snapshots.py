@@ -35,7 +35,7 @@ def _future() -> asyncio.Future[Exit]:
 
 
 @dataclass(slots=True)
-class Family:
+class BranchFamily:
     """A first interpreter and those that branched from it: the end of the last is the end of all.
 
     Attributes:
@@ -56,9 +56,9 @@ class Family:
 class BranchingWorker(Worker):
     """A worker that runs each request in a process of its own, which then takes over."""
 
-    def __init__(self, ends: Ends, limits: Limits, family: Family | None = None) -> None:
+    def __init__(self, ends: Ends, limits: Limits, family: BranchFamily | None = None) -> None:
         super().__init__(ends.control, ends.stdout, ends.stderr, limits)
-        self.family = family or Family(self)
+        self.family = family or BranchFamily(self)
         self._head = 0
         self._held: dict[int, int] = {}
         self._branching = False

@@ -6,15 +6,15 @@ from typing import Any, Self
 
 from openenv_core.loop_thread import LoopThread
 from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
-from openenv_core.sandbox.results import Call, Execution, FileInfo
+from openenv_core.sandbox.results import Execution, FileInfo, FunctionCall
 from openenv_core.sandbox.sandbox import Sandbox
-from openenv_core.sandbox.session import Session
+from openenv_core.sandbox.session import SandboxSession
 
 
 class SyncSession:
-    """A session whose methods wait. Made by `SyncSandbox.open`; see `Session`."""
+    """A session whose methods wait. Made by `SyncSandbox.open`; see `SandboxSession`."""
 
-    def __init__(self, session: Session, thread: LoopThread) -> None:
+    def __init__(self, session: SandboxSession, thread: LoopThread) -> None:
         self._session = session
         self._thread = thread
 
@@ -24,7 +24,7 @@ class SyncSession:
         return self._session.session_id
 
     def execute(self, code: str, *, timeout_s: float | None = None, stdin: str | None = None) -> Execution:
-        """Run code; see `Session.execute`."""
+        """Run code; see `SandboxSession.execute`."""
         return self._thread.run(self._session.execute, code, timeout_s=timeout_s, stdin=stdin)
 
     def call(
@@ -35,24 +35,24 @@ class SyncSession:
         *,
         timeout_s: float | None = None,
         stdin: str | None = None,
-    ) -> Call:
-        """Call a function of the code; see `Session.call`."""
+    ) -> FunctionCall:
+        """Call a function of the code; see `SandboxSession.call`."""
         return self._thread.run(self._session.call, function, args, kwargs, timeout_s=timeout_s, stdin=stdin)
 
     def put_file(self, path: str, data: bytes) -> FileInfo:
-        """Write a file; see `Session.put_file`."""
+        """Write a file; see `SandboxSession.put_file`."""
         return self._thread.run(self._session.put_file, path, data)
 
     def get_file(self, path: str) -> bytes:
-        """Return a file's content; see `Session.get_file`."""
+        """Return a file's content; see `SandboxSession.get_file`."""
         return self._thread.run(self._session.get_file, path)
 
     def list_files(self) -> list[FileInfo]:
-        """Return the files; see `Session.list_files`."""
+        """Return the files; see `SandboxSession.list_files`."""
         return self._thread.run(self._session.list_files)
 
     def restart(self) -> None:
-        """Begin anew; see `Session.restart`."""
+        """Begin anew; see `SandboxSession.restart`."""
         self._thread.run(self._session.restart)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from openenv_core.sandbox.answers import Answer, AnswerReader, Forged
+from openenv_core.sandbox.answers import AnswerReader, ForgedAnswerError, InterpreterAnswer
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.inside.frames import MAX_VALUE, pack_request
 from openenv_core.sandbox.inside.runner import AGAIN
@@ -111,7 +111,7 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class WorkerReply:
     """What became of one request.
 
     Attributes:
@@ -123,7 +123,7 @@ class Reply:
         took_s: Seconds.
     """
 
-    answer: Answer | None
+    answer: InterpreterAnswer | None
     stopped: str | None
     exit: Exit | None
     stdout: tuple[str, bool]
@@ -165,7 +165,7 @@ class Worker:
         self._written = 0
         self._number = 0
         self._expected: int | None = None
-        self._answered: asyncio.Future[Answer | None] | None = None
+        self._answered: asyncio.Future[InterpreterAnswer | None] | None = None
         self._stopped: str | None = None
         self._again_later: asyncio.TimerHandle | None = None
         self._kill_later: asyncio.TimerHandle | None = None
@@ -208,7 +208,7 @@ class Worker:
             return None
         return self._broken or "the code ended the interpreter after its last execution"
 
-    async def request(self, message: dict[str, Any], timeout_s: float) -> Reply:
+    async def request(self, message: dict[str, Any], timeout_s: float) -> WorkerReply:
         """Ask something and wait for what becomes of it; never longer than the time, the grace, and a kill."""
         began = self._loop.time()
         self._number += 1
@@ -240,7 +240,7 @@ class Worker:
         gone = self.exited.result() if self.exited.done() else None if answer is not None else Exit()
         if gone is not None and self.cgroup is not None and self.cgroup.oom_killed():
             gone = replace(gone, memory=True)
-        return Reply(
+        return WorkerReply(
             answer=answer,
             stopped=self._stopped,
             exit=gone,
@@ -347,7 +347,7 @@ class Worker:
             return
         try:
             answer = self._reader.feed(data, self._expected)
-        except Forged as error:
+        except ForgedAnswerError as error:
             self._stopped = self._broken = f"the code wrote to the interpreter's own channel: {error}"
             self.kill()
             self._loop.remove_reader(self.control.fileno())

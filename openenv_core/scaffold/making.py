@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.scaffold.names import PLACE_HOLDER, Names
+from openenv_core.scaffold.names import PLACE_HOLDER, EnvironmentNames
 
 TEMPLATES: Final[Mapping[str, str]] = {
     "game": "a number to guess: rules in one file",
@@ -26,7 +26,7 @@ _LEFT_OUT: Final = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info",
 """What running a template leaves in it."""
 
 
-def make(names: Names, template: str = "game", parent: Path | None = None) -> Path:
+def make(names: EnvironmentNames, template: str = "game", parent: Path | None = None) -> Path:
     """Make an environment's folder, whole or not at all.
 
     Args:
@@ -58,7 +58,7 @@ def make(names: Names, template: str = "game", parent: Path | None = None) -> Pa
     return folder
 
 
-def make_task(names: Names, parent: Path | None = None) -> list[Path]:
+def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]:
     """Make what trains a policy on the game: a task and a run's file, beside the environment's folder.
 
     Args:
@@ -130,7 +130,7 @@ def _unfinished(folder: Path) -> Iterator[Path]:
         raise
 
 
-def _copy(template: Path, folder: Path, names: Names) -> None:
+def _copy(template: Path, folder: Path, names: EnvironmentNames) -> None:
     """Copy a template into an empty folder, spelling its name in the new way wherever it stands."""
     spell = _spelling(names)
     # Contents alone: an installed package may be read-only, and what is made of it should not be.
@@ -151,7 +151,7 @@ def _files(template: Path) -> Iterator[Path]:
             yield path
 
 
-def _spelling(names: Names) -> Callable[[str], str]:
+def _spelling(names: EnvironmentNames) -> Callable[[str], str]:
     """Return what spells the templates' name in the new way, wherever it stands in a text."""
     spellings = {
         PLACE_HOLDER.short: names.short,

@@ -21,14 +21,14 @@ RESERVED: Final = {
     "ropewalk": "it is the name of this one",
     "place_holder": "templates are called that",
 }
-"""Names that would be taken for something else, and why."""
+"""EnvironmentNames that would be taken for something else, and why."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class EnvironmentNames:
     """The spellings of one name.
 
     Attributes:
@@ -58,11 +58,11 @@ class Names:
         return " ".join(word.capitalize() for word in self.short.split("_"))
 
 
-PLACE_HOLDER: Final = Names("place_holder")
+PLACE_HOLDER: Final = EnvironmentNames("place_holder")
 """What templates are called."""
 
 
-def names_of(text: str) -> Names:
+def names_of(text: str) -> EnvironmentNames:
     """Return the spellings of a name; `dice`, `dice_env` and `dice-env` are the same one.
 
     Raises:
@@ -79,7 +79,7 @@ def names_of(text: str) -> Names:
         raise _refusal(text, "a name that is no keyword of Python")
     if (why := RESERVED.get(short)) is not None:
         raise _refusal(text, f"a name that is free ({why})")
-    names = Names(short)
+    names = EnvironmentNames(short)
     # `ropewalk serve NAME` looks for both.
     for module in (names.package, f"envs.{names.package}"):
         if (where := _installed(module)) is not None:

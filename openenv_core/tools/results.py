@@ -70,7 +70,7 @@ class Embedded:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ResourceLink:
     """Where a document is to be had."""
 
     uri: str
@@ -85,11 +85,11 @@ class Link:
         return {"type": "resource_link", "uri": self.uri, "name": self.name, **found}
 
 
-Content: TypeAlias = Text | Image | Audio | Embedded | Link
+Content: TypeAlias = Text | Image | Audio | Embedded | ResourceLink
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PromptMessage:
     """One message of a prompt."""
 
     content: str | Content
@@ -118,7 +118,7 @@ def _base64(data: bytes) -> str:
 ResourceContents: TypeAlias = list[dict[str, Any]]
 """What a resource holds, in MCP's own JSON: uri, mimeType, and text or blob."""
 
-_CONTENT = (Text, Image, Audio, Embedded, Link)
+_CONTENT = (Text, Image, Audio, Embedded, ResourceLink)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +219,7 @@ class PromptResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
+class ArgumentCompletion:
     """What an argument that somebody is typing could become.
 
     Attributes:
@@ -368,8 +368,8 @@ def messages(said: object, method: str) -> list[dict[str, Any]]:
     parts: Sequence[Any] = said if isinstance(said, list | tuple) else [said]
     found = []
     for part in parts:
-        message = part if isinstance(part, Message) else Message(part)
-        if not isinstance(message.content, str | Text | Image | Audio | Embedded | Link):
+        message = part if isinstance(part, PromptMessage) else PromptMessage(part)
+        if not isinstance(message.content, str | Text | Image | Audio | Embedded | ResourceLink):
             raise TypeError(
                 f"expected text, content or messages from {method}, got {type(message.content).__name__}"
             )
@@ -377,7 +377,7 @@ def messages(said: object, method: str) -> list[dict[str, Any]]:
     return found
 
 
-def completed(values: object, method: str) -> Completion:
+def completed(values: object, method: str) -> ArgumentCompletion:
     """Return what an argument could become.
 
     Raises:
@@ -386,4 +386,6 @@ def completed(values: object, method: str) -> Completion:
     found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
     if found is None or not all(isinstance(value, str) for value in found):
         raise TypeError(f"expected a list of texts from {method}, got {values!r:.200}")
-    return Completion(values=found[:MAX_COMPLETIONS], total=len(found), has_more=len(found) > MAX_COMPLETIONS)
+    return ArgumentCompletion(
+        values=found[:MAX_COMPLETIONS], total=len(found), has_more=len(found) > MAX_COMPLETIONS
+    )

@@ -13,7 +13,7 @@ from openenv_core.protocol.errors import text_of
 from openenv_core.tools.context import SILENT, ToolContext
 from openenv_core.tools.declare import Declared, Method, declared_as
 from openenv_core.tools.results import (
-    Completion,
+    ArgumentCompletion,
     PromptResult,
     ResourceContents,
     ToolResult,
@@ -299,7 +299,7 @@ class ToolHost(Protocol):
 
     def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
-    ) -> Now[Completion]:
+    ) -> Now[ArgumentCompletion]:
         """Return what an argument that somebody is typing could become.
 
         Args:
@@ -475,13 +475,13 @@ class DeclaredTools:
 
     def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
-    ) -> Now[Completion]:
+    ) -> Now[ArgumentCompletion]:
         """Return what an argument could become; nothing where the class declares no completion of it."""
         kind = str(ref.get("type"))
         of = (kind, str(ref.get("name" if kind == "ref/prompt" else "uri")))
         method = self.TOOLSET.completions.get((of, str(argument.get("name"))))
         if method is None:
-            return Completion(values=[])
+            return ArgumentCompletion(values=[])
         return _then(
             getattr(self, method)(str(argument.get("value", ""))), lambda values: completed(values, method)
         )

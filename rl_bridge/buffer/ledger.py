@@ -22,7 +22,7 @@ HISTORY = 10_000
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Lease:
+class GroupLease:
     """The right to finish one group, until the ledger gives that right to another.
 
     Attributes:
@@ -43,7 +43,7 @@ class Lease:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class UnderWay:
+class UnfinishedGroup:
     """A group that is not finished.
 
     Attributes:
@@ -52,7 +52,7 @@ class UnderWay:
     """
 
     floor: PolicyVersion
-    lease: Lease | None = None
+    lease: GroupLease | None = None
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -88,7 +88,7 @@ class Ledger:
     def __init__(self, *, max_losses: int | None) -> None:
         self._max_losses = max_losses
         self._waiting: deque[_Waiting] = deque()
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, GroupLease] = {}
         self._losses: dict[int, int] = {}
         self._finished: set[int] = set()
         self._next_lease = 0
@@ -115,7 +115,7 @@ class Ledger:
         return self.admitted - self.dropped.total()
 
     @property
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[GroupLease]:
         """Those under way, oldest first."""
         return list(self._leases.values())
 
@@ -129,7 +129,7 @@ class Ledger:
         """Groups that wait for the trainer."""
         return frozenset(self._finished)
 
-    def lease(self, *, served: PolicyVersion, now: float, admit: bool) -> Lease | None:
+    def lease(self, *, served: PolicyVersion, now: float, admit: bool) -> GroupLease | None:
         """Give out the next work: what was lost first, a new group otherwise.
 
         Args:
@@ -149,7 +149,7 @@ class Ledger:
             self.admitted += 1
         else:
             return None
-        lease = Lease(
+        lease = GroupLease(
             id=self._next_lease,
             group=work.group,
             attempt=work.attempts + 1,
@@ -232,15 +232,15 @@ class Ledger:
         self.trained += 1
         self._note(Fate(group=group, version=version))
 
-    def under_way(self, *, served: PolicyVersion) -> list[UnderWay]:
+    def under_way(self, *, served: PolicyVersion) -> list[UnfinishedGroup]:
         """Every group that is leased or waits for a lease, those that may hold the oldest tokens first.
 
         Args:
             served: The weights that every generator holds at least.
         """
-        groups = [UnderWay(floor=lease.floor, lease=lease) for lease in self._leases.values()]
+        groups = [UnfinishedGroup(floor=lease.floor, lease=lease) for lease in self._leases.values()]
         groups += [
-            UnderWay(floor=served if work.floor is None else min(served, work.floor))
+            UnfinishedGroup(floor=served if work.floor is None else min(served, work.floor))
             for work in self._waiting
         ]
         return sorted(groups, key=lambda group: group.floor)
@@ -291,7 +291,7 @@ class Ledger:
             maxlen=HISTORY,
         )
 
-    def _end(self, lease: int) -> Lease | None:
+    def _end(self, lease: int) -> GroupLease | None:
         ended = self._leases.pop(lease, None)
         if ended is None:
             self.late += 1

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl_bridge.buffer.ledger import Lease, Ledger, UnderWay
+from rl_bridge.buffer.ledger import GroupLease, Ledger, UnfinishedGroup
 from rl_bridge.errors import ReplicaLost, RolloutError, TrainerWentBack, WeightsError
 from rl_bridge.types import Group, PolicyVersion
 
@@ -93,7 +93,7 @@ class ReplayBuffer:
     ) -> None:
         self.ledger = ledger
         self.admission = admission
-        self.cut: Callable[[Sequence[Lease]], None] = lambda leases: None
+        self.cut: Callable[[Sequence[GroupLease]], None] = lambda leases: None
         """Told of stragglers: their producers shall add what they have, now, or drop the lease."""
         self._timeout_s = timeout_s
         self._straggler_timeout_s = straggler_timeout_s
@@ -113,7 +113,7 @@ class ReplayBuffer:
         self.admission.served = version
         self._notify()
 
-    async def lease(self) -> Lease:
+    async def lease(self) -> GroupLease:
         """Wait until a group may be played, and take it.
 
         Raises:
@@ -131,7 +131,7 @@ class ReplayBuffer:
                 return lease
             await self._may_start.wait()
 
-    async def add(self, group: Group, lease: Lease | None = None) -> bool:
+    async def add(self, group: Group, lease: GroupLease | None = None) -> bool:
         """A finished group.
 
         Args:
@@ -154,15 +154,15 @@ class ReplayBuffer:
         self._tell_sampler()
         return True
 
-    def lose(self, lease: Lease, *, floor: PolicyVersion | None = None) -> bool:
+    def lose(self, lease: GroupLease, *, floor: PolicyVersion | None = None) -> bool:
         """The work under a lease is gone; see `Ledger.lose`."""
         return self._ended(lease, self.ledger.lose(lease.id, floor=floor))
 
-    def give_back(self, lease: Lease, *, floor: PolicyVersion | None) -> bool:
+    def give_back(self, lease: GroupLease, *, floor: PolicyVersion | None) -> bool:
         """Others shall go on with the work; see `Ledger.give_back`."""
         return self._ended(lease, self.ledger.give_back(lease.id, floor=floor))
 
-    def drop(self, lease: Lease, reason: str) -> bool:
+    def drop(self, lease: GroupLease, reason: str) -> bool:
         """Give a leased group up; see `Ledger.drop`."""
         return self._ended(lease, self.ledger.drop(lease.id, reason))
 
@@ -246,12 +246,12 @@ class ReplayBuffer:
             self.ledger.discard(number, STALE)
             self._notify()
 
-    def _held_up_by(self, version: PolicyVersion) -> list[UnderWay]:
+    def _held_up_by(self, version: PolicyVersion) -> list[UnfinishedGroup]:
         under_way = self.ledger.under_way(served=self.admission.served)
         overdue = self.admission.overdue(version, [group.floor for group in under_way])
         return under_way[: max(overdue, 0)]
 
-    def _hurry(self, lease: Lease, *, began: float, now: float) -> float:
+    def _hurry(self, lease: GroupLease, *, began: float, now: float) -> float:
         """Cut a straggler where it is time to, drop it where that did not help. Returns when to look again."""
         patience = max(began, lease.since) + self._straggler_timeout_s
         if now < patience:
@@ -273,7 +273,7 @@ class ReplayBuffer:
             self.ledger.train(number, version)
         return taken
 
-    def _ended(self, lease: Lease, outcome: bool) -> bool:
+    def _ended(self, lease: GroupLease, outcome: bool) -> bool:
         self._was_cut.discard(lease.id)
         self._notify()
         return outcome

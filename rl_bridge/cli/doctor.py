@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _look(arguments: argparse.Namespace) -> int:
     from rl_bridge.config import load_config
-    from rl_bridge.doctor.findings import Level
+    from rl_bridge.doctor.findings import Severity
     from rl_bridge.errors import ConfigError
 
     if arguments.overrides and arguments.config is None:
@@ -77,9 +77,9 @@ def _look(arguments: argparse.Namespace) -> int:
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
     worst = 0
     for finding in _findings(arguments, config):
-        worst = max(worst, list(Level).index(finding.level))
+        worst = max(worst, list(Severity).index(finding.level))
         _print(finding, as_json=arguments.json)
-    return FAILED if list(Level)[worst] is Level.BAD else 0
+    return FAILED if list(Severity)[worst] is Severity.BAD else 0
 
 
 def _findings(arguments: argparse.Namespace, config: "Config | None") -> "Iterator[Finding]":

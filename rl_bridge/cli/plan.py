@@ -12,7 +12,7 @@ from rl_bridge.cli.overrides import overrides_first_class
 if TYPE_CHECKING:
     from rl_bridge.config import Config
     from rl_bridge.planning.memory import ModelSize
-    from rl_bridge.planning.plan import Plan, RentedFleet
+    from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 FAILED = 1
 MISUSED = 2
@@ -89,11 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> "Plan":
+def _plan(arguments: argparse.Namespace) -> "RunPlan":
     from rl_bridge.config import load_config
     from rl_bridge.errors import ConfigError
     from rl_bridge.planning.memory import SENT_BYTES
-    from rl_bridge.planning.plan import Plan
+    from rl_bridge.planning.plan import RunPlan
 
     named = {word for word in arguments.words if word in PARTS}
     overrides = [word for word in arguments.words if word not in PARTS]
@@ -101,7 +101,7 @@ def _plan(arguments: argparse.Namespace) -> "Plan":
         raise ConfigError(f"expected --config with {overrides[0]!r}, or one of {', '.join(PARTS)}")
     _numbers(arguments)
     config = None if arguments.config is None else load_config(arguments.config, overrides)
-    asked, found = named or set(PARTS), Plan()
+    asked, found = named or set(PARTS), RunPlan()
     sent = None if arguments.gb is None else arguments.gb * 1e9
     if "memory" in asked or ("broadcast" in asked and sent is None):
         size = _size(arguments, config, needed=bool(named))
@@ -114,12 +114,12 @@ def _plan(arguments: argparse.Namespace) -> "Plan":
     fleet = _fleet(arguments, config, needed="cost" in named) if "cost" in asked else None
     if fleet is not None:
         found = found.with_fleet(fleet)
-    if found == Plan() and config is not None:
+    if found == RunPlan() and config is not None:
         raise ConfigError(
             f"expected model.path in {arguments.config}, which tells how large the policy is, got none: its task makes "
             "one when it runs; give --parameters N"
         )
-    if found == Plan():
+    if found == RunPlan():
         raise ConfigError(
             "expected something to plan: --config FILE or --parameters N, --gb GB, or --hours and prices; got nothing"
         )

@@ -14,10 +14,10 @@ from rl_bridge.planning.memory import (
     WHY_NOT_14,
     RoleMemory,
 )
-from rl_bridge.planning.plan import Plan, RentedFleet
+from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 
-def view(found: Plan, *, gpu_gb: float | None) -> RenderableType:
+def view(found: RunPlan, *, gpu_gb: float | None) -> RenderableType:
     """What a plan knows, one table below the other.
 
     Args:
@@ -27,7 +27,7 @@ def view(found: Plan, *, gpu_gb: float | None) -> RenderableType:
     return Group(*_parts(found, gpu_gb))
 
 
-def _parts(found: Plan, gpu_gb: float | None) -> Iterator[RenderableType]:
+def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
     if found.parameters is not None and found.trainer_bytes is not None:
         yield Text(
             f"{found.parameters:,} parameters; the trainer keeps {_gb(found.trainer_bytes)} for them: {WHY_NOT_14}"
@@ -76,7 +76,7 @@ def _fit(role: RoleMemory, gpu_gb: float) -> str:
     return f"fits{share}" if role.fits(gpu_gb * 1e9) else f"[yellow]does not fit{share}"
 
 
-def _broadcast(found: Plan) -> Table:
+def _broadcast(found: RunPlan) -> Table:
     table = Table()
     table.add_column("Gbps", justify="right")
     table.add_column("seconds", justify="right")

@@ -13,7 +13,7 @@ from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
-TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:World"
+TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
 
 
 def _whole_name(dtype: Any) -> Any:

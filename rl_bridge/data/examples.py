@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_bridge.errors import ConfigError
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -27,7 +27,7 @@ class Example:
     """
 
     id: str
-    prompt: tuple[Message, ...]
+    prompt: tuple[ChatMessage, ...]
     target: Any = None
 
 
@@ -83,7 +83,7 @@ class JsonLines:
             return _example(file.readline(), f"{self._path}, example {place}", place)
 
 
-class Listed:
+class ExampleList:
     """Examples from an iterable, kept in memory.
 
     Args:
@@ -126,7 +126,7 @@ def open_source(name: str) -> Source:
     if name.endswith(".jsonl") or Path(name).is_file():
         source = JsonLines(Path(name))
     else:
-        source = Listed(_iterable(name), name=name)
+        source = ExampleList(_iterable(name), name=name)
     if not len(source):
         raise ConfigError(f"expected at least one example in {name!r}, got none")
     return source
@@ -190,11 +190,11 @@ def _read(item: object, where: str, place: int) -> Example:
     )
 
 
-def _chat(prompt: object, where: str) -> tuple[Message, ...]:
+def _chat(prompt: object, where: str) -> tuple[ChatMessage, ...]:
     if isinstance(prompt, str):
-        return (Message(role="user", content=prompt),)
+        return (ChatMessage(role="user", content=prompt),)
     if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):
-        return tuple(Message(role=message["role"], content=message["content"]) for message in prompt)
+        return tuple(ChatMessage(role=message["role"], content=message["content"]) for message in prompt)
     raise ConfigError(
         f"expected the prompt to be a text or messages with role and content, got {prompt!r:.200} ({where})"
     )

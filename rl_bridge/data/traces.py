@@ -17,7 +17,7 @@ from rl_bridge.errors import ConfigError
 from rl_bridge.rollout.episode import require_play
 from rl_bridge.rollout.task import Session
 from rl_bridge.rollout.tool_task import ToolTask
-from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import Conversation, training_rows
 from rl_bridge.tokens.tool_calls import (
     CLOSE,
@@ -49,7 +49,7 @@ class Trace:
     """
 
     tools: tuple[Mapping[str, Any], ...]
-    messages: tuple[Message, ...]
+    messages: tuple[ChatMessage, ...]
     reward: float
 
 
@@ -65,7 +65,7 @@ class Recorder:
         self._task = task
         self._session = session
         self._tools: tuple[Mapping[str, Any], ...] = ()
-        self._messages: list[Message] = []
+        self._messages: list[ChatMessage] = []
         self._reward = 0.0
         self._done = False
 
@@ -171,7 +171,7 @@ def _trace(line: str, where: str) -> Trace:
     return trace
 
 
-def _message(one: Mapping[str, Any], where: str) -> Message:
+def _message(one: Mapping[str, Any], where: str) -> ChatMessage:
     # How a policy writes a call only its template tells: a call that is not text here would not be learned at all.
     if given := [key for key in _APART if one.get(key)]:
         raise ConfigError(
@@ -181,13 +181,13 @@ def _message(one: Mapping[str, Any], where: str) -> Message:
     for key in ("role", "content"):
         if not isinstance(one[key], str):
             raise ConfigError(f"expected messages whose {key} is text, got {one[key]!r:.100} ({where})")
-    message = Message(role=one["role"], content=one["content"])
+    message = ChatMessage(role=one["role"], content=one["content"])
     if one.get("name") is not None:  # a tool's: templates may show it
         message["name"] = one["name"]
     return message
 
 
-def _begins_with_a_prompt(messages: Sequence[Message]) -> bool:
+def _begins_with_a_prompt(messages: Sequence[ChatMessage]) -> bool:
     roles = [message["role"] for message in messages]
     return ASSISTANT in roles[1:] and roles[0] != ASSISTANT
 
@@ -205,7 +205,7 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
     first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
     conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)
     turns: list[Turn] = []
-    told: list[Message] = []
+    told: list[ChatMessage] = []
     for message in trace.messages[first:]:
         if message["role"] != ASSISTANT:
             told.append(message)

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rl_bridge.config import Config
-from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.findings import Finding, Severity
 from rl_bridge.interface import listen
 from rl_bridge.metrics.status import format_address
 
@@ -34,9 +34,9 @@ def _gpus(config: Config, gpus: int, node_rank: int | None) -> Iterator[Finding]
     monarch = config.monarch
     if node_rank is not None:
         there = monarch.gpus_per_node
-        told, level = f"monarch.gpus_per_node says {there}, {gpus} are here", Level.GOOD
+        told, level = f"monarch.gpus_per_node says {there}, {gpus} are here", Severity.GOOD
         if there > gpus:
-            told, level = f"{told}; see why torch can use no more, or say fewer", Level.BAD
+            told, level = f"{told}; see why torch can use no more, or say fewer", Severity.BAD
         yield Finding(what="GPUs of this host", told=told, level=level)
         return
     if not monarch.alone:
@@ -45,7 +45,7 @@ def _gpus(config: Config, gpus: int, node_rank: int | None) -> Iterator[Finding]
     told = f"the roles use {needed}, {gpus} are here"
     if needed > gpus:
         told += "; give the roles fewer (trainer.num_gpus=0 is the CPU), or name the hosts that have them"
-        yield Finding(what="GPUs of the roles", told=told, level=Level.BAD)
+        yield Finding(what="GPUs of the roles", told=told, level=Severity.BAD)
     else:
         yield Finding(what="GPUs of the roles", told=told)
 
@@ -61,11 +61,14 @@ def _ports(config: Config) -> Iterator[Finding]:
         try:
             listen(monarch.master_addr, port)
         except OSError as error:
-            told, level = f"cannot listen on {where}: {error.strerror or error}", Level.BAD
+            told, level = f"cannot listen on {where}: {error.strerror or error}", Severity.BAD
             if error.errno == errno.EADDRNOTAVAIL:
                 told = f"{where} is no address of this host: ask on the one that it belongs to"
                 if monarch.alone:  # see host_to_serve_on
-                    told, level = f"{told}; a run that is alone here serves its status on loopback", Level.ODD
+                    told, level = (
+                        f"{told}; a run that is alone here serves its status on loopback",
+                        Severity.ODD,
+                    )
             yield Finding(what=key, told=told, level=level)
         else:
             yield Finding(
@@ -97,7 +100,7 @@ def _reached(url: str) -> Finding:
         socket.create_connection((host, port), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
         told = f"cannot be reached from here: {getattr(error, 'strerror', None) or error}"
-        return Finding(what=url, told=told, level=Level.BAD)
+        return Finding(what=url, told=told, level=Severity.BAD)
     return Finding(what=url, told="somebody listens there")
 
 
@@ -109,4 +112,4 @@ def _model(config: Config) -> Iterator[Finding]:
         yield Finding(what="model.path", told=f"{folder} has a config.json")
     else:
         told = f"expected a checkpoint in the Hugging Face layout at {folder}, found no config.json there"
-        yield Finding(what="model.path", told=told, level=Level.BAD)
+        yield Finding(what="model.path", told=told, level=Severity.BAD)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How bad it is."""
 
     GOOD = "good"
@@ -28,5 +28,5 @@ class Finding:
 
     what: str
     told: str
-    level: Level = Level.GOOD
+    level: Severity = Severity.GOOD
     figures: Mapping[str, float] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.findings import Finding, Severity
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -22,7 +22,7 @@ _NO_LIMIT = 1 << 60
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Limits:
+class CgroupLimits:
     """What a process and all beside it in its cgroup may have.
 
     Attributes:
@@ -36,23 +36,25 @@ class Limits:
     cores: float | None = None
 
 
-def limits(*, cgroups: Path = CGROUPS, own: Path = OWN) -> Limits:
+def limits(*, cgroups: Path = CGROUPS, own: Path = OWN) -> CgroupLimits:
     """Those of this process: the tightest of its cgroup and of those around it.
 
     Args:
         cgroups: Where they are mounted.
         own: Says which one is ours.
     """
-    found = Limits()
+    found = CgroupLimits()
     for folder in _folders(cgroups, own, "memory"):
         allowed = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         if allowed is not None and allowed < _NO_LIMIT and (found.memory is None or allowed < found.memory):
             used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-            found = Limits(memory=allowed, memory_used=max(0, used - _forgettable(folder)), cores=found.cores)
+            found = CgroupLimits(
+                memory=allowed, memory_used=max(0, used - _forgettable(folder)), cores=found.cores
+            )
     for folder in _folders(cgroups, own, "cpu"):
         cores = _cores(folder)
         if cores is not None and (found.cores is None or cores < found.cores):
-            found = Limits(memory=found.memory, memory_used=found.memory_used, cores=cores)
+            found = CgroupLimits(memory=found.memory, memory_used=found.memory_used, cores=cores)
     return found
 
 
@@ -147,10 +149,10 @@ def _none_of(in_dev: int) -> Finding:
         f"{in_dev} in /dev, torch can use none of them: it is a build for CPUs or not there, its CUDA is newer than "
         "the driver, or CUDA_VISIBLE_DEVICES hides them"
     )
-    return Finding(what="GPUs", told=told, level=Level.BAD)
+    return Finding(what="GPUs", told=told, level=Severity.BAD)
 
 
-def _machine_cores(allowed: Limits) -> Finding:
+def _machine_cores(allowed: CgroupLimits) -> Finding:
     usable, there = float(len(os.sched_getaffinity(0))), os.cpu_count() or 1
     told = f"{usable:g} usable of {there}"
     if allowed.cores is not None and allowed.cores < usable:
@@ -159,7 +161,7 @@ def _machine_cores(allowed: Limits) -> Finding:
     return Finding(what="cores", told=told, figures={"cores": usable})
 
 
-def _memory(allowed: Limits) -> Finding:
+def _memory(allowed: CgroupLimits) -> Finding:
     figures = dict(_line(line) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     free, there = figures["MemAvailable"], figures["MemTotal"]
     told = f"{free / 1e9:.1f} GB free of {there / 1e9:.1f} GB"
@@ -180,14 +182,14 @@ def _shared_memory() -> Finding:
         usage = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:
         told = f"{error.strerror}; NCCL and semaphores between processes need it: mount a tmpfs"
-        return Finding(what=what, told=told, level=Level.BAD)
+        return Finding(what=what, told=told, level=Severity.BAD)
     told, figures = (
         f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB",
         {"free_gb": usage.free / 1e9},
     )
     if usage.free < LITTLE_SHARED_MEMORY:
         told += "; NCCL may run out of it between the GPUs of a host: docker run --shm-size, or an emptyDir of Memory"
-        return Finding(what=what, told=told, level=Level.ODD, figures=figures)
+        return Finding(what=what, told=told, level=Severity.ODD, figures=figures)
     return Finding(what=what, told=told, figures=figures)
 
 
@@ -197,7 +199,7 @@ def _descriptors() -> Finding:
     told = f"{soft} of at most {hard} a process" if soft != resource.RLIM_INFINITY else "without a limit"
     if allowed < FEW_DESCRIPTORS:
         told += f"; every session with an environment takes one: ulimit -n {FEW_DESCRIPTORS}"
-        return Finding(what="descriptors", told=told, level=Level.ODD)
+        return Finding(what="descriptors", told=told, level=Severity.ODD)
     return Finding(what="descriptors", told=told)
 
 
@@ -213,7 +215,7 @@ def packages() -> list[Finding]:
         needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
     except importlib.metadata.PackageNotFoundError:
         told = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
-        return [_python(), Finding(what="packages", told=told, level=Level.ODD)]
+        return [_python(), Finding(what="packages", told=told, level=Severity.ODD)]
     return [_python(), *(_package(name, versions, extra) for name, versions in sorted(needed.items()))]
 
 
@@ -245,10 +247,10 @@ def _package(name: str, versions: SpecifierSet, extra: str) -> Finding:
     there = _installed(name)
     if there is None:
         told = f"expected {versions}, it is not installed; pip install '{DISTRIBUTION}[{extra}]'"
-        return Finding(what=name, told=told, level=Level.BAD)
+        return Finding(what=name, told=told, level=Severity.BAD)
     if not versions.contains(there, prereleases=True):
         told = f"expected {versions}, got {there}; pip install '{DISTRIBUTION}[{extra}]'"
-        return Finding(what=name, told=told, level=Level.ODD)
+        return Finding(what=name, told=told, level=Severity.ODD)
     return Finding(what=name, told=there)
 
 

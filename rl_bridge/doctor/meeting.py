@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import IO, Any
 
-from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.findings import Finding, Severity
 from rl_bridge.doctor.roll_call import (
     COMPARED,
     LARGE_TIMES,
@@ -176,7 +176,7 @@ def _failure(meeting: Meeting, told: str) -> Finding:
             f"expected {meeting.world} processes to meet at {meeting.address} within {meeting.timeout_s:g} s, "
             f"they did not: {reason}; {others}"
         ),
-        level=Level.BAD,
+        level=Severity.BAD,
     )
 
 
@@ -191,7 +191,7 @@ def _results(
         told = (
             f"{who} by {answer['backend']} got a wrong sum: see drivers and network cards, or NCCL_DEBUG=INFO"
         )
-        return [Finding(what=WHAT, told=told, level=Level.BAD)]
+        return [Finding(what=WHAT, told=told, level=Severity.BAD)]
     if meeting.world == 1:
         told = f"one process by {answer['backend']}: it computes, and had nobody to send to"
         return [Finding(what=WHAT, told=told)]
@@ -220,6 +220,6 @@ def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
     found = differing(facts)
     for name, versions in found.items():
         told = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
-        yield Finding(what=what, told=f"expected one of {name}, got {told}", level=Level.BAD)
+        yield Finding(what=what, told=f"expected one of {name}, got {told}", level=Severity.BAD)
     if not found:
         yield Finding(what=what, told=f"the same, as far as several have {', '.join(COMPARED)}")

@@ -15,8 +15,8 @@ from openenv_core.errors import (
     ConnectionLost,
 )
 from rl_bridge.environments.session import (
-    Address,
     Client,
+    ServerRecord,
     SessionDeadlines,
 )
 from rl_bridge.errors import RolloutError, SessionUnavailable
@@ -46,7 +46,7 @@ class SessionPool:
         self._connect = connect
         self._limit = limit
         self._deadlines = deadlines
-        self._addresses: dict[str, Address] = {}
+        self._addresses: dict[str, ServerRecord] = {}
         self._held = 0
         self._ends: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -75,12 +75,12 @@ class SessionPool:
             address.gone = True
             self._close_idle(address)
         for url in urls:
-            self._addresses.setdefault(url, Address(url)).renewed()
+            self._addresses.setdefault(url, ServerRecord(url)).renewed()
         self._wake()
 
     async def obtain(
         self, *, since: float | None = None, last: ClientError | None = None
-    ) -> tuple[Address, Client]:
+    ) -> tuple[ServerRecord, Client]:
         """Return a session, an idle one or a fresh one. It is held until it is given to `keep` or `end`.
 
         Args:
@@ -128,7 +128,7 @@ class SessionPool:
                     "env.connect_timeout_s"
                 ) from last
 
-    def keep(self, address: Address, client: Client) -> None:
+    def keep(self, address: ServerRecord, client: Client) -> None:
         """Take back a session that is in order. One that nobody shall use any more is closed."""
         if address.gone or self._closed:
             self.end(address, client)
@@ -139,7 +139,7 @@ class SessionPool:
                 self._sweep = loop.call_later(IDLE_S, self._close_unused)
             self._release(address)
 
-    def end(self, address: Address, client: Client) -> "asyncio.Task[None]":
+    def end(self, address: ServerRecord, client: Client) -> "asyncio.Task[None]":
         """Close a session that is held, without waiting for it. It is held until it is closed."""
 
         def ended(task: "asyncio.Task[None]") -> None:
@@ -151,7 +151,7 @@ class SessionPool:
         task.add_done_callback(ended)
         return task
 
-    def learn(self, address: Address, error: BaseException) -> None:
+    def learn(self, address: ServerRecord, error: BaseException) -> None:
         """Draw from a failure what it says of the server."""
         now = asyncio.get_running_loop().time()
         if isinstance(error, CapacityReached):
@@ -172,7 +172,7 @@ class SessionPool:
         self._wake()
         await asyncio.gather(*self._ends)
 
-    def _choose(self) -> Address | None:
+    def _choose(self) -> ServerRecord | None:
         now = asyncio.get_running_loop().time()
         usable = [address for address in self._addresses.values() if address.usable(now)]
         return min(usable, key=lambda address: address.held, default=None)
@@ -190,7 +190,7 @@ class SessionPool:
             async with asyncio.timeout(max(min(times) - now, 0.0) if times else None):
                 await self._changed.wait()
 
-    async def _open(self, address: Address) -> Client:
+    async def _open(self, address: ServerRecord) -> Client:
         client = self._connect(address.url)
         self._held += 1
         address.asked(asyncio.get_running_loop().time())
@@ -209,7 +209,7 @@ class SessionPool:
         self.opened += 1
         return client
 
-    def _tell_of_refusal(self, address: Address, refusal: CapacityReached) -> None:
+    def _tell_of_refusal(self, address: ServerRecord, refusal: CapacityReached) -> None:
         if not self._told_of_refusal:
             self._told_of_refusal = True
             logger.warning(
@@ -226,7 +226,7 @@ class SessionPool:
             self._hold(fullest)
             self.end(fullest, fullest.idle.pop(0)[1])
 
-    def _close_idle(self, address: Address) -> None:
+    def _close_idle(self, address: ServerRecord) -> None:
         while address.idle:
             self._hold(address)
             self.end(address, address.idle.pop()[1])
@@ -243,11 +243,11 @@ class SessionPool:
         )
         self._sweep = None if oldest is None else loop.call_at(oldest + IDLE_S, self._close_unused)
 
-    def _hold(self, address: Address) -> None:
+    def _hold(self, address: ServerRecord) -> None:
         self._held += 1
         address.held += 1
 
-    def _release(self, address: Address) -> None:
+    def _release(self, address: ServerRecord) -> None:
         self._held -= 1
         address.held -= 1
         self._wake()

@@ -37,7 +37,7 @@ FULL_S = 1.0
 """Between two attempts at a server that has no room, where it does not say how long."""
 
 
-class Address:
+class ServerRecord:
     """What is known of one server. All times are those of the event loop's clock, in seconds.
 
     A server that cannot be reached is asked again after a pause that grows, by one session alone. A server without
@@ -110,7 +110,7 @@ class Address:
         self._failures, self._retry_at, self._room = 0, 0.0, None
 
 
-Learn: TypeAlias = Callable[[Address, BaseException], None]
+Learn: TypeAlias = Callable[[ServerRecord, BaseException], None]
 Exchange: TypeAlias = Callable[["LeasedSession", float, CapacityReached], Awaitable[None]]
 
 
@@ -127,7 +127,7 @@ class LeasedSession:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerRecord,
         client: Client,
         *,
         deadlines: SessionDeadlines,

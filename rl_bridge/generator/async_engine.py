@@ -18,7 +18,7 @@ from rl_bridge.errors import EngineFailed, GeneratorError, PromptRefused
 from rl_bridge.generator.batches import require_tokens
 from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures
 from rl_bridge.generator.handover import Giver
-from rl_bridge.generator.loop_thread import LoopThread
+from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.generator.vllm_api import (
     build_async_engine,
@@ -51,7 +51,7 @@ class AsyncVllmEngine:
     def __init__(self, settings: EngineSettings) -> None:
         self.version: PolicyVersion = 0
         self._settings = settings
-        self._thread = LoopThread("vllm-async-engine", self._clean_up)
+        self._thread = EngineLoopThread("vllm-async-engine", self._clean_up)
         self._llm: Any = None
         self._giver = Giver()
         self._in_order = asyncio.Lock()

@@ -11,12 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from rl_bridge.errors import ConfigError, GeneratorError, WeightsError
 from rl_bridge.generator import openai_api
-from rl_bridge.generator.loop_thread import LoopThread
+from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.openai_api import (
     EndpointClient,
     plain,
 )
-from rl_bridge.generator.settings import Endpoint, EngineSettings
+from rl_bridge.generator.settings import EngineSettings, OpenAiEndpoint
 from rl_bridge.metrics.spans import (
     PROCESS_SPANS,
     span,
@@ -62,8 +62,8 @@ class EndpointEngine:
         assert settings.endpoint is not None
         self.version: PolicyVersion = 0
         self._settings = settings
-        self._endpoint: Endpoint = settings.endpoint
-        self._thread = LoopThread("endpoint", self._clean_up)
+        self._endpoint: OpenAiEndpoint = settings.endpoint
+        self._thread = EngineLoopThread("endpoint", self._clean_up)
         self._http: EndpointClient | None = None
         self._looking = asyncio.Lock()
         self._looked_at: set[float] = set()
@@ -207,7 +207,7 @@ class EndpointEngine:
             if openai_api.require_sampling_distribution(at_one, at_temperature, sampling.temperature):
                 self._looked_at.add(sampling.temperature)
 
-    async def _ask(self, body: dict[str, object], place: int) -> openai_api.Answer:
+    async def _ask(self, body: dict[str, object], place: int) -> openai_api.CompletionResponse:
         assert self._http is not None
         return openai_api.read(await self._http.request("POST", "/completions", body, place))
 

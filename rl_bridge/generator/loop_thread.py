@@ -16,7 +16,7 @@ GRACE_S = 5.0
 """What has been submitted ends by itself when the end is announced; for what does not there is a bound."""
 
 
-class LoopThread:
+class EngineLoopThread:
     """Runs coroutines, begun in the order in which they are submitted, from whatever thread, until it ends.
 
     Args:

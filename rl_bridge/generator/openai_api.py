@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from openenv_core.proxies import proxy_for
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused
-from rl_bridge.generator.settings import Endpoint
+from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import Completion, SamplingSettings
 
 CONNECT_S = 10.0
@@ -49,7 +49,7 @@ class EndpointClient:
         ConfigError: There is no key, or none that can be sent; or the environment's proxies or certificates are wrong.
     """
 
-    def __init__(self, endpoint: Endpoint, *, connections: int, longest: int) -> None:
+    def __init__(self, endpoint: OpenAiEndpoint, *, connections: int, longest: int) -> None:
         self.trouble = "no answer"
         self._endpoint = endpoint
         self._longest = longest
@@ -197,7 +197,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _key(endpoint: Endpoint) -> str | None:
+def _key(endpoint: OpenAiEndpoint) -> str | None:
     if endpoint.key_variable is None:
         return None
     key = os.environ.get(endpoint.key_variable, "").strip()  # files of keys often end with a new line
@@ -251,7 +251,7 @@ class _Usage(BaseModel):
     prompt_tokens: int | None = None
 
 
-class Answer(BaseModel):
+class CompletionResponse(BaseModel):
     """A server's answer to one prompt; what else is in it does not matter here."""
 
     choices: list[_Choice]
@@ -292,14 +292,14 @@ def body(
     return request
 
 
-def read(content: bytes) -> Answer:
+def read(content: bytes) -> CompletionResponse:
     """The answer that a server gave.
 
     Raises:
         ConfigError: It is none.
     """
     try:
-        return Answer.model_validate_json(content)
+        return CompletionResponse.model_validate_json(content)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = ".".join(map(str, fault["loc"])) or "the body"
@@ -309,7 +309,9 @@ def read(content: bytes) -> Answer:
         ) from error
 
 
-def completion_of(answer: Answer, *, prompt: Sequence[int], sampling: SamplingSettings) -> Completion:
+def completion_of(
+    answer: CompletionResponse, *, prompt: Sequence[int], sampling: SamplingSettings
+) -> Completion:
     """The completion that an answer holds; its weights count as version 0.
 
     Args:
@@ -358,7 +360,7 @@ def completion_of(answer: Answer, *, prompt: Sequence[int], sampling: SamplingSe
     )
 
 
-def _require_prompt(answer: Answer, choice: _Choice, prompt: Sequence[int]) -> None:
+def _require_prompt(answer: CompletionResponse, choice: _Choice, prompt: Sequence[int]) -> None:
     remedy = "it added, cut or re-tokenised something; use a server that takes token ids as they are"
     if choice.prompt_token_ids is not None:
         if choice.prompt_token_ids != list(prompt):
@@ -391,7 +393,7 @@ def _is_logprob(value: float) -> bool:
     return math.isfinite(value) and LEAST_LOGPROB < value <= ROUNDING
 
 
-def first_alternatives(answer: Answer) -> dict[str, float]:
+def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
     """Log-probabilities of the most likely first tokens of an answer.
 
     Raises:

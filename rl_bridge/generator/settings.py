@@ -27,7 +27,7 @@ WeightUpdate = Literal["drain", "continue"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Endpoint:
+class OpenAiEndpoint:
     """An OpenAI-compatible server.
 
     Attributes:
@@ -41,11 +41,13 @@ class Endpoint:
     key_variable: str | None = None
 
 
-def endpoint_of(generator: GeneratorConfig) -> Endpoint | None:
+def endpoint_of(generator: GeneratorConfig) -> OpenAiEndpoint | None:
     """The server that the configuration names; None of an engine of our own."""
     if generator.url is None or generator.model is None:
         return None
-    return Endpoint(url=generator.url.rstrip("/"), model=generator.model, key_variable=generator.key_variable)
+    return OpenAiEndpoint(
+        url=generator.url.rstrip("/"), model=generator.model, key_variable=generator.key_variable
+    )
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -76,7 +78,7 @@ class EngineSettings:
     gpu_memory_utilization: float
     seed: int
     engine: EngineKind = "vllm"
-    endpoint: Endpoint | None = None
+    endpoint: OpenAiEndpoint | None = None
     sampling: SamplingSettings = DEFAULT_SAMPLING
     weight_update: WeightUpdate = "drain"
     timeout_s: float = 300.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from rl_bridge.data.examples import require_same
 from rl_bridge.errors import ReplicaLost, TrainerWentBack, WeightsError
 from rl_bridge.loops.grpo import train
-from rl_bridge.loops.run import Preempted, Run
+from rl_bridge.loops.run import PreemptedError, Run
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 
@@ -63,7 +63,7 @@ async def train_to_the_end(run: Run) -> bool:
     """
     try:
         await _train(run)
-    except Preempted:
+    except PreemptedError:
         await _last_checkpoint(run)
     return not run.preempted
 

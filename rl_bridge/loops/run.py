@@ -44,7 +44,7 @@ class Report(Protocol):
         """Write and print what came out."""
 
 
-class Preempted(Exception):  # noqa: N818 - no error
+class PreemptedError(Exception):
     """The run was told to go, and its trainer stands between two iterations."""
 
 
@@ -236,9 +236,9 @@ class Run:
                 await self.trainer.save_checkpoint.route(self.version, state, written)
 
     def preempt(self) -> None:
-        """Have the loop end with `Preempted` as soon as the iteration is over that it is in."""
+        """Have the loop end with `PreemptedError` as soon as the iteration is over that it is in."""
         self.preempted = True
-        self.buffer.fail(Preempted("the run was told to go"))
+        self.buffer.fail(PreemptedError("the run was told to go"))
 
     def lost_the_trainer(self) -> None:
         """Tell whoever waits for rollouts: those may wait for weights that are gone with it."""

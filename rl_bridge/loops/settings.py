@@ -13,7 +13,7 @@ from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.generator.settings import EngineSettings, endpoint_of
 from rl_bridge.rewards.function import (
     Ensemble,
-    Rule,
+    VoteRule,
 )
 from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
 from rl_bridge.rollout.dispatcher import DispatchSettings
@@ -193,7 +193,7 @@ def reward_settings(config: Config) -> RewardSettings:
     functions = (reward.function,) if isinstance(reward.function, str) else reward.function
     return RewardSettings(
         ensemble=Ensemble(
-            functions=functions, weights=reward.weights, rule=Rule(reward.rule), quorum=reward.quorum
+            functions=functions, weights=reward.weights, rule=VoteRule(reward.rule), quorum=reward.quorum
         ),
         workers=reward.workers,
         timeout_s=reward.timeout_seconds,

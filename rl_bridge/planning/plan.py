@@ -120,7 +120,7 @@ class BroadcastPlan:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Plan:
+class RunPlan:
     """What is known of a run before it begins.
 
     Attributes:
@@ -141,7 +141,7 @@ class Plan:
     broadcasts: tuple[BroadcastPlan, ...] = ()
     fleet: RentedFleet | None = None
 
-    def with_memory(self, size: ModelSize, config: Config | None) -> "Plan":
+    def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
         """Add what each role keeps; without a configuration the trainer alone."""
         roles = () if config is None else tuple(memory_of_roles(config, size, _reward_model(config)))
         return replace(
@@ -150,7 +150,7 @@ class Plan:
 
     def with_broadcasts(
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None
-    ) -> "Plan":
+    ) -> "RunPlan":
         """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout."""
         links = None if config is None else _links_of(config.monarch)
 
@@ -172,7 +172,7 @@ class Plan:
             broadcasts=tuple(at(each) for each in gbps),
         )
 
-    def with_fleet(self, fleet: RentedFleet) -> "Plan":
+    def with_fleet(self, fleet: RentedFleet) -> "RunPlan":
         """Add what is rented."""
         return replace(self, fleet=fleet)
 

@@ -13,13 +13,13 @@ VersionRuns: TypeAlias = tuple[tuple[PolicyVersion, int], ...]
 TrainedRuns: TypeAlias = tuple[tuple[bool, int], ...]
 
 
-class Kept(BaseModel):
+class RecordPart(BaseModel):
     """A part of a record. What a newer version of this package has written beside it is passed over."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class LeftOut(Kept):
+class LeftOut(RecordPart):
     """The middle of a text that was too long.
 
     Attributes:
@@ -31,7 +31,7 @@ class LeftOut(Kept):
     characters: int
 
 
-class TurnRecord(Kept):
+class TurnRecord(RecordPart):
     """One exchange.
 
     Attributes:
@@ -60,7 +60,7 @@ class TurnRecord(Kept):
     stopped: bool
 
 
-class TrajectoryRecord(Kept):
+class TrajectoryRecord(RecordPart):
     """One trajectory.
 
     Attributes:

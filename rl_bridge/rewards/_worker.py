@@ -16,7 +16,7 @@ from rl_bridge.rewards.function import (
     checked_reward,
     load_function,
 )
-from rl_bridge.rewards.wire import BEGUN, Reply, Request, receive, send
+from rl_bridge.rewards.wire import BEGUN, RewardReply, RewardRequest, receive, send
 
 TRACEBACK_CHARACTERS = 4000
 
@@ -28,26 +28,26 @@ def main(fd: int, paths: list[str]) -> None:
         try:
             functions = [load_function(path) for path in paths]
         except RewardFailed as error:
-            send(connection, Reply(error=str(error), pid=os.getpid()).encode())
+            send(connection, RewardReply(error=str(error), pid=os.getpid()).encode())
             return
-        send(connection, Reply(pid=os.getpid()).encode())
+        send(connection, RewardReply(pid=os.getpid()).encode())
         while (content := receive(connection)) is not None:
             send(connection, BEGUN)
             send(connection, evaluate(paths, functions, content).encode())
 
 
-def evaluate(paths: list[str], functions: list[RewardFunction], content: bytes) -> Reply:
+def evaluate(paths: list[str], functions: list[RewardFunction], content: bytes) -> RewardReply:
     """Call a function, and put what comes of it into words."""
     path = ", ".join(paths)
     try:
-        request = Request.decode(content)
+        request = RewardRequest.decode(content)
         path = paths[request.function]
         value = functions[request.function](request.prompt, request.response, request.target)
-        return Reply(reward=checked_reward(path, value))
+        return RewardReply(reward=checked_reward(path, value))
     except RewardFailed as error:
-        return Reply(error=str(error))
+        return RewardReply(error=str(error))
     except (Exception, SystemExit):
-        return Reply(error=f"{path!r} raised:\n{traceback.format_exc()[-TRACEBACK_CHARACTERS:]}")
+        return RewardReply(error=f"{path!r} raised:\n{traceback.format_exc()[-TRACEBACK_CHARACTERS:]}")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ YES = 0.5
 """A vote above it is a yes, where votes are counted."""
 
 
-class Rule(StrEnum):
+class VoteRule(StrEnum):
     """How votes become a reward."""
 
     MEAN = "mean"
@@ -102,7 +102,7 @@ class Ensemble:
 
     functions: tuple[str, ...]
     weights: tuple[float, ...] = ()
-    rule: Rule = Rule.MEAN
+    rule: VoteRule = VoteRule.MEAN
     quorum: float = 0.5
 
     def __post_init__(self) -> None:
@@ -135,9 +135,9 @@ class Ensemble:
         # a little more than 0.3, which is no majority.
         if not cast or (weight_cast < wanted and not math.isclose(weight_cast, wanted)):
             return None
-        if self.rule is Rule.MEAN:
+        if self.rule is VoteRule.MEAN:
             return sum(vote * weight for vote, weight in cast) / weight_cast
-        if self.rule is Rule.MIN:
+        if self.rule is VoteRule.MIN:
             return min(vote for vote, _ in cast)
         pro = sum(weight for vote, weight in cast if vote > YES)
         contra = sum(weight for vote, weight in cast if vote <= YES)

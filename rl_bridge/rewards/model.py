@@ -13,7 +13,7 @@ from rl_bridge.devices import own_device
 from rl_bridge.errors import BridgeError, MissingStack, ModelError, RewardFailed
 from rl_bridge.metrics.spans import span
 from rl_bridge.rewards.settings import RewardModelSettings
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 
 try:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 65_536
 """Responses that may wait to be scored."""
 
-Prompt: TypeAlias = str | Sequence[Message]
+Prompt: TypeAlias = str | Sequence[ChatMessage]
 
 
 class RewardModel:

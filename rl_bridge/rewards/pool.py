@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rl_bridge.errors import RewardFailed
-from rl_bridge.rewards.wire import BEGUN, LENGTH, Reply, Request
+from rl_bridge.rewards.wire import BEGUN, LENGTH, RewardReply, RewardRequest
 
 GUARD = Path(__file__).with_name("_guard.py")
 REAP_S = 10.0
@@ -56,7 +56,7 @@ class RewardWorker:
         self = cls(guard, *await asyncio.open_connection(sock=connection))
         try:
             async with asyncio.timeout(timeout_s):
-                reply = Reply.decode(await self._frame())
+                reply = RewardReply.decode(await self._frame())
             if reply.error:
                 raise RewardFailed(reply.error)
         except BaseException as error:
@@ -80,7 +80,7 @@ class RewardWorker:
         """Whether the process has ended."""
         return self._reader.at_eof() or self._guard.poll() is not None
 
-    async def ask(self, content: bytes, timeout_s: float) -> Reply:
+    async def ask(self, content: bytes, timeout_s: float) -> RewardReply:
         """Have one request evaluated.
 
         Raises:
@@ -94,7 +94,7 @@ class RewardWorker:
                 self._writer.write(LENGTH.pack(len(content)) + content)
                 await self._writer.drain()
                 begun = await self._frame() == BEGUN
-                return Reply.decode(await self._frame())
+                return RewardReply.decode(await self._frame())
         except ConnectionError as error:
             if begun:
                 raise
@@ -274,7 +274,7 @@ class RewardPool:
             RewardFailed: The function raised, or returned something else; or the pool can have no processes any more,
                 or was closed.
         """
-        content = Request(function=function, prompt=prompt, response=response, target=target).encode()
+        content = RewardRequest(function=function, prompt=prompt, response=response, target=target).encode()
         lost = raised = 0
         for _ in range(MAX_ATTEMPTS):
             worker = await self._take()

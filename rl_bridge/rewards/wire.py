@@ -13,7 +13,7 @@ BEGUN = b""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Request:
+class RewardRequest:
     """One evaluation.
 
     Attributes:
@@ -33,14 +33,14 @@ class Request:
         return pickle.dumps((self.function, self.prompt, self.response, self.target))
 
     @classmethod
-    def decode(cls, data: bytes) -> "Request":
+    def decode(cls, data: bytes) -> "RewardRequest":
         """Of a frame that the pool sent."""
         function, prompt, response, target = pickle.loads(data)
         return cls(function=function, prompt=prompt, response=response, target=target)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Reply:
+class RewardReply:
     """What came of an evaluation, or of a worker's start.
 
     Attributes:
@@ -58,7 +58,7 @@ class Reply:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> "Reply":
+    def decode(cls, data: bytes) -> "RewardReply":
         """Of a frame that a worker sent."""
         return cls(**json.loads(data))
 

@@ -30,7 +30,7 @@ from rl_bridge.services.handle import (
     Roster,
     ServiceHandle,
 )
-from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
 GRACE_S = 10.0
 """How long a preempted worker takes at most to hand back what it has."""
@@ -92,7 +92,7 @@ class RolloutActor(ServiceActor):
             raise RolloutError("expected take_policy before the first assignment, it was not called")
         return await self._policy.generate_many.route(*args)
 
-    async def _evaluate(self, prompt: Sequence[Message], response: str, target: Any) -> float | None:
+    async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
         if self._reward is None:
             raise RolloutError("expected take_reward before the first assignment, it was not called")
         reward: float | None = await self._reward.evaluate_response.route(

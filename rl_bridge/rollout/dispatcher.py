@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from rl_bridge.buffer.ledger import Lease, Ledger
+from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
@@ -119,7 +119,7 @@ class Dispatcher:
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.slots)
         self._leasing: asyncio.Task[None] | None = None
-        self._plays: dict[asyncio.Task[None], Lease] = {}
+        self._plays: dict[asyncio.Task[None], GroupLease] = {}
         self._cuts: set[asyncio.Task[None]] = set()
         self._kept: dict[int, dict[int, Outcome]] = {}
         """Of groups that wait for another worker: the outcomes of the siblings that are finished."""
@@ -280,7 +280,7 @@ class Dispatcher:
             self._plays[play] = lease
             play.add_done_callback(self._ended)
 
-    async def _play(self, lease: Lease) -> None:
+    async def _play(self, lease: GroupLease) -> None:
         settings = self._settings
         seed = group_seed(settings.run_seed, lease.group)
         kept = self._kept.pop(lease.group, {})
@@ -306,7 +306,7 @@ class Dispatcher:
         await self._settle(lease, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
 
     async def _settle(
-        self, lease: Lease, seed: int, outcomes: dict[int, Outcome], result: AssignmentResult
+        self, lease: GroupLease, seed: int, outcomes: dict[int, Outcome], result: AssignmentResult
     ) -> None:
         kept = final_outcomes(outcomes.items())
         if result.preempted and len(kept) < len(outcomes):
@@ -337,7 +337,7 @@ class Dispatcher:
             self._require_some_success(refusal, outcomes.values())
             self._require_few_lost(outcomes.values())
 
-    def _hand_on(self, lease: Lease, kept: dict[int, Outcome], *, waits: bool) -> None:
+    def _hand_on(self, lease: GroupLease, kept: dict[int, Outcome], *, waits: bool) -> None:
         if waits and kept:
             self._kept[lease.group] = kept
 
@@ -375,7 +375,7 @@ class Dispatcher:
                 f"none of the last {self._lost_in_a_row} groups could be trained; the last one had {refusal}{because}"
             )
 
-    def _cut(self, leases: Sequence[Lease]) -> None:
+    def _cut(self, leases: Sequence[GroupLease]) -> None:
         cut = asyncio.ensure_future(self._tell_to_stop(tuple(lease.id for lease in leases)))
         self._cuts.add(cut)
         cut.add_done_callback(self._cuts.discard)

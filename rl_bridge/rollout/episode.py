@@ -19,7 +19,7 @@ from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.task import Dialogue, Session, Task
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending, Trajectory, Turn
 
 REASON_CHARS: Final = 1000
@@ -45,7 +45,7 @@ def require_play(result: StepResult[Any]) -> None:
         raise EpisodeUnscored(reason)
 
 
-Judge: TypeAlias = Callable[[Sequence[Message], str, Any], Awaitable[float | None]]
+Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float | None]]
 """Told the chat that an episode began with, the policy's answers, a line each, and the task's target."""
 
 ILL_FORMED: Final = (Ending.ILLEGAL, Ending.UNPARSABLE_CALL, Ending.REFUSED_ACTION)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import Conversation
 from rl_bridge.types import Completion, SamplingSettings, Turn
 
@@ -36,7 +36,7 @@ class ChatPolicy:
         self._max_new_tokens = max_new_tokens
         self._longest_prompt = max_length - max_new_tokens
 
-    def prompt(self, messages: Sequence[Message]) -> Sequence[int] | None:
+    def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int] | None:
         """The token ids of a chat; None where an answer would not fit behind them."""
         prompt = self._tokenizer.prompt(messages)
         return prompt if self.has_room(prompt) else None
@@ -45,7 +45,7 @@ class ChatPolicy:
         """Whether an answer fits behind a prompt."""
         return len(prompt) <= self._longest_prompt
 
-    def may_have_room(self, prompt: Sequence[int], messages: Sequence[Message]) -> bool:
+    def may_have_room(self, prompt: Sequence[int], messages: Sequence[ChatMessage]) -> bool:
         """False where no answer can fit behind a prompt and messages, however they are tokenised.
 
         To tokenise megabytes, of a tool that gave a whole file, would hold up all that this process does.
@@ -59,7 +59,7 @@ class ChatPolicy:
         return self._tokenizer
 
     def converse(
-        self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] = ()
+        self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()
     ) -> Conversation:
         """Begin a chat that will grow; see `Conversation`."""
         return Conversation(self._tokenizer, messages, functions)
@@ -85,7 +85,7 @@ class ChatPolicy:
         completion = await self._generator.complete(prompt, sampling, seed)
         return Turn(prompt=prompt, completion=completion), self._tokenizer.text(completion.tokens)
 
-    async def answer_greedily(self, chats: Sequence[Sequence[Message]]) -> list[str]:
+    async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:
         """The most likely answer to each chat, as text."""
         prompts = [self._tokenizer.prompt(chat) for chat in chats]
         answers = await asyncio.gather(*(self.answer(prompt, temperature=0.0) for prompt in prompts))

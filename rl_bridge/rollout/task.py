@@ -15,7 +15,7 @@ from openenv_core import EnvClient, StepResult
 from rl_bridge.config import Config, resolve
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, Ending, Trajectory
 
 REPORT_FILE: Final = "report.json"
@@ -25,7 +25,7 @@ REPORT_FILE: Final = "report.json"
 class Policy(Protocol):
     """What a task may ask of the policy in training."""
 
-    async def answer_greedily(self, chats: Sequence[Sequence[Message]]) -> list[str]:
+    async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:
         """The most likely answer to each chat, as text, under the newest weights."""
         ...
 
@@ -136,7 +136,7 @@ class Task(ABC):
         self.folder = folder
 
     @abstractmethod
-    def messages(self, observation: Any) -> list[Message]:
+    def messages(self, observation: Any) -> list[ChatMessage]:
         """The chat that shows an observation to the policy."""
 
     @abstractmethod

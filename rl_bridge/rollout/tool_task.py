@@ -11,7 +11,7 @@ from rl_bridge.errors import ConfigError, EpisodeLost, RolloutError
 from rl_bridge.rollout.episode import require_play
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.tokens.conversation import Conversation
 from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, UnparsableCall, parse_tool_calls
 from rl_bridge.types import Completion, Ending
@@ -98,7 +98,7 @@ class ToolDialogue:
         self.tool_calls += call is not None
         self._heard.append((call, observation))
 
-    def _told(self, call: ToolCall | None, observation: Any) -> Message:
+    def _told(self, call: ToolCall | None, observation: Any) -> ChatMessage:
         said = self._task.result(observation)
         if call is None:
             return {"role": "user", "content": said}
@@ -125,7 +125,7 @@ class ToolTask(Task):
 
     chat_grows = True
 
-    def messages(self, observation: Any) -> list[Message]:
+    def messages(self, observation: Any) -> list[ChatMessage]:
         """The chat that an episode begins with: what the first observation has as its `task`.
 
         Raises:
@@ -238,12 +238,12 @@ def _is_content(block: Any) -> bool:
 REMEDY = "write a subclass of rl_bridge.rollout.Task for this environment, and name it by rollout.task (docs/tasks.md)"
 
 
-class World(ToolTask):
+class ToolWorldTask(ToolTask):
     """Any environment whose actions are calls of tools and whose first observation has its task in words."""
 
     client_type = MCPToolClient
 
-    def messages(self, observation: Any) -> list[Message]:
+    def messages(self, observation: Any) -> list[ChatMessage]:
         """See `ToolTask.messages`.
 
         Raises:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         Roster,
         Routed,
         ServiceHandle,
-        Session,
+        StickySession,
     )
     from rl_bridge.services.hosts import Hosts
     from rl_bridge.services.keeper import ReplicaState
@@ -37,7 +37,7 @@ _HOMES = {
     "Service": "service",
     "ServiceActor": "actor",
     "ServiceHandle": "handle",
-    "Session": "handle",
+    "StickySession": "handle",
 }
 
 __all__ = [
@@ -56,7 +56,7 @@ __all__ = [
     "Service",
     "ServiceActor",
     "ServiceHandle",
-    "Session",
+    "StickySession",
 ]
 
 

@@ -111,7 +111,7 @@ Key = tuple[int, int]
 """A replica's id and the number of its start."""
 
 
-class Target(Protocol):
+class ReplicaTarget(Protocol):
     """One start of one replica, as something to call."""
 
     @property
@@ -131,7 +131,7 @@ class Target(Protocol):
         """
 
 
-def key_of(target: Target) -> Key:
+def key_of(target: ReplicaTarget) -> Key:
     """What tells this start of this replica from all others."""
     return target.replica, target.incarnation
 
@@ -153,15 +153,15 @@ class Balancer:
         repeatable: frozenset[str],
         wait_s: float,
         *,
-        on_gone: Callable[[Target, str], None] = lambda _target, _reason: None,
-        on_suspect: Callable[[Target], None] = lambda _target: None,
+        on_gone: Callable[[ReplicaTarget, str], None] = lambda _target, _reason: None,
+        on_suspect: Callable[[ReplicaTarget], None] = lambda _target: None,
     ) -> None:
         self._service = service
         self._repeatable = repeatable
         self._wait_s = wait_s
         self._on_gone = on_gone
         self._on_suspect = on_suspect
-        self._targets: dict[int, Target] = {}
+        self._targets: dict[int, ReplicaTarget] = {}
         self._router = Router()
         self._under_way: dict[Key, set[asyncio.Future[Any]]] = {}
         self._lost: dict[Key, str] = {}
@@ -169,7 +169,7 @@ class Balancer:
         self._failure: Exception | None = None
 
     @property
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[ReplicaTarget, ...]:
         """What calls can go to now."""
         return tuple(self._targets.values())
 
@@ -181,13 +181,13 @@ class Balancer:
         """Whether calls are kept away from a replica because they keep failing."""
         return self._router.is_suspended(replica, time.monotonic())
 
-    def add(self, target: Target) -> None:
+    def add(self, target: ReplicaTarget) -> None:
         """Let calls go to a target; it takes the place of an older one of the same replica."""
         self._targets[target.replica] = target
         self._router.add(target.replica)
         self._wake()
 
-    def remove(self, target: Target) -> None:
+    def remove(self, target: ReplicaTarget) -> None:
         """Send no more calls to a target; those under way go on."""
         if self.holds(target):
             del self._targets[target.replica]
@@ -204,7 +204,7 @@ class Balancer:
             for call in self._under_way[key]:
                 call.cancel()
 
-    def replace(self, targets: Iterable[Target]) -> None:
+    def replace(self, targets: Iterable[ReplicaTarget]) -> None:
         """Let calls go to these targets alone; those that stay keep their loads."""
         wanted = {key_of(target): target for target in targets}
         for old in self.targets:
@@ -214,7 +214,7 @@ class Balancer:
             if not self.holds(new):
                 self.add(new)
 
-    def holds(self, target: Target) -> bool:
+    def holds(self, target: ReplicaTarget) -> bool:
         """Whether calls go to this very target."""
         known = self._targets.get(target.replica)
         return known is not None and key_of(known) == key_of(target)
@@ -224,7 +224,7 @@ class Balancer:
         self._failure = failure
         self._wake()
 
-    async def any_target(self) -> Target:
+    async def any_target(self) -> ReplicaTarget:
         """Wait for a target and pick the least loaded.
 
         Raises:
@@ -245,7 +245,7 @@ class Balancer:
                 "see its log for why it does not start, or give it longer (start_timeout_s)"
             ) from error
 
-    def _pick(self) -> Target | None:
+    def _pick(self) -> ReplicaTarget | None:
         if self._failure is not None:
             raise self._failure
         replica = self._router.pick(time.monotonic())
@@ -267,7 +267,9 @@ class Balancer:
                 if name not in self._repeatable or self.holds(target):
                     raise
 
-    async def call(self, target: Target, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    async def call(
+        self, target: ReplicaTarget, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Call an endpoint of this target; counted among what it has in flight. Raises as `route` does."""
         key = key_of(target)
         if self.holds(target):
@@ -304,10 +306,10 @@ class Balancer:
             self._lost.pop(key, None)
             self._wake()
 
-    def _loss(self, target: Target, name: str, reason: str) -> ReplicaLost:
+    def _loss(self, target: ReplicaTarget, name: str, reason: str) -> ReplicaLost:
         return ReplicaLost(f"replica {target.replica} of {self._service} was lost during {name}: {reason}")
 
-    async def drained(self, target: Target, timeout_s: float) -> bool:
+    async def drained(self, target: ReplicaTarget, timeout_s: float) -> bool:
         """Wait until a target that takes no more calls has ended those it has begun; whether it did."""
         try:
             async with asyncio.timeout(timeout_s):

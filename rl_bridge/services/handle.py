@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_bridge.errors import ReplicaLost
-from rl_bridge.services.balancer import Balancer, Key, Target
+from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,11 +98,11 @@ class Roster:
     endpoints: frozenset[str]
     repeatable: frozenset[str]
     wait_s: float
-    targets: tuple[Target, ...]
+    targets: tuple[ReplicaTarget, ...]
     lost: tuple[Key, ...] = ()
 
 
-class Session(Routed):
+class StickySession(Routed):
     """Calls that go to the same replica until it is lost, then to another.
 
     Attributes:
@@ -113,7 +113,7 @@ class Session(Routed):
         self._balancer = balancer
         self._endpoints = endpoints
         self._repeatable = repeatable
-        self._target: Target | None = None
+        self._target: ReplicaTarget | None = None
         self.moved = 0
 
     @property
@@ -175,9 +175,9 @@ class ServiceHandle(Routed):
             for key in roster.lost:
                 self._balancer.lose(key, "the controller says that it is gone")
 
-    def session(self) -> Session:
+    def session(self) -> StickySession:
         """Calls that stay with one replica as long as it lives."""
-        return Session(self._balancer, self._roster.endpoints, self._roster.repeatable)
+        return StickySession(self._balancer, self._roster.endpoints, self._roster.repeatable)
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return await self._balancer.route(name, args, kwargs)

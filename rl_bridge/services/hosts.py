@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_bridge.errors import MissingStack, RoleFailed
 from rl_bridge.services.leaving import interruptible
-from rl_bridge.services.placement import Slot
+from rl_bridge.services.placement import ReplicaSlot
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host
@@ -104,7 +104,7 @@ class Hosts(ABC):
         """
 
     @abstractmethod
-    def mesh_of(self, slot: Slot) -> Any:
+    def mesh_of(self, slot: ReplicaSlot) -> Any:
         """Monarch's mesh of the slot's hosts."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ class _ThisMachine(Hosts):
     async def open(self) -> None:
         """Nothing is to be reached."""
 
-    def mesh_of(self, slot: Slot) -> Any:
+    def mesh_of(self, slot: ReplicaSlot) -> Any:
         return this_host()
 
     async def close(self) -> None:
@@ -180,7 +180,7 @@ class _Remote(Hosts):
                 "is a Monarch worker running on each, and the port open?"
             ) from error
 
-    def mesh_of(self, slot: Slot) -> Any:
+    def mesh_of(self, slot: ReplicaSlot) -> Any:
         first = slot.first
         for mesh in self._meshes:
             if first < len(mesh):

@@ -31,7 +31,7 @@ class ReplicaState(StrEnum):
     """It is beyond its restart budget."""
 
 
-class Owner(Protocol):
+class ReplicaOwner(Protocol):
     """The service, as its keepers see it."""
 
     name: str
@@ -65,7 +65,7 @@ class ReplicaKeeper:
     def __init__(
         self,
         replica: int,
-        owner: Owner,
+        owner: ReplicaOwner,
         options: ServiceOptions,
         endpoints: frozenset[str],
         start: Callable[[], Incarnation],

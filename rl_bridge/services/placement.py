@@ -11,7 +11,7 @@ AVOIDED_S = 60.0
 
 
 @dataclass(slots=True, frozen=True)
-class Slot:
+class ReplicaSlot:
     """Room for one replica.
 
     Attributes:
@@ -64,7 +64,7 @@ class Placement:
         self._free = [set(range(gpus)) for _ in range(hosts)] + [set[int]() for _ in range(gpuless)]
         self._avoided_until = [0.0] * (hosts + gpuless)
 
-    def take(self, options: ServiceOptions, now: float) -> Slot:
+    def take(self, options: ServiceOptions, now: float) -> ReplicaSlot:
         """Find room for a replica.
 
         Args:
@@ -96,21 +96,21 @@ class Placement:
 
         first = min(firsts, key=unwelcome)
         gpus = tuple(tuple(sorted(self._free[host]))[:needed] for host in range(first, first + options.hosts))
-        slot = Slot(first, options.hosts, options.procs, gpus if needed else ())
+        slot = ReplicaSlot(first, options.hosts, options.procs, gpus if needed else ())
         for host in range(first, first + options.hosts):
             self._processes[host] += options.procs
         for host, taken in enumerate(slot.gpus, first):
             self._free[host].difference_update(taken)
         return slot
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: ReplicaSlot) -> None:
         """Give a slot's room back."""
         for host in range(slot.first, slot.first + slot.hosts):
             self._processes[host] -= slot.procs
         for host, taken in enumerate(slot.gpus, slot.first):
             self._free[host].update(taken)
 
-    def avoid(self, slot: Slot, now: float) -> None:
+    def avoid(self, slot: ReplicaSlot, now: float) -> None:
         """Something on a slot's hosts fell silent: for a while others are preferred."""
         for host in range(slot.first, slot.first + slot.hosts):
             self._avoided_until[host] = now + AVOIDED_S

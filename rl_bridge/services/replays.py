@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_bridge.errors import StateUnavailable
-from rl_bridge.services.balancer import Target
+from rl_bridge.services.balancer import ReplicaTarget
 
 RETRY_S = 5.0
 """How long a state that cannot be had is waited for before it is asked for again."""
@@ -68,7 +68,7 @@ class Replays:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def catch_up(self, target: Target) -> None:
+    async def catch_up(self, target: ReplicaTarget) -> None:
         """Call what was fanned out on a target that starts, in that order, until nothing is new.
 
         What cannot be had is waited for: where whoever provided it is gone, who provides it next says so by a fan-out;

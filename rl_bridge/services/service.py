@@ -8,8 +8,8 @@ from typing import Any
 
 from rl_bridge.background import tell_of_errors
 from rl_bridge.errors import BridgeError, NoReplica, RoleFailed, StateUnavailable
-from rl_bridge.services.balancer import Balancer, Key, Target, TargetGone, key_of
-from rl_bridge.services.handle import Fanout, Roster, Routed, Session
+from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, TargetGone, key_of
+from rl_bridge.services.handle import Fanout, Roster, Routed, StickySession
 from rl_bridge.services.incarnation import Incarnation, MeshTarget, endpoints_of
 from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
 from rl_bridge.services.options import ServiceOptions
@@ -137,9 +137,9 @@ class Service(Routed):
         """Call `listener` with every new roster from now on, in the event loop; it must not block."""
         self._listeners.append(listener)
 
-    def session(self) -> Session:
+    def session(self) -> StickySession:
         """Calls that stay with one replica as long as it lives."""
-        return Session(self._balancer, self._endpoints, self._actor.REPEATABLE)
+        return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE)
 
     async def look(self, name: str, *, timeout_s: float) -> dict[int, Any]:
         """Ask the replicas that serve for what an endpoint tells, beside their traffic.
@@ -155,7 +155,7 @@ class Service(Routed):
             left out.
         """
 
-        async def ask(target: Target) -> Any:
+        async def ask(target: ReplicaTarget) -> Any:
             async with asyncio.timeout(timeout_s):
                 return await target.call(name, (), {})
 
@@ -252,13 +252,13 @@ class Service(Routed):
         else:
             self._gone(target, reason)
 
-    def _gone(self, target: Target, reason: str) -> None:
+    def _gone(self, target: ReplicaTarget, reason: str) -> None:
         if key_of(target) not in self._lost:
             self._lost.append(key_of(target))
             self._balancer.lose(key_of(target), reason)
             self._changed()
 
-    def _remove(self, target: Target) -> None:
+    def _remove(self, target: ReplicaTarget) -> None:
         if self._balancer.holds(target):
             self._balancer.remove(target)
             self._changed()
@@ -280,20 +280,20 @@ class Service(Routed):
 
     # What calls show of the replicas.
 
-    def _lose(self, target: Target, reason: str) -> None:
+    def _lose(self, target: ReplicaTarget, reason: str) -> None:
         self._gone(target, reason)
         keeper = self._keepers.get(target.replica)
         if keeper is not None:
             keeper.lose(target.incarnation, reason)
 
-    def _suspect(self, target: Target) -> None:
+    def _suspect(self, target: ReplicaTarget) -> None:
         self.record(target.replica, "suspect", "its calls keep failing")
         check = asyncio.ensure_future(self._check(target))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
         tell_of_errors(check, self._broke)
 
-    async def _check(self, target: Target) -> None:
+    async def _check(self, target: ReplicaTarget) -> None:
         """Ask a suspect for its health. One that cannot tell is left to the router, which avoids it."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
@@ -315,7 +315,7 @@ class Service(Routed):
         )
         values: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
-        refusals: list[tuple[Target, Exception]] = []
+        refusals: list[tuple[ReplicaTarget, Exception]] = []
         for target, answer in zip(targets, answers, strict=True):
             if not isinstance(answer, BaseException):
                 values[target.replica] = answer

@@ -9,7 +9,7 @@ from openenv_core import StepResult
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.synthetic.settings import SyntheticSettings
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, PolicyVersion, Turn
 
 PROMPT, ANSWER = 1, 2
@@ -45,9 +45,9 @@ class SleepingTask(Task):
     def __init__(self) -> None:
         self.folder = Path()
 
-    def messages(self, observation: Any) -> list[Message]:
+    def messages(self, observation: Any) -> list[ChatMessage]:
         """One empty message."""
-        return [Message(role="user", content="")]
+        return [ChatMessage(role="user", content="")]
 
     def parse(self, text: str) -> int:
         """The number that the answer is."""
@@ -60,7 +60,7 @@ class InstantPolicy(ChatPolicy):
     def __init__(self) -> None:
         self.version: PolicyVersion = 0
 
-    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
+    def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
         """One token."""
         return [PROMPT]
 

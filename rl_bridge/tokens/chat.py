@@ -25,7 +25,7 @@ TAIL: Final = 16
 _FROM_OUTSIDE: Final = ("user", "tool")
 
 
-class Message(TypedDict):
+class ChatMessage(TypedDict):
     """One message of a chat, as chat templates expect it."""
 
     role: str
@@ -83,13 +83,13 @@ class ChatTokenizer:
         self._prompt_of_text = lru_cache(maxsize=REMEMBERED_CHATS)(self._encode)
 
     def _encode(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        chat: list[Message] = [{"role": role, "content": content} for role, content in messages]
+        chat: list[ChatMessage] = [{"role": role, "content": content} for role, content in messages]
         return self._tokens(self._render([self._asked(message) for message in chat]))
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _render(self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] = ()) -> str:
+    def _render(self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()) -> str:
         from jinja2 import TemplateError  # there wherever templates of transformers can be used
 
         try:
@@ -108,7 +108,7 @@ class ChatTokenizer:
                 f"expected the checkpoint's chat template to take a chat of {roles}, it refuses: {error}"
             ) from error
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The prompt's token ids, the opening of the assistant's answer included.
 
         What the policy is asked is text, also where it spells a special token: a space is put into it. What a message
@@ -117,7 +117,9 @@ class ChatTokenizer:
         """
         return self._prompt_of_text(tuple((m["role"], m["content"]) for m in messages))
 
-    def opening(self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def opening(
+        self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
         """The same for a chat with tools, which are as chat templates take them.
 
         Raises:
@@ -132,7 +134,7 @@ class ChatTokenizer:
         return self._tokens(text)
 
     def continuation(
-        self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] = ()
+        self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
         """The token ids between the token that ended an answer and the beginning of the next one.
 
@@ -147,8 +149,8 @@ class ChatTokenizer:
         Raises:
             ModelError: The template writes something else behind an answer than the token that ends it.
         """
-        asked: Message = {"role": "user", "content": ""}
-        said: list[Message] = [
+        asked: ChatMessage = {"role": "user", "content": ""}
+        said: list[ChatMessage] = [
             {**message, "content": _broken(self._steering, message["content"])} for message in messages
         ]
         text = self._render([asked, {"role": "assistant", "content": ANSWER}, *said], functions)
@@ -182,7 +184,7 @@ class ChatTokenizer:
         """No token stands for more characters of a text."""
         return max(map(len, self._tokenizer.get_vocab()))
 
-    def _asked(self, message: Message) -> Message:
+    def _asked(self, message: ChatMessage) -> ChatMessage:
         if message["role"] not in _FROM_OUTSIDE:
             return message
         return {**message, "content": _broken(self._special, message["content"])}

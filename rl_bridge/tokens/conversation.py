@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, SupportsIndex, overload
 
-from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.types import NO_VERSION, Completion, PolicyVersion, TrainSample, Trajectory
 
 
@@ -81,7 +81,7 @@ class Conversation:
     def __init__(
         self,
         tokenizer: ChatTokenizer,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         functions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._tokenizer = tokenizer
@@ -93,7 +93,7 @@ class Conversation:
         """What the next answer is to be sampled after. It stays as it is while the chat grows."""
         return Prefix(self._tokens)
 
-    def go_on(self, answer: Sequence[int], messages: Sequence[Message]) -> None:
+    def go_on(self, answer: Sequence[int], messages: Sequence[ChatMessage]) -> None:
         """Take an answer, as it was sampled, and what was said to it.
 
         Args:

@@ -32,8 +32,8 @@ from rl_bridge.weights.snapshot import (
 )
 from rl_bridge.weights.transport import (
     Publisher,
-    Reader,
-    Slot,
+    SnapshotSlot,
+    TransportReader,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class WeightStore:
         self._puts: dict[str | None, int] = {}  # versions are one series
         self._staging: list[dict[str, Tensor]] = []
 
-    def _sides(self) -> tuple[Publisher, Reader]:
+    def _sides(self) -> tuple[Publisher, TransportReader]:
         depth, timeout_s = self._depth, self._transfer_timeout_s
         if self._transport == "shared_memory":
             return SegmentPublisher(depth=depth, timeout_s=self._timeout_s), SegmentReader()
@@ -305,7 +305,7 @@ class WeightStore:
                 )
 
 
-def _pack(slot: Slot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
+def _pack(slot: SnapshotSlot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
     copy_all((view(slot.target, parts[name]), shard.local) for name, shard in shards.items())
 
 

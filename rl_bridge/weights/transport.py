@@ -15,7 +15,7 @@ Needed: TypeAlias = Mapping[int, Collection[str]]
 """Which tensors a reader needs of which rank."""
 
 
-class Slot(Protocol):
+class SnapshotSlot(Protocol):
     """Room for what one rank publishes of one snapshot.
 
     Attributes:
@@ -42,7 +42,7 @@ class Publisher(Protocol):
 
     header: int
 
-    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> Slot:
+    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> SnapshotSlot:
         """Get room for a snapshot; waits for readers who are in the way.
 
         Raises:
@@ -53,7 +53,7 @@ class Publisher(Protocol):
         """Give everything back."""
 
 
-class Reader(Protocol):
+class TransportReader(Protocol):
     """The receiving side."""
 
     def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[dict[int, Tensor]]:

@@ -14,7 +14,7 @@ from openenv_core.cli import Command
 from openenv_core.errors import AuthenticationFailed, ConnectionFailed, ProtocolError
 
 if TYPE_CHECKING:
-    from servers.environments import Listed
+    from servers.environments import ListedEnvironment
 
 PATIENCE_S: Final = 10.0
 _URLS: Final = ("http://", "https://", "ws://", "wss://")
@@ -54,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(url: str, token: str | None) -> "list[Listed]":
+def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
     """Ask a server what it serves."""
     import httpx
 
     from openenv_core.client.settings import http_url
     from openenv_core.providers.remote.api import client_for
-    from servers.environments import Listed
+    from servers.environments import ListedEnvironment
 
     base = http_url(url)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -87,7 +87,7 @@ def _ask(url: str, token: str | None) -> "list[Listed]":
             f"{about.status_code} on /metadata"
         )
     return [
-        Listed(
+        ListedEnvironment(
             name=str(name),
             version=metadata.get("version"),
             description=" ".join(str(metadata.get("description") or "").split()),
@@ -105,7 +105,7 @@ def _data(reply: Any) -> Any:
         return None
 
 
-def _print_table(found: "Sequence[Listed]") -> None:
+def _print_table(found: "Sequence[ListedEnvironment]") -> None:
     rows = [(one.name, one.version or "-", one.target, _short(one.where), one.description) for one in found]
     # A broken one has a line of its own below.
     widths = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]

@@ -10,7 +10,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from servers.mcp.requests import INITIALIZE, asked, is_mcp
 from servers.routes.connection import MCP_PATH, SESSION_PATH, path_of
 from servers.routes.http import NEW, session_named_by
@@ -152,7 +152,7 @@ def _named_session(scope: Scope) -> str | None:
     """Return what the application will take for the session that a request names."""
     try:
         return session_named_by(Request(scope))
-    except Refusal:
+    except RefusalError:
         return None  # the application says what is wrong with it
 
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import replies
 from openenv_core.protocol.errors import SESSION_ERROR
-from servers.security.refusal import Turned, turn_away
+from servers.security.refusal import TurnedAwayError, turn_away
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -28,7 +28,7 @@ STREAM_S: Final = 60.0
 _READ_BYTES: Final = 65_536
 
 
-class Answer(NamedTuple):
+class PeerResponse(NamedTuple):
     """A whole response."""
 
     status: int
@@ -61,7 +61,7 @@ class _Line:
 
     async def exchange(
         self, request: h11.Request, body: bytes, live: Live | None, deadline: asyncio.Timeout
-    ) -> Answer | None:
+    ) -> PeerResponse | None:
         http = self._http
         head = http.send(request) or b""
         content = http.send(h11.Data(data=body)) or b"" if body else b""
@@ -88,7 +88,9 @@ class _Line:
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 return (
-                    None if streams else Answer(response.status_code, list(response.headers), b"".join(parts))
+                    None
+                    if streams
+                    else PeerResponse(response.status_code, list(response.headers), b"".join(parts))
                 )
             elif not isinstance(event, h11.InformationalResponse):
                 raise ExchangeFailed("the connection ended")
@@ -130,7 +132,7 @@ class Exchanges:
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
         live: Live | None = None,
-    ) -> Answer | None:
+    ) -> PeerResponse | None:
         """Send a request and return its answer; None where that was a stream, which `live` has taken.
 
         Raises:
@@ -285,7 +287,9 @@ class UnixPeers:
                 await live.end()
                 return
             text = f"expected worker {worker}, which holds this session, to answer, got: {failed}; "
-            await turn_away(Turned(502, text + "if it died, its sessions are gone: reset"), scope, send)
+            await turn_away(
+                TurnedAwayError(502, text + "if it died, its sessions are gone: reset"), scope, send
+            )
             return
         if answer is None:
             await live.end()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from servers.sessions.slots import full
 
 logger = logging.getLogger("servers")
@@ -207,7 +207,7 @@ class SharedSlots:
         taken, worker = min(rows)
         return worker if taken < self._local else None
 
-    def _refusal(self, column: int) -> Refusal | None:
+    def _refusal(self, column: int) -> RefusalError | None:
         table = self._table
         if (taken := table.total()) >= self._total:
             return full("session", taken, self._total)

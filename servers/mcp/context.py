@@ -23,8 +23,8 @@ from pydantic import BaseModel, ValidationError
 
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import AskingUnavailable, Elicit, LogLevel, Request, Roots, Sample, ToolContext
-from servers.mcp.links import Hub, Link, Outbox, Peer
-from servers.sessions import Session
+from servers.mcp.links import Hub, McpConnection, Outbox, Peer
+from servers.sessions import EnvironmentSession
 
 
 def to_mcp(question: Request) -> dict[str, Any]:
@@ -160,7 +160,7 @@ KEY: Final = "ropewalk.mcp"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RequestSeat:
     """Whose request it is, and of which session.
 
     Attributes:
@@ -173,10 +173,10 @@ class Seat:
     """
 
     owner: str
-    session: Session | None = None
+    session: EnvironmentSession | None = None
     hub: Hub | None = None
     peer: Peer | None = None
-    link: Link | None = None
+    link: McpConnection | None = None
     named: bool = True
 
     @property
@@ -185,7 +185,7 @@ class Seat:
         return f"{self.owner}/{'' if self.session is None else self.session.id}"
 
 
-def seat_of(ctx: ServerRequestContext[Any, Any], default: Seat | None = None) -> Seat:
+def seat_of(ctx: ServerRequestContext[Any, Any], default: RequestSeat | None = None) -> RequestSeat:
     """Return the seat of the request that a handler serves; never by the SDK's own session, which others may share.
 
     Args:
@@ -195,7 +195,7 @@ def seat_of(ctx: ServerRequestContext[Any, Any], default: Seat | None = None) ->
     if ctx.request is None:
         assert default is not None
         return default
-    seat: Seat = ctx.request.scope[KEY]
+    seat: RequestSeat = ctx.request.scope[KEY]
     return seat
 
 
@@ -232,7 +232,9 @@ class CallContext(ToolContext):
         answer_s: Seconds that the client may take over a question; None: for ever.
     """
 
-    def __init__(self, ctx: ServerRequestContext[Any, Any], seat: Seat, answer_s: float | None) -> None:
+    def __init__(
+        self, ctx: ServerRequestContext[Any, Any], seat: RequestSeat, answer_s: float | None
+    ) -> None:
         self._ctx = ctx
         self._seat = seat
         self._answer_s = answer_s
@@ -363,7 +365,7 @@ class CallContext(ToolContext):
         return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _least_level(ctx: ServerRequestContext[Any, Any], seat: Seat) -> int | None:
+def _least_level(ctx: ServerRequestContext[Any, Any], seat: RequestSeat) -> int | None:
     """Return the rank of the least level of log messages that the caller wants; None where it wants none."""
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         wanted = (ctx.meta or {}).get(types.LOG_LEVEL_META_KEY)

@@ -11,22 +11,22 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from starlette.types import Message, Scope
 
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import Refusal, short
+from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.http import SESSION_ID
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import CLOSE_S, FATAL, end, keep
-from servers.mcp.context import KEY, Seat
+from servers.mcp.context import KEY, RequestSeat
 from servers.mcp.handlers import Handlers
-from servers.mcp.links import Full, Hub, Link, Links
-from servers.mcp.replies import RETRY_MS, Events, Replies
+from servers.mcp.links import Hub, Links, McpConnection, TooManyConnectionsError
+from servers.mcp.replies import RETRY_MS, Replies, StreamEvents
 from servers.mcp.requests import (
     CONNECTION_HEADER,
     DISCOVER,
     HANDLES,
     INITIALIZE,
-    Asked,
     Exchange,
-    Refused,
+    McpRequest,
+    McpRequestRefusedError,
     no_session,
     no_tools,
     refused_by,
@@ -34,7 +34,7 @@ from servers.mcp.requests import (
 from servers.mcp.server import make_server
 from servers.routes.answers import reported
 from servers.routes.http import NEW
-from servers.sessions import Session, SessionTable
+from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
 
@@ -51,7 +51,7 @@ class Opening:
         self._sessions = sessions
         self._tooling = tooling
 
-    def check(self, asked: Asked) -> None:
+    def check(self, asked: McpRequest) -> None:
         """Refuse what no session could answer.
 
         Raises:
@@ -61,9 +61,9 @@ class Opening:
             raise no_tools()
         if asked.in_path is not None and asked.in_header not in (None, asked.in_path):
             text = "expected one session, got one in the path and another in the header X-OpenEnv-Session"
-            raise Refused(400, Fault(jsonrpc.INVALID_REQUEST, text))
+            raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
 
-    async def of_request(self, asked: Asked, owner: str) -> Session | None:
+    async def of_request(self, asked: McpRequest, owner: str) -> EnvironmentSession | None:
         """Return the session that a request of the stateless wire names; None where it names none.
 
         Raises:
@@ -75,7 +75,7 @@ class Opening:
             return None
         return (await self._find_or_open(owner, asked.in_header))[0]
 
-    async def of_connection(self, asked: Asked, owner: str) -> tuple[Session, bool]:
+    async def of_connection(self, asked: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
         """Return the session of a new connection, and whether it was opened for it.
 
         Raises:
@@ -85,24 +85,24 @@ class Opening:
             return self._find(owner, asked.in_path), False
         return await self._find_or_open(owner, asked.in_header)
 
-    def _find(self, owner: str, wanted: str) -> Session:
+    def _find(self, owner: str, wanted: str) -> EnvironmentSession:
         try:
             return self._sessions.find(owner, wanted)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             raise refused_by(refusal) from None
 
-    async def _find_or_open(self, owner: str, wanted: str | None) -> tuple[Session, bool]:
+    async def _find_or_open(self, owner: str, wanted: str | None) -> tuple[EnvironmentSession, bool]:
         if wanted is not None and (wanted == NEW or SESSION_ID.fullmatch(wanted) is None):
             text = f"expected the id of a session in X-OpenEnv-Session, got {wanted[:128]!r}; {HANDLES}"
-            raise Refused(400, Fault(jsonrpc.INVALID_PARAMS, text))
+            raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text))
         if wanted is not None:
-            with suppress(Refusal):
+            with suppress(RefusalError):
                 return self._sessions.find(owner, wanted), False
         try:
             session = await (
                 self._sessions.open(owner) if wanted is None else self._sessions.find_or_open(owner, wanted)
             )
-        except Refusal as refusal:
+        except RefusalError as refusal:
             raise refused_by(refusal) from None
         if session.used:  # somebody else has opened it meanwhile
             return session, False
@@ -113,15 +113,17 @@ class Opening:
             raise
         return session, True
 
-    async def _reset(self, session: Session) -> None:
+    async def _reset(self, session: EnvironmentSession) -> None:
         if not self._tooling.has_tools(session.runner):
             raise no_tools()
         try:
             await self._sessions.call(session, lambda runner: runner.reset({}))
-        except Refusal as refusal:
+        except RefusalError as refusal:
             raise refused_by(refusal) from None
         except FATAL as error:
-            raise Refused(500, Fault(jsonrpc.INTERNAL_ERROR, reported(error))) from None
+            raise McpRequestRefusedError(
+                500, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error))
+            ) from None
 
 
 logger = logging.getLogger("servers")
@@ -133,7 +135,7 @@ MAX_HELLO_BYTES: Final = 256 * 1024
 """Of the handshake, which is kept for as long as its connection."""
 
 
-class Engine:
+class McpEngine:
     """Serves what `McpEntry` takes for standard MCP.
 
     Args:
@@ -147,7 +149,7 @@ class Engine:
         self._sessions = sessions
         self._grace_s = settings.drain_s
         self._opening = Opening(sessions, tooling)
-        self._events = Events()
+        self._events = StreamEvents()
         self._manager = StreamableHTTPSessionManager(
             make_server(name, Handlers(sessions, tooling), tooling),
             # Connections are bounded by the sessions that they belong to, and end with them.
@@ -158,7 +160,7 @@ class Engine:
             retry_interval=RETRY_MS,
         )
         self._links = Links()
-        self._hubs: dict[Session, Hub] = {}
+        self._hubs: dict[EnvironmentSession, Hub] = {}
         self._parting: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -209,7 +211,7 @@ class Engine:
         self._opening.check(asked)
         if asked.method == INITIALIZE and len(exchange.body) > MAX_HELLO_BYTES:
             text = f"expected a handshake of at most {MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
-            raise Refused(413, Fault(jsonrpc.INVALID_REQUEST, text))
+            raise McpRequestRefusedError(413, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
         if asked.version is not None and asked.version not in HANDSHAKE_PROTOCOL_VERSIONS:
             await self._stateless(exchange)
         elif asked.connection is not None:
@@ -221,7 +223,7 @@ class Engine:
                 "expected the header mcp-session-id of a connection, got none; begin with initialize, or send "
                 f"mcp-protocol-version: {MODERN_PROTOCOL_VERSIONS[-1]}"
             )
-            raise Refused(400, Fault(jsonrpc.INVALID_REQUEST, text))
+            raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
 
     async def _stateless(self, exchange: Exchange) -> None:
         asked, owner = exchange.asked, exchange.owner
@@ -230,10 +232,10 @@ class Engine:
             session = await self._opening.of_request(asked, owner)
         if session is None:
             named = asked.in_path is not None or asked.in_header is not None
-            await self._pass(exchange, Seat(owner, named=named))
+            await self._pass(exchange, RequestSeat(owner, named=named))
             return
         with _using(session):
-            await self._pass(exchange, Seat(owner, session, self._hub(session)))
+            await self._pass(exchange, RequestSeat(owner, session, self._hub(session)))
 
     async def _initialize(self, exchange: Exchange) -> None:
         opening = self._opening.of_connection(exchange.asked, exchange.owner)
@@ -250,17 +252,19 @@ class Engine:
                     if opened:
                         await self._sessions.close(session)
 
-    def _link(self, session: Session, *, owns: bool) -> Link:
+    def _link(self, session: EnvironmentSession, *, owns: bool) -> McpConnection:
         try:
             superfluous = self._links.superfluous(session)
-        except Full:
+        except TooManyConnectionsError:
             text = (
                 "expected a session with room for another connection, got one that is full; try again later"
             )
-            raise Refused(503, Fault(jsonrpc.SERVER_ERROR, text), retry=True) from None
+            raise McpRequestRefusedError(
+                503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text), retry=True
+            ) from None
         if superfluous is not None:
             self._part(superfluous)
-        link = Link(session, owns=owns)
+        link = McpConnection(session, owns=owns)
         self._links.add(link)
         return link
 
@@ -285,7 +289,7 @@ class Engine:
         elif status == 404:  # the SDK has ended it
             self._part(link)
 
-    async def _pass_on(self, link: Link, exchange: Exchange) -> int:
+    async def _pass_on(self, link: McpConnection, exchange: Exchange) -> int:
         """Have the SDK answer a request on a connection; return the status."""
         session = link.session
 
@@ -298,15 +302,15 @@ class Engine:
         known = None if link.inner else drawn
         replies = Replies(exchange.send, link.id.encode(), known, answers=not stream)
         with link.in_use(stream=stream), self._events.of(link.kept):
-            seat = Seat(session.owner, session, hub, link.peer, link)
+            seat = RequestSeat(session.owner, session, hub, link.peer, link)
             await self._pass(exchange.on_connection(link.inner, replies), seat)
         return replies.status
 
-    async def _pass(self, exchange: Exchange, seat: Seat) -> None:
+    async def _pass(self, exchange: Exchange, seat: RequestSeat) -> None:
         scope = {**exchange.scope, KEY: seat}
         await self._manager.handle_request(scope, exchange.replayed(), exchange.send)
 
-    def _hub(self, session: Session) -> Hub:
+    def _hub(self, session: EnvironmentSession) -> Hub:
         hub = self._hubs.get(session)
         if hub is None:
             hub = Hub()
@@ -317,7 +321,7 @@ class Engine:
                 session.on_over = lambda: self._over(session)
         return hub
 
-    def _over(self, session: Session) -> None:
+    def _over(self, session: EnvironmentSession) -> None:
         """End what belongs to a session that has ended."""
         hub = self._hubs.pop(session, None)
         if hub is not None:
@@ -326,7 +330,7 @@ class Engine:
             if link.inner:  # or else whoever serves its handshake ends it
                 self._part(link)
 
-    def _part(self, link: Link) -> None:
+    def _part(self, link: McpConnection) -> None:
         """End a connection, after the replies that are under way on it."""
         if not self._links.remove(link):
             return  # it ends already
@@ -336,12 +340,12 @@ class Engine:
             self._parting.add(task)
             task.add_done_callback(self._parting.discard)
 
-    def _unlist(self, link: Link) -> None:
+    def _unlist(self, link: McpConnection) -> None:
         """Let the changes of a session that goes on be no business of a connection that ends."""
         if (hub := self._hubs.get(link.session)) is not None:
             hub.peers.discard(link.peer)
 
-    async def _delete(self, link: Link) -> None:
+    async def _delete(self, link: McpConnection) -> None:
         await _within(link.idle.wait(), self._grace_s)  # the replies under way
         link.peer.close()
 
@@ -366,7 +370,7 @@ class Engine:
         self._events.forget(link.kept)
 
 
-def _refuse_what_is_forgotten(asked: Asked, link: Link) -> None:
+def _refuse_what_is_forgotten(asked: McpRequest, link: McpConnection) -> None:
     """Refuse to go on after an event that is not kept.
 
     The SDK would answer with a stream that ends at once, and official clients would come back to it for ever.
@@ -379,7 +383,7 @@ def _refuse_what_is_forgotten(asked: Asked, link: Link) -> None:
             "expected the Last-Event-ID of an event that is still kept, got "
             f"{short(asked.last_event)!r}; what came after it is not told again"
         )
-        raise Refused(400, Fault(jsonrpc.INVALID_REQUEST, text))
+        raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
 
 
 async def _within(wait: Awaitable[object], seconds: float) -> None:
@@ -389,7 +393,7 @@ async def _within(wait: Awaitable[object], seconds: float) -> None:
 
 
 @contextmanager
-def _using(session: Session) -> Iterator[None]:
+def _using(session: EnvironmentSession) -> Iterator[None]:
     """Keep a session from going unused for as long as the block runs."""
     session.listeners += 1
     try:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.mcp.requests import (
     Exchange,
-    Refused,
+    McpRequestRefusedError,
     asked,
     is_mcp,
 )
@@ -22,7 +22,7 @@ from servers.threads import ThreadPool
 from servers.tooling import Tooling
 
 if TYPE_CHECKING:
-    from servers.mcp.engine import Engine
+    from servers.mcp.engine import McpEngine
 
 logger = logging.getLogger("servers")
 
@@ -50,7 +50,7 @@ class McpEntry:
     ) -> None:
         self._app = app
         self._served = (sessions, tooling, name, settings)
-        self._loading: asyncio.Task[Engine] | None = None
+        self._loading: asyncio.Task[McpEngine] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
@@ -70,7 +70,7 @@ class McpEntry:
         try:
             engine = await self._engine()
             await engine(Exchange(request, scope, body, receive, send))
-        except Refused as refused:
+        except McpRequestRefusedError as refused:
             await refused.tell(request, scope, receive, send)
 
     async def drain(self, deadline: float) -> None:
@@ -92,13 +92,13 @@ class McpEntry:
         else:
             loading.cancel()
 
-    def _loaded(self) -> "Engine | None":
+    def _loaded(self) -> "McpEngine | None":
         loading = self._loading
         if loading is None or not loading.done() or loading.cancelled() or loading.exception() is not None:
             return None
         return loading.result()
 
-    async def _engine(self) -> "Engine":
+    async def _engine(self) -> "McpEngine":
         # Where nobody runs the app's lifespan, it may be asked from one loop after the other.
         if self._loading is None or self._loading.get_loop() is not asyncio.get_running_loop():
             self._loading = asyncio.create_task(self._load(), name="standard MCP")
@@ -108,12 +108,12 @@ class McpEntry:
         except ImportError as error:
             self._loading = None
             logger.error("standard MCP cannot be served: %s", error)
-            raise Refused(501, Fault(jsonrpc.INTERNAL_ERROR, _MISSING)) from None
+            raise McpRequestRefusedError(501, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, _MISSING)) from None
         except Exception:
             self._loading = None
             raise
 
-    async def _load(self) -> "Engine":
+    async def _load(self) -> "McpEngine":
         # It takes a second, in which the loop has others to serve.
         pool = ThreadPool(1, "import of the MCP SDK")
         try:
@@ -123,6 +123,6 @@ class McpEntry:
             pool.close()
         if not succeeded:
             raise value
-        engine: Engine = value.Engine(*self._served)
+        engine: McpEngine = value.Engine(*self._served)
         await engine.start()
         return engine

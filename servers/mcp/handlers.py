@@ -12,10 +12,10 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from openenv_core.errors import EpisodeOver
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.tools import InvalidArguments, NoSuchPrompt, NoSuchResource, ToolErrorType, ToolResult
-from servers.execution import FATAL, Runner
-from servers.mcp.context import CallContext, CallEnded, Seat, seat_of, sendable
+from servers.execution import FATAL, EnvironmentRunner
+from servers.mcp.context import CallContext, CallEnded, RequestSeat, seat_of, sendable
 from servers.mcp.links import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
 from servers.mcp.requests import HANDLES
 from servers.routes.answers import reported
@@ -38,7 +38,7 @@ def _told(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError
             return error
         case UnknownSession():
             return MCPError(jsonrpc.INVALID_REQUEST, error.message)
-        case Refusal():
+        case RefusalError():
             return MCPError(jsonrpc.SERVER_ERROR, error.message, error.extra or None)
         case NoSuchResource():
             modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -61,8 +61,8 @@ def no_handle() -> MCPError:
 
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]
-Begin: TypeAlias = Callable[[Runner, CallContext], Awaitable[Any]]
-"""Does something up to its first wait; see `Runner.begin`."""
+Begin: TypeAlias = Callable[[EnvironmentRunner, CallContext], Awaitable[Any]]
+"""Does something up to its first wait; see `EnvironmentRunner.begin`."""
 
 T = TypeVar("T")
 
@@ -82,14 +82,14 @@ class Handlers:
         only: The seat of all requests, where they do not come by HTTP.
     """
 
-    def __init__(self, sessions: SessionTable, tooling: Tooling, only: Seat | None = None) -> None:
+    def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestSeat | None = None) -> None:
         self._sessions = sessions
         self._tooling = tooling
         self._only = only
         limit = sessions.step_timeout_s
         self._answer_s = None if limit is None else limit * ANSWER_SHARE
 
-    def seat(self, ctx: Ctx) -> Seat:
+    def seat(self, ctx: Ctx) -> RequestSeat:
         """Return the seat of a request."""
         return seat_of(ctx, self._only)
 
@@ -211,13 +211,13 @@ class Handlers:
     ) -> list[dict[str, Any]]:
         _refuse_cursor(params)
 
-        async def work(runner: Runner) -> Any:
+        async def work(runner: EnvironmentRunner) -> Any:
             return await runner.call(method) if runner.has(method) else []
 
         specs = self._tooling.listed(method)
         return [spec.to_mcp() for spec in (await self._look(ctx, work) if specs is None else specs)]
 
-    async def _look(self, ctx: Ctx, work: Callable[[Runner], Awaitable[T]]) -> T:
+    async def _look(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
         """Look something up in the request's session; where it has none, in an environment of its own."""
         seat = self.seat(ctx)
         try:
@@ -244,7 +244,7 @@ class Handlers:
             raise no_handle()
         context = CallContext(ctx, seat, self._answer_s)
 
-        async def work(runner: Runner) -> Any:
+        async def work(runner: EnvironmentRunner) -> Any:
             begun = await begin(runner, context)
             return await context.run(begun) if isawaitable(begun) else begun
 

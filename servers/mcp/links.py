@@ -19,9 +19,9 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 
-from servers.mcp.replies import Kept
+from servers.mcp.replies import RecentEvents
 from servers.mcp.requests import SHARED
-from servers.sessions import Session
+from servers.sessions import EnvironmentSession
 
 logger = logging.getLogger("servers")
 
@@ -166,7 +166,7 @@ MAX_LINKS: Final = 64
 """Connections that may share one session; beyond them the one that was used least lately has to go."""
 
 
-class Link:
+class McpConnection:
     """One connection.
 
     Args:
@@ -184,13 +184,13 @@ class Link:
         last_use: When one ended, by the loop's clock.
     """
 
-    def __init__(self, session: Session, *, owns: bool) -> None:
+    def __init__(self, session: EnvironmentSession, *, owns: bool) -> None:
         self.session = session
         self.owns = owns
         self.id = session.id if owns else f"{session.id}{SHARED}{secrets.token_hex(16)}"
         self.inner = b""
         self.peer = Peer()
-        self.kept = Kept()
+        self.kept = RecentEvents()
         self.refused = False
         self.posts = 0
         self.streams = 0
@@ -226,20 +226,20 @@ class Links:
     """All connections of one process."""
 
     def __init__(self) -> None:
-        self._links: dict[tuple[str, str], Link] = {}
-        self._by_session: dict[Session, list[Link]] = {}
+        self._links: dict[tuple[str, str], McpConnection] = {}
+        self._by_session: dict[EnvironmentSession, list[McpConnection]] = {}
 
-    def find(self, owner: str, link_id: str) -> Link | None:
+    def find(self, owner: str, link_id: str) -> McpConnection | None:
         """Return the caller's connection of this id, once the SDK knows it too."""
         link = self._links.get((owner, link_id))
         return link if link is not None and link.inner else None
 
-    def add(self, link: Link) -> None:
+    def add(self, link: McpConnection) -> None:
         """Count a connection from now on, and let it be found."""
         self._links[link.session.owner, link.id] = link
         self._by_session.setdefault(link.session, []).append(link)
 
-    def remove(self, link: Link) -> bool:
+    def remove(self, link: McpConnection) -> bool:
         """Let it be found no more; return whether it was."""
         if self._links.get((link.session.owner, link.id)) is not link:
             return False
@@ -250,11 +250,11 @@ class Links:
             del self._by_session[link.session]
         return True
 
-    def of(self, session: Session) -> list[Link]:
+    def of(self, session: EnvironmentSession) -> list[McpConnection]:
         """Return the connections of a session."""
         return list(self._by_session.get(session, ()))
 
-    def superfluous(self, session: Session) -> Link | None:
+    def superfluous(self, session: EnvironmentSession) -> McpConnection | None:
         """Return the connection that has to go before another may share a session; None where none has to.
 
         Raises:
@@ -265,9 +265,9 @@ class Links:
             return None
         unused = [link for link in links if not link.posts and not link.streams and not link.owns]
         if not unused:
-            raise Full
+            raise TooManyConnectionsError
         return min(unused, key=lambda link: link.last_use)
 
 
-class Full(Exception):  # noqa: N818 - what is the case
+class TooManyConnectionsError(Exception):
     """A session has as many connections as it may have, and all are in use."""

@@ -125,7 +125,7 @@ MAX_HELD: Final = 64 << 20
 """Characters, roughly, of all connections together; those that were told nothing for longest are forgotten first."""
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """One event of a stream; without a message it only gave the client a number to come back with."""
 
     number: int
@@ -134,7 +134,7 @@ class Event(NamedTuple):
     weight: int
 
 
-class Kept:
+class RecentEvents:
     """The last events of one connection.
 
     Attributes:
@@ -143,7 +143,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.weight = 0
-        self._events: deque[Event] = deque()
+        self._events: deque[StreamEvent] = deque()
         self._last = 0
         self._standing: int | None = None  # the last event of the stream that waits for whatever comes
 
@@ -157,7 +157,7 @@ class Kept:
             message = _in_place_of(message)
             weight = len(stream) + weigh(message)
         if weight <= MAX_WEIGHT:
-            self._events.append(Event(self._last, stream, message, weight))
+            self._events.append(StreamEvent(self._last, stream, message, weight))
             self.weight += weight
         while len(self._events) > MAX_EVENTS or self.weight > MAX_WEIGHT:
             self.weight -= self._events.popleft().weight
@@ -168,7 +168,7 @@ class Kept:
         self._events.clear()
         self.weight = 0
 
-    def after(self, event_id: str) -> tuple[str, list[Event]] | None:
+    def after(self, event_id: str) -> tuple[str, list[StreamEvent]] | None:
         """Return the stream of an event, and what followed it there; None where it is known no more."""
         stream = next((event.stream for event in self._events if str(event.number) == event_id), None)
         if stream is None and event_id == str(self._standing):
@@ -179,16 +179,16 @@ class Kept:
         return stream, later
 
 
-class Events(EventStore):
+class StreamEvents(EventStore):
     """The events of all connections, each reached only from within its own requests."""
 
     def __init__(self) -> None:
-        self._kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
-        self._held: dict[Kept, None] = {}
+        self._kept: ContextVar[RecentEvents | None] = ContextVar("kept", default=None)
+        self._held: dict[RecentEvents, None] = {}
         self._weight = 0
 
     @contextmanager
-    def of(self, kept: Kept) -> Iterator[None]:
+    def of(self, kept: RecentEvents) -> Iterator[None]:
         """Have what runs in the block, and what it starts, belong to a connection."""
         token = self._kept.set(kept)
         try:
@@ -209,12 +209,12 @@ class Events(EventStore):
             self.forget(next(iter(self._held)))
         return event_id
 
-    def forget(self, kept: Kept) -> None:
+    def forget(self, kept: RecentEvents) -> None:
         """Forget what is kept of a connection."""
         self._let_go(kept)
         kept.clear()
 
-    def _let_go(self, kept: Kept) -> None:
+    def _let_go(self, kept: RecentEvents) -> None:
         if kept in self._held:
             del self._held[kept]
             self._weight -= kept.weight

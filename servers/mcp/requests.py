@@ -9,15 +9,15 @@ from typing import Any, Final, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import CAPACITY_REACHED, Refusal
+from openenv_core.protocol.errors import CAPACITY_REACHED, RefusalError
 from openenv_core.protocol.http import SESSION_HEADER, SESSION_ID
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import end
 from servers.routes.answers import CLIENT_LEFT, RETRY_AFTER_S, json_answer
 from servers.routes.connection import MCP_PATH, path_of
 from servers.security.bodies import replay
 from servers.security.guard import owner_of
-from servers.sessions import Busy, DeadlinePassed, UnknownSession
+from servers.sessions import DeadlinePassed, SessionBusyError, UnknownSession
 
 CONNECTION_HEADER: Final = b"mcp-session-id"
 VERSION_HEADER: Final = b"mcp-protocol-version"
@@ -34,7 +34,7 @@ _STREAM: Final = b"text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class McpRequest:
     """A request to /mcp, or to /mcp/{session_id}.
 
     Attributes:
@@ -73,7 +73,7 @@ def is_mcp(scope: Scope) -> bool:
     return path == MCP_PATH or _in_path(path) is not None
 
 
-def asked(scope: Scope, body: bytes) -> Asked:
+def asked(scope: Scope, body: bytes) -> McpRequest:
     """Read what a request to /mcp asks for.
 
     Args:
@@ -88,7 +88,7 @@ def asked(scope: Scope, body: bytes) -> Asked:
     marked = streams or in_path is not None or CONNECTION_HEADER in headers or VERSION_HEADER in headers
     # The released dialect is read by whoever answers it, and need not be read here too.
     method, request_id = _rpc(body) if marked or _INITIALIZE in body else (None, None)
-    return Asked(
+    return McpRequest(
         http=scope["method"],
         connection=_text(headers.get(CONNECTION_HEADER)),
         version=_text(headers.get(VERSION_HEADER)),
@@ -131,7 +131,7 @@ HANDLES = (
 """How a client of the stateless wire comes by a session."""
 
 
-class Refused(Exception):  # noqa: N818 - what happened
+class McpRequestRefusedError(Exception):
     """A request that the SDK does not get to see.
 
     Args:
@@ -140,41 +140,41 @@ class Refused(Exception):  # noqa: N818 - what happened
         retry: It may come again soon.
     """
 
-    def __init__(self, status: int, fault: Fault, *, retry: bool = False) -> None:
+    def __init__(self, status: int, fault: JsonRpcFaultError, *, retry: bool = False) -> None:
         super().__init__(fault.message)
         self.status = status
         self.fault = fault
         self.retry = retry
 
-    async def tell(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
+    async def tell(self, asked: McpRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the refusal."""
         headers = {"Retry-After": str(RETRY_AFTER_S)} if self.retry else None
         body = jsonrpc.encode_fault(asked.request_id, self.fault)
         await json_answer(body, self.status, headers)(scope, receive, send)
 
 
-def refused_by(refusal: Refusal) -> Refused:
+def refused_by(refusal: RefusalError) -> McpRequestRefusedError:
     """Return what a refusal of the table of sessions is for a standard client."""
     data: Any = refusal.extra or None
     if isinstance(refusal, UnknownSession):
         return no_session(refusal.message)
-    fault = Fault(jsonrpc.SERVER_ERROR, refusal.message, data)
+    fault = JsonRpcFaultError(jsonrpc.SERVER_ERROR, refusal.message, data)
     if refusal.code == CAPACITY_REACHED:
-        return Refused(503, fault, retry=True)
-    if isinstance(refusal, Busy):
-        return Refused(429, fault, retry=True)
-    return Refused(504 if isinstance(refusal, DeadlinePassed) else 500, fault)
+        return McpRequestRefusedError(503, fault, retry=True)
+    if isinstance(refusal, SessionBusyError):
+        return McpRequestRefusedError(429, fault, retry=True)
+    return McpRequestRefusedError(504 if isinstance(refusal, DeadlinePassed) else 500, fault)
 
 
-def no_session(message: str) -> Refused:
+def no_session(message: str) -> McpRequestRefusedError:
     """Return the refusal of a request about a session that is not there, or is somebody else's."""
-    return Refused(404, Fault(jsonrpc.INVALID_REQUEST, message))
+    return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, message))
 
 
-def no_tools() -> Refused:
+def no_tools() -> McpRequestRefusedError:
     """Return the refusal of every request to an environment without tools."""
     text = "expected an environment with tools, got one that offers none; it is served on /ws and plain HTTP"
-    return Refused(404, Fault(jsonrpc.INTERNAL_ERROR, text))
+    return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
 
 
 T = TypeVar("T")
@@ -192,7 +192,7 @@ class Exchange:
         send: Takes the response.
     """
 
-    asked: Asked
+    asked: McpRequest
     scope: Scope
     body: bytes
     receive: Receive
@@ -234,7 +234,9 @@ class Exchange:
         try:
             await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise Refused(CLIENT_LEFT, Fault(jsonrpc.SERVER_ERROR, "the client has left"))
+                raise McpRequestRefusedError(
+                    CLIENT_LEFT, JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
+                )
             return task.result()
         finally:
             await end(watch)

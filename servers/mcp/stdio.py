@@ -15,11 +15,11 @@ from mcp.server.stdio import stdio_server
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
 from servers.execution import end
-from servers.mcp.context import Seat
+from servers.mcp.context import RequestSeat
 from servers.mcp.handlers import Handlers
 from servers.mcp.links import Hub, Peer
 from servers.mcp.server import make_server
-from servers.sessions import Session
+from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
 
 logger = logging.getLogger("servers")
@@ -28,20 +28,20 @@ MAX_READ_AHEAD: Final = 16
 """Lines."""
 
 
-class Wire(NamedTuple):
+class StandardStreams(NamedTuple):
     """The descriptors of the wire, which this process alone has."""
 
     reading: int
     writing: int
 
 
-def take_wire() -> Wire:
+def take_wire() -> StandardStreams:
     """Take standard input and output for the wire.
 
     From now on standard input is empty, and standard output is standard error: what an environment prints, or what it
     starts, goes to the log.
     """
-    wire = Wire(os.dup(0), os.dup(1))  # not inheritable
+    wire = StandardStreams(os.dup(0), os.dup(1))  # not inheritable
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -128,7 +128,9 @@ LAST_WORD_S: Final = 1.0
 """Seconds for the reply that tells why a session has ended."""
 
 
-async def serve_stdio(app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: Wire) -> bool:
+async def serve_stdio(
+    app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: StandardStreams
+) -> bool:
     """Serve one session until the host closes its end, or a signal says to stop.
 
     Args:
@@ -159,10 +161,10 @@ async def serve_stdio(app: EnvironmentApp, name: str, options: Mapping[str, Any]
                 await app.sessions.close(session)
 
 
-async def _serve(app: EnvironmentApp, name: str, session: Session, wire: Wire) -> bool:
+async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wire: StandardStreams) -> bool:
     hub, peer = Hub(), Peer()
     hub.peers.add(peer)
-    handlers = Handlers(app.sessions, app.tooling, Seat("", session, hub, peer))
+    handlers = Handlers(app.sessions, app.tooling, RequestSeat("", session, hub, peer))
     server = make_server(name, handlers, app.tooling)
 
     async def serve() -> None:

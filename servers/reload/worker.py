@@ -33,13 +33,13 @@ def _turn_all_away(plan: ReloadPlan, why: str) -> int:
     """Answer every request with 503 and the reason, until the supervisor ends this process."""
     try:
         from servers.hosting import Assembled, host
-        from servers.security.refusal import Turned, turn_away
+        from servers.security.refusal import TurnedAwayError, turn_away
     except ModuleNotFoundError:
         return FAILED
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
-            await turn_away(Turned(503, why), scope, send)
+            await turn_away(TurnedAwayError(503, why), scope, send)
 
     with socket.socket(fileno=plan.listener) as listener:
         return host(Assembled(app), [listener], drain_s=0)

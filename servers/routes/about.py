@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from openenv_core import Environment, EnvironmentMetadata
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from servers.execution import FATAL
 from servers.methods import name_of
 from servers.routes.description import describe
@@ -99,7 +99,7 @@ class MetadataSource:
                     session, lambda runner: runner.call("get_metadata"), waits=True
                 )
                 self._found = EnvironmentMetadata.model_validate(told)
-        except Refusal:
+        except RefusalError:
             return self._default()
         except FATAL:
             logger.exception("get_metadata failed")

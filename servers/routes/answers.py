@@ -9,12 +9,12 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from openenv_core.errors import EnvironmentFailure
-from openenv_core.protocol.errors import CAPACITY_REACHED, VALIDATION_ERROR, Refusal, text_of
+from openenv_core.protocol.errors import CAPACITY_REACHED, VALIDATION_ERROR, RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import invalid_body, read_json, validate
 from openenv_core.tracebacks import authors_part
 from servers.execution import end
-from servers.sessions import Busy, DeadlinePassed, UnknownSession
+from servers.sessions import DeadlinePassed, SessionBusyError, UnknownSession
 
 CLIENT_LEFT = 499
 """The status in the log of a request whose client left before its reply; nobody reads it."""
@@ -39,7 +39,7 @@ async def _departure(request: Request) -> None:
         pass
 
 
-def refused(refusal: Refusal) -> Response:
+def refused(refusal: RefusalError) -> Response:
     """Return the answer to a request that was refused."""
     if refusal.code == VALIDATION_ERROR:
         return json_answer(dumps({"detail": refusal.extra["errors"]}), 422)
@@ -47,7 +47,7 @@ def refused(refusal: Refusal) -> Response:
     retry = {"Retry-After": str(RETRY_AFTER_S)}
     if refusal.code == CAPACITY_REACHED:
         return json_answer(body, 503, retry)
-    if isinstance(refusal, Busy):
+    if isinstance(refusal, SessionBusyError):
         return json_answer(body, 429, retry)
     if isinstance(refusal, UnknownSession):
         return json_answer(body, 404)

@@ -24,11 +24,11 @@ ABORT = "ropewalk.abort"
 connection at once, with whatever the client has left unread."""
 
 
-class Disconnected(Exception):  # noqa: N818 - control flow
+class DisconnectedError(Exception):
     """There is nobody to talk to any more."""
 
 
-class Connection:
+class SocketSender:
     """The sending side of one socket.
 
     Args:
@@ -66,7 +66,7 @@ class Connection:
             Disconnected: Somebody else has ended the conversation.
         """
         if self.over:
-            raise Disconnected
+            raise DisconnectedError
         self.watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.send", "text": text})
         self.watch.stop()
@@ -80,7 +80,7 @@ class Connection:
         if last is not None:
             await self.say(last)
         if self.over:
-            raise Disconnected
+            raise DisconnectedError
         self.over = True
         self.watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.close", "code": code})
@@ -99,7 +99,7 @@ class Connection:
     async def _end(self, code: int, last: str | None) -> None:
         try:
             await self.close(code, last)
-        except (Disconnected, OSError):
+        except (DisconnectedError, OSError):
             pass
         finally:
             self._interrupt()
@@ -128,16 +128,16 @@ class Sockets:
     """
 
     def __init__(self) -> None:
-        self._connections: set[Connection] = set()
+        self._connections: set[SocketSender] = set()
         self._left = asyncio.Event()
         self.draining = False
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: SocketSender) -> None:
         """Count a conversation that begins."""
         self._connections.add(connection)
         connection.leaving = self.draining
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: SocketSender) -> None:
         """Count it no more: its session has ended."""
         self._connections.discard(connection)
         self._left.set()

@@ -6,16 +6,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from openenv_core.protocol import replies
-from openenv_core.protocol.errors import VALIDATION_ERROR, Refusal
+from openenv_core.protocol.errors import VALIDATION_ERROR, RefusalError
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset
-from servers.execution import FATAL, Runner
+from servers.execution import FATAL, EnvironmentRunner
 from servers.routes import description
 from servers.routes.answers import json_answer, json_body, refused, reported, while_connected
 from servers.routes.description import answer, problem
 from servers.security.guard import owner_of
-from servers.sessions import Session, SessionTable
+from servers.sessions import EnvironmentSession, SessionTable
 
 NEW = "new"
 """The value that asks for a session under an id of the server's choice."""
@@ -44,7 +44,7 @@ def session_named_by(request: Request) -> str | None:
                 "msg": text,
                 "input": value,
             }
-            raise Refusal(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
+            raise RefusalError(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
         named = value
     return named
 
@@ -122,12 +122,12 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
     async def reset(request: Request) -> Response:
         """Start an episode and return the first observation; a session that is named is opened where there is none."""
 
-        async def work(runner: Runner) -> bytes:
+        async def work(runner: EnvironmentRunner) -> bytes:
             return replies.encode_http_result(await runner.reset(options))
 
         try:
             options = http_reset(await json_body(request))
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return refused(refusal)
         return await plain.answer(request, work, opening=True)
 
@@ -140,12 +140,12 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
     async def step(request: Request) -> Response:
         """Apply an action and return what follows."""
 
-        async def work(runner: Runner) -> bytes:
+        async def work(runner: EnvironmentRunner) -> bytes:
             return replies.encode_http_result(await runner.step(action, options))
 
         try:
             action, options = decoder.http_step(await json_body(request))
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return refused(refusal)
         return await plain.answer(request, work)
 
@@ -153,7 +153,7 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
     async def state(request: Request) -> Response:
         """Return where the episode stands."""
 
-        async def work(runner: Runner) -> bytes:
+        async def work(runner: EnvironmentRunner) -> bytes:
             return replies.encode_model(await runner.state())
 
         return await plain.answer(request, work)
@@ -168,7 +168,7 @@ class _PlainHttp:
         self._sessions = sessions
 
     async def answer(
-        self, request: Request, work: Callable[[Runner], Awaitable[bytes]], opening: bool = False
+        self, request: Request, work: Callable[[EnvironmentRunner], Awaitable[bytes]], opening: bool = False
     ) -> Response:
         """Return the reply, unless the client leaves before.
 
@@ -179,20 +179,26 @@ class _PlainHttp:
         """
         try:
             named = session_named_by(request)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return refused(refusal)
         reply = self._alone(request, work) if named is None else self._standing(request, named, work, opening)
         return await while_connected(request, reply)
 
-    async def _alone(self, request: Request, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
+    async def _alone(
+        self, request: Request, work: Callable[[EnvironmentRunner], Awaitable[bytes]]
+    ) -> Response:
         try:
             async with self._sessions.session(owner_of(request.scope)) as session:
                 return await self._work(session, work)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return refused(refusal)
 
     async def _standing(
-        self, request: Request, named: str, work: Callable[[Runner], Awaitable[bytes]], opening: bool
+        self,
+        request: Request,
+        named: str,
+        work: Callable[[EnvironmentRunner], Awaitable[bytes]],
+        opening: bool,
     ) -> Response:
         sessions, owner = self._sessions, owner_of(request.scope)
         try:
@@ -203,15 +209,17 @@ class _PlainHttp:
             else:
                 session = await sessions.find_or_open(owner, named)
             reply = await self._work(session, work)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return refused(refusal)
         reply.headers.update(naming(request, session.id, keep=opening))
         return reply
 
-    async def _work(self, session: Session, work: Callable[[Runner], Awaitable[bytes]]) -> Response:
+    async def _work(
+        self, session: EnvironmentSession, work: Callable[[EnvironmentRunner], Awaitable[bytes]]
+    ) -> Response:
         try:
             return json_answer(await self._sessions.call(session, work))
         except FATAL as error:
-            if isinstance(error, Refusal):
+            if isinstance(error, RefusalError):
                 raise
             return json_answer(dumps({"detail": reported(error)}), 500)

@@ -8,15 +8,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import (
-    Refusal,
+    RefusalError,
     short,
     text_of,
 )
-from openenv_core.protocol.jsonrpc import Fault, RpcRequest
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError, RpcRequest
 from openenv_core.tools import SILENT, ToolResult
-from servers.execution import FATAL, Runner
+from servers.execution import FATAL, EnvironmentRunner
 from servers.routes.answers import reported
-from servers.sessions import Session, SessionTable, UnknownSession
+from servers.sessions import EnvironmentSession, SessionTable, UnknownSession
 from servers.tooling import NoTools, Tooling
 
 logger = logging.getLogger("servers")
@@ -34,7 +34,7 @@ class Caller:
     """
 
     owner: str
-    session: Session | None = None
+    session: EnvironmentSession | None = None
 
 
 Params: TypeAlias = Mapping[str, Any]
@@ -66,7 +66,7 @@ class JsonRpc:
         """Answer one request; whatever it is, there is a response."""
         try:
             value = jsonrpc.parse(text)
-        except Fault as fault:
+        except JsonRpcFaultError as fault:
             return jsonrpc.encode_fault(None, fault)
         return await self.answer(value, caller, len(text))
 
@@ -77,20 +77,20 @@ class JsonRpc:
             request = jsonrpc.read(value, size)
             request_id = request.id
             return jsonrpc.encode_result(request_id, await self._do(request, caller))
-        except Fault as error:
+        except JsonRpcFaultError as error:
             fault = error
-        except Refusal as refusal:
+        except RefusalError as refusal:
             fault = fault_of(refusal)
         except FATAL as failure:
             logger.exception("a JSON-RPC method failed")
-            fault = Fault(jsonrpc.INTERNAL_ERROR, text_of(failure))
+            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text_of(failure))
         return jsonrpc.encode_fault(request_id, fault)
 
     async def _do(self, request: RpcRequest, caller: Caller) -> Any:
         method = self.methods.get(request.method)
         if method is None:
             known = ", ".join(self.methods)
-            raise Fault(
+            raise JsonRpcFaultError(
                 jsonrpc.METHOD_NOT_FOUND,
                 f"expected one of the methods {known}, got {short(request.method)!r}",
             )
@@ -104,12 +104,12 @@ class JsonRpc:
     async def _close(self, caller: Caller, params: Params) -> Any:
         session_id = params.get("session_id")
         if not session_id:
-            raise Fault(jsonrpc.INVALID_PARAMS, "expected params with a session_id, got none")
+            raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "expected params with a session_id, got none")
         if caller.session is not None and session_id == caller.session.id:
             text = (
                 "expected the id of another session, got that of this socket's own; close the socket instead"
             )
-            raise Fault(jsonrpc.INVALID_REQUEST, text)
+            raise JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text)
         session = self._sessions.find(caller.owner, session_id)
         if await self._sessions.close(session):
             return {"session_id": session_id, "closed": True}
@@ -126,17 +126,21 @@ class JsonRpc:
         session = self._find(caller, params)
         name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str) or not name:
-            raise Fault(jsonrpc.INVALID_PARAMS, "expected params with the name of a tool, got none")
+            raise JsonRpcFaultError(
+                jsonrpc.INVALID_PARAMS, "expected params with the name of a tool, got none"
+            )
         if arguments is not None and not isinstance(arguments, dict):
-            raise Fault(jsonrpc.INVALID_PARAMS, "expected arguments as an object, got something else")
+            raise JsonRpcFaultError(
+                jsonrpc.INVALID_PARAMS, "expected arguments as an object, got something else"
+            )
 
-        async def call(runner: Runner) -> ToolResult:
+        async def call(runner: EnvironmentRunner) -> ToolResult:
             result = await self._tooling.begin(runner, name, arguments or {}, SILENT)
             return await result if isawaitable(result) else result
 
         result = await self._ask(caller, session, call)
         if result.error is not None:
-            raise Fault(
+            raise JsonRpcFaultError(
                 jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
             )
         return {
@@ -148,7 +152,10 @@ class JsonRpc:
         }
 
     async def _ask(
-        self, caller: Caller, session: Session | None, work: Callable[[Runner], Awaitable[T]]
+        self,
+        caller: Caller,
+        session: EnvironmentSession | None,
+        work: Callable[[EnvironmentRunner], Awaitable[T]],
     ) -> T:
         """Do something in a session; where none is meant, in an environment of the request's own."""
         if not self._tooling.possible:
@@ -160,23 +167,25 @@ class JsonRpc:
                 return await self._sessions.call(own, work, waits=True)
         except NoTools:
             raise _no_tools() from None
-        except Refusal:
+        except RefusalError:
             raise
         except FATAL as error:
-            raise Fault(jsonrpc.INTERNAL_ERROR, reported(error)) from error
+            raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error)) from error
 
-    def _find(self, caller: Caller, params: Params) -> Session | None:
+    def _find(self, caller: Caller, params: Params) -> EnvironmentSession | None:
         """Return the session that is meant: the socket's own, the one that is named, or none."""
         if caller.session is not None or not params.get("session_id"):
             return caller.session
         return self._sessions.find(caller.owner, params["session_id"])
 
 
-def fault_of(refusal: Refusal) -> Fault:
+def fault_of(refusal: RefusalError) -> JsonRpcFaultError:
     """Return what a refusal is called in JSON-RPC."""
     code = jsonrpc.INVALID_PARAMS if isinstance(refusal, UnknownSession) else jsonrpc.SERVER_ERROR
-    return Fault(code, refusal.message, refusal.extra or None)
+    return JsonRpcFaultError(code, refusal.message, refusal.extra or None)
 
 
-def _no_tools() -> Fault:
-    return Fault(jsonrpc.INTERNAL_ERROR, "expected an environment with MCP tools, got one that offers none")
+def _no_tools() -> JsonRpcFaultError:
+    return JsonRpcFaultError(
+        jsonrpc.INTERNAL_ERROR, "expected an environment with MCP tools, got one that offers none"
+    )

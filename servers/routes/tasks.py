@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from openenv_core.protocol.errors import Refusal, text_of
+from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
-from servers.execution import FATAL, Runner
+from servers.execution import FATAL, EnvironmentRunner
 from servers.routes.answers import (
     json_answer,
     read_model,
@@ -142,7 +142,7 @@ class _Tasks:
         if model is not None:
             try:
                 arguments = tuple(dict(await read_model(request, model)).values())
-            except Refusal as refusal:
+            except RefusalError as refusal:
                 return refused(refusal)
         if name.lower() != self._name:
             return _problem(404, f"unknown environment {name!r}")
@@ -155,7 +155,7 @@ class _Tasks:
     async def _ask(
         self, owner: str, shape: Callable[[Any], Any], method: str, arguments: Sequence[Any]
     ) -> Response:
-        async def work(runner: Runner) -> Any:
+        async def work(runner: EnvironmentRunner) -> Any:
             if not runner.has(method):
                 raise NotImplementedError
             return await runner.call(method, *arguments)
@@ -163,7 +163,7 @@ class _Tasks:
         try:
             async with self._sessions.session(owner) as session:
                 found = await self._sessions.call(session, work)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             return refused(refusal)
         except NotImplementedError:
             return _unsupported(method)

@@ -11,25 +11,25 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request, Response
 
 from openenv_core.protocol import jsonrpc, replies
-from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, Refusal
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
-from servers.execution import FATAL, Runner, end
+from servers.execution import FATAL, EnvironmentRunner, end
 from servers.routes import description
 from servers.routes.answers import reported, while_connected
 from servers.routes.connection import (
     GOING_AWAY,
     NORMAL_CLOSURE,
-    Connection,
-    Disconnected,
+    DisconnectedError,
     Message,
     Receive,
     Send,
     Sockets,
+    SocketSender,
 )
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security.guard import owner_of
-from servers.sessions import DeadlinePassed, Session, SessionTable, UnknownSession
+from servers.sessions import DeadlinePassed, EnvironmentSession, SessionTable, UnknownSession
 
 logger = logging.getLogger("servers")
 
@@ -44,7 +44,7 @@ MAX_AHEAD = 16 * 1024 * 1024
 """Characters of all of these together; one request may have as many by itself."""
 
 
-class Seat:
+class SocketSession:
     """A session as the one who speaks for it on a socket has it.
 
     Args:
@@ -57,7 +57,11 @@ class Seat:
     __slots__ = ("_connection", "_dialect", "_sessions", "runner", "session")
 
     def __init__(
-        self, sessions: SessionTable, session: Session, connection: Connection, dialect: "Dialect"
+        self,
+        sessions: SessionTable,
+        session: EnvironmentSession,
+        connection: SocketSender,
+        dialect: "Dialect",
     ) -> None:
         self._sessions = sessions
         self._connection = connection
@@ -65,7 +69,7 @@ class Seat:
         self.session = session
         self.runner = session.runner
 
-    async def run(self, work: Callable[[Runner], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
         """Do something in the session, with a deadline.
 
         Raises:
@@ -91,14 +95,14 @@ class Seat:
 class Dialect(Protocol):
     """How requests are read and answered."""
 
-    async def answer(self, seat: Seat, text: str | None) -> str | None:
+    async def answer(self, seat: SocketSession, text: str | None) -> str | None:
         """Return the reply to one frame, which is None where it is binary; None to a close.
 
         Raises:
             Refusal: `UnknownSession` and `DeadlinePassed`: the session is over.
         """
 
-    def refusal(self, refusal: Refusal) -> str:
+    def refusal(self, refusal: RefusalError) -> str:
         """Return the frame that tells of a refusal for which no request is to blame."""
 
 
@@ -124,14 +128,14 @@ class SocketRoute:
         """Serve one socket until it closes."""
         await receive()
         await send({"type": "websocket.accept"})
-        connection = Connection(scope, send, self._send_timeout_s, self._sessions.step_timeout_s)
+        connection = SocketSender(scope, send, self._send_timeout_s, self._sessions.step_timeout_s)
         try:
             if self._sessions.inline:
                 connection.task = asyncio.current_task()
                 await self._converse(scope, _reading(receive), connection)
             else:
                 await self._converse_watched(scope, receive, connection)
-        except (Disconnected, OSError):
+        except (DisconnectedError, OSError):
             pass  # OSError is how a server tells that a reply found nobody
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -146,7 +150,7 @@ class SocketRoute:
                 connection.over = True
                 connection.task.add_done_callback(lambda _: connection.release())
 
-    def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
+    def session_of(self, scope: Message) -> AbstractAsyncContextManager[EnvironmentSession]:
         """Return what gives the socket a session of its own, which ends with it.
 
         Raises:
@@ -154,7 +158,7 @@ class SocketRoute:
         """
         return self._sessions.session(owner_of(scope))
 
-    async def _converse(self, scope: Message, next_frame: NextFrame, connection: Connection) -> None:
+    async def _converse(self, scope: Message, next_frame: NextFrame, connection: SocketSender) -> None:
         """Hold a session for as long as the client stays."""
         dialect = self._dialect
         code = NORMAL_CLOSURE
@@ -163,20 +167,20 @@ class SocketRoute:
             self._sockets.enter(connection)
             async with self.session_of(scope) as session:
                 code = await self._answer_all(
-                    Seat(self._sessions, session, connection, dialect), next_frame, connection
+                    SocketSession(self._sessions, session, connection, dialect), next_frame, connection
                 )
-        except Refusal as refusal:
+        except RefusalError as refusal:
             last = dialect.refusal(refusal)
-        except (Disconnected, OSError):
+        except (DisconnectedError, OSError):
             raise
         except Exception:
             logger.exception("a session ended by a fault of the server")
-            last = dialect.refusal(Refusal(SESSION_ERROR, "the server failed; its log tells why"))
+            last = dialect.refusal(RefusalError(SESSION_ERROR, "the server failed; its log tells why"))
         finally:
             self._sockets.leave(connection)
         await connection.close(code, last)
 
-    async def _answer_all(self, seat: Seat, next_frame: NextFrame, connection: Connection) -> int:
+    async def _answer_all(self, seat: SocketSession, next_frame: NextFrame, connection: SocketSender) -> int:
         """Answer every request; return the code to close with."""
         session, answer, say = seat.session, self._dialect.answer, connection.say
         while not connection.leaving:
@@ -191,7 +195,7 @@ class SocketRoute:
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
 
-    async def _converse_watched(self, scope: Message, receive: Receive, connection: Connection) -> None:
+    async def _converse_watched(self, scope: Message, receive: Receive, connection: SocketSender) -> None:
         """Do the same while reading ahead, so that a client that leaves in mid-step is noticed.
 
         The conversation runs in a task of its own, which is cancelled when the client leaves.
@@ -209,7 +213,7 @@ class SocketRoute:
                         f"expected one request at a time, got more than {MAX_PIPELINED}, or than {MAX_AHEAD} "
                         "characters, ahead of their replies"
                     )
-                    refusal = self._dialect.refusal(Refusal(SESSION_ERROR, text))
+                    refusal = self._dialect.refusal(RefusalError(SESSION_ERROR, text))
                     await connection.close(NORMAL_CLOSURE, refusal)
                     break
         finally:
@@ -254,14 +258,14 @@ def _reading(receive: Receive) -> NextFrame:
     async def next_frame() -> str | None:
         message = await receive()
         if message["type"] != "websocket.receive":
-            raise Disconnected
+            raise DisconnectedError
         text: Any = message.get("text")
         return text  # type: ignore[no-any-return]
 
     return next_frame
 
 
-def over(refusal: Refusal) -> bool:
+def over(refusal: RefusalError) -> bool:
     """Whether a refusal means that the session has ended."""
     return isinstance(refusal, UnknownSession | DeadlinePassed)
 
@@ -287,7 +291,7 @@ class WebSocketRoute(SocketRoute):
     ) -> None:
         super().__init__(sessions, _Frames(decoder, rpc), sockets, send_timeout_s)
 
-    def session_of(self, scope: Message) -> AbstractAsyncContextManager[Session]:
+    def session_of(self, scope: Message) -> AbstractAsyncContextManager[EnvironmentSession]:
         """Attach the socket to the session that its address names; else give it one of its own.
 
         Raises:
@@ -306,7 +310,7 @@ class _Frames:
         self._decoder = decoder
         self._rpc = rpc
 
-    async def answer(self, seat: Seat, text: str | None) -> str | None:
+    async def answer(self, seat: SocketSession, text: str | None) -> str | None:
         """Return the reply to one frame; None to a close.
 
         Raises:
@@ -314,7 +318,7 @@ class _Frames:
         """
         try:
             return await self._answer(seat, text)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             if over(refusal):
                 raise
             return self.refusal(refusal)
@@ -328,13 +332,15 @@ class _Frames:
         except BaseException as error:
             return _failed(error)  # out of a step on the loop, which nothing stands around
 
-    def refusal(self, refusal: Refusal) -> str:
+    def refusal(self, refusal: RefusalError) -> str:
         """Return the error frame of a refusal."""
         return replies.encode_error(refusal.code, refusal.message, refusal.extra)
 
-    async def _answer(self, seat: Seat, text: str | None) -> str | None:
+    async def _answer(self, seat: SocketSession, text: str | None) -> str | None:
         if text is None:
-            raise Refusal(INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame")
+            raise RefusalError(
+                INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
+            )
         request: Any = self._decoder.frame(text)
         kind = type(request)
         if kind is Reset:
@@ -376,16 +382,16 @@ class _Rpc:
     def __init__(self, rpc: JsonRpc) -> None:
         self._rpc = rpc
 
-    async def answer(self, seat: Seat, text: str | None) -> str | None:
+    async def answer(self, seat: SocketSession, text: str | None) -> str | None:
         """Return the response to one frame."""
         if text is None:
-            fault = Fault(
+            fault = JsonRpcFaultError(
                 jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
             )
             return jsonrpc.encode_fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(seat.session.owner, seat.session))).decode()
 
-    def refusal(self, refusal: Refusal) -> str:
+    def refusal(self, refusal: RefusalError) -> str:
         """Return the response that no request has asked for."""
         return jsonrpc.encode_fault(None, fault_of(refusal)).decode()
 

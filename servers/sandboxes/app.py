@@ -14,8 +14,8 @@ from openenv_core.providers.remote.api import (
     MAX_LOG_BYTES,
     MAX_WAIT_S,
     ROOT,
-    Lease,
-    Sandbox,
+    LeaseRequest,
+    RemoteSandbox,
     SandboxSpec,
 )
 from servers.sandboxes.backends import Backend, local_backend
@@ -99,7 +99,7 @@ def _router(table: SandboxTable) -> APIRouter:
         return {"status": "healthy"}
 
     @router.post(ROOT, status_code=201, openapi_extra=_body_of(SandboxSpec))
-    async def create(request: Request, response: Response) -> Sandbox:
+    async def create(request: Request, response: Response) -> RemoteSandbox:
         """Begin to start a sandbox."""
         spec = await _read(request, SandboxSpec)
         made = table.create(owner_of(request.scope), spec)
@@ -107,15 +107,15 @@ def _router(table: SandboxTable) -> APIRouter:
         return made
 
     @router.get(ROOT + "/{sandbox_id}")
-    async def get(request: Request, sandbox_id: str, wait_s: float = 0.0) -> Sandbox:
+    async def get(request: Request, sandbox_id: str, wait_s: float = 0.0) -> RemoteSandbox:
         """Tell of a sandbox; while it starts, after at most `wait_s` seconds."""
         wait_s = min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0  # NaN is not above 0
         return await table.get(owner_of(request.scope), sandbox_id, wait_s)
 
-    @router.post(ROOT + "/{sandbox_id}/lease", openapi_extra=_body_of(Lease))
-    async def renew(request: Request, sandbox_id: str) -> Sandbox:
+    @router.post(ROOT + "/{sandbox_id}/lease", openapi_extra=_body_of(LeaseRequest))
+    async def renew(request: Request, sandbox_id: str) -> RemoteSandbox:
         """Let a sandbox live on."""
-        lease = await _read(request, Lease)
+        lease = await _read(request, LeaseRequest)
         return await table.renew(owner_of(request.scope), sandbox_id, lease.lease_s)
 
     @router.get(ROOT + "/{sandbox_id}/logs")

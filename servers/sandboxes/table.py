@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core.errors import OpenEnvError, ServerStartFailed
-from openenv_core.providers.remote.api import MAX_LOG_BYTES, Sandbox, SandboxSpec, SandboxState
+from openenv_core.providers.remote.api import MAX_LOG_BYTES, RemoteSandbox, SandboxSpec, SandboxState
 from servers.sandboxes.backends import Backend, SandboxProvider
 from servers.sandboxes.limits import SandboxLimits, SandboxRefusal, no_such_sandbox
 
@@ -54,9 +54,9 @@ class Entry:
     ending: "asyncio.Task[None] | None" = None
     again: float = 0.0
 
-    def told(self, now: float) -> Sandbox:
+    def told(self, now: float) -> RemoteSandbox:
         """Return what its owner is told."""
-        return Sandbox(
+        return RemoteSandbox(
             id=self.id,
             state=self.state,
             url=self.url if self.state is SandboxState.RUNNING else None,
@@ -107,7 +107,7 @@ class SandboxTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def create(self, owner: str, spec: SandboxSpec) -> Sandbox:
+    def create(self, owner: str, spec: SandboxSpec) -> RemoteSandbox:
         """Begin to start a sandbox.
 
         Raises:
@@ -126,7 +126,7 @@ class SandboxTable:
         entry.starting = self._task(self._start(entry, entry.job), f"start of {entry.id}")
         return entry.told(now)
 
-    async def get(self, owner: str, sandbox_id: str, wait_s: float) -> Sandbox:
+    async def get(self, owner: str, sandbox_id: str, wait_s: float) -> RemoteSandbox:
         """Tell of a sandbox, after a while where it is starting.
 
         Raises:
@@ -139,7 +139,7 @@ class SandboxTable:
         await self._look_at(entry)
         return entry.told(asyncio.get_running_loop().time())
 
-    async def renew(self, owner: str, sandbox_id: str, lease_s: float) -> Sandbox:
+    async def renew(self, owner: str, sandbox_id: str, lease_s: float) -> RemoteSandbox:
         """Let a sandbox live on, counted from now.
 
         Raises:

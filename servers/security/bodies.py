@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from starlette.types import Message, Receive
 
-from servers.security.refusal import Turned
+from servers.security.refusal import TurnedAwayError
 from servers.settings import ServerSettings
 
 LINGER_S = 2.0
@@ -36,17 +36,19 @@ class Bodies:
         """
         encodings = [value.strip().lower() for value in headers.get(b"content-encoding", ())]
         if any(value not in (b"", b"identity") for value in encodings):
-            raise Turned(415, "expected a body without Content-Encoding, got one; send it uncompressed")
+            raise TurnedAwayError(
+                415, "expected a body without Content-Encoding, got one; send it uncompressed"
+            )
         if b"transfer-encoding" in headers:
             if b"content-length" in headers:
-                raise Turned(400, "expected Transfer-Encoding or Content-Length, got both")
+                raise TurnedAwayError(400, "expected Transfer-Encoding or Content-Length, got both")
             return True
         lengths = {value.strip() for value in headers.get(b"content-length", ())}
         if not lengths:
             return False
         length = lengths.pop()
         if lengths or not length.isdigit():
-            raise Turned(400, "expected one whole number in Content-Length")
+            raise TurnedAwayError(400, "expected one whole number in Content-Length")
         # int() of a long run of digits is slow, and past twenty the length is too great in any case.
         if len(length) > 20 or int(length) > self._max:
             raise self._too_large()
@@ -75,12 +77,12 @@ class Bodies:
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
-            raise Turned(
+            raise TurnedAwayError(
                 408, f"expected the whole body within {self._timeout_s:g} s, got {size} bytes of it"
             ) from None
 
-    def _too_large(self) -> Turned:
-        return Turned(
+    def _too_large(self) -> TurnedAwayError:
+        return TurnedAwayError(
             413,
             f"expected a body of at most {self._max} bytes, got a larger one; the limit is --max-body "
             "(ROPEWALK_MAX_BODY_BYTES)",

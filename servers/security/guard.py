@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servers.security.bodies import Bodies, ClientLeft, discard, replay
-from servers.security.hosts import Hosts, Origins
-from servers.security.refusal import Turned, turn_away
+from servers.security.hosts import AllowedHosts, Origins
+from servers.security.refusal import TurnedAwayError, turn_away
 from servers.security.tokens import Tokens
 from servers.settings import ServerSettings
 
@@ -33,7 +33,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._tokens = Tokens(settings.tokens)
-        self._hosts = Hosts(settings.allowed_hosts)
+        self._hosts = AllowedHosts(settings.allowed_hosts)
         self._origins = Origins(settings.allowed_origins)
         self._bodies = Bodies(settings)
 
@@ -51,10 +51,10 @@ class Guard:
         else:
             await turn_away(turned, scope, send)
 
-    def _turned(self, scope: Scope) -> Turned | None:
+    def _turned(self, scope: Scope) -> TurnedAwayError | None:
         try:
             self._admit(scope, _headers(scope))
-        except Turned as turned:
+        except TurnedAwayError as turned:
             return turned
         return None
 
@@ -67,7 +67,7 @@ class Guard:
                 return receive
             body = await self._bodies.read(receive)
             return replay({"type": "http.request", "body": body, "more_body": False}, receive)
-        except Turned as turned:
+        except TurnedAwayError as turned:
             await _refuse(turned, scope, headers, receive, send)
         except ClientLeft:
             pass
@@ -81,7 +81,11 @@ class Guard:
 
 
 async def _refuse(
-    turned: Turned, scope: Scope, headers: Mapping[bytes, Sequence[bytes]], receive: Receive, send: Send
+    turned: TurnedAwayError,
+    scope: Scope,
+    headers: Mapping[bytes, Sequence[bytes]],
+    receive: Receive,
+    send: Send,
 ) -> None:
     body_comes = b"transfer-encoding" in headers or any(
         value.strip() != b"0" for value in headers.get(b"content-length", ())

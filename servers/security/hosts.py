@@ -14,7 +14,7 @@ from servers.listening import (
     ip_address,
     is_loopback,
 )
-from servers.security.refusal import Turned
+from servers.security.refusal import TurnedAwayError
 
 ANY = "*"
 
@@ -31,7 +31,7 @@ class Netloc(NamedTuple):
     port: int | None
 
 
-class Hosts:
+class AllowedHosts:
     """Which hosts a server answers to.
 
     On a connection to a loopback address a name other than localhost is somebody's name for this machine, and
@@ -67,13 +67,15 @@ class Hosts:
             Turned: 400 where there is not one well-formed Host, 421 where it is foreign.
         """
         if len(values) != 1:
-            raise Turned(400, f"expected one header Host, got {len(values)}")
+            raise TurnedAwayError(400, f"expected one header Host, got {len(values)}")
         match = _NETLOC.fullmatch(values[0].decode("latin-1").strip())
         netloc = _netloc(match) if match else None
         if netloc is None:
-            raise Turned(400, "expected the header Host to be a name or an address, with or without a port")
+            raise TurnedAwayError(
+                400, "expected the header Host to be a name or an address, with or without a port"
+            )
         if not self._serves(netloc.host, local):
-            raise Turned(
+            raise TurnedAwayError(
                 421,
                 f"expected a Host of this server, got {netloc.host!r}; to serve that name, start with "
                 f"--allowed-host {netloc.host} (ROPEWALK_ALLOWED_HOSTS)",
@@ -128,7 +130,7 @@ class Origins:
                 return
         if len(values) == 1 and (origin or text) in self._allowed:
             return
-        raise Turned(
+        raise TurnedAwayError(
             403,
             "expected no Origin, this server's own, or an allowed one, got another; to let a page in, start with "
             "--allowed-origin SCHEME://HOST (ROPEWALK_ALLOWED_ORIGINS)",

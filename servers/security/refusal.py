@@ -8,7 +8,7 @@ from starlette.types import Scope, Send
 Header = tuple[bytes, bytes]
 
 
-class Turned(Exception):  # noqa: N818 - what has become of the caller
+class TurnedAwayError(Exception):
     """The caller is turned away.
 
     Args:
@@ -28,7 +28,7 @@ class Turned(Exception):  # noqa: N818 - what has become of the caller
         return json.dumps({"detail": str(self)}).encode()
 
 
-async def turn_away(turned: Turned, scope: Scope, send: Send, *, closing: bool = False) -> None:
+async def turn_away(turned: TurnedAwayError, scope: Scope, send: Send, *, closing: bool = False) -> None:
     """Send the refusal; a WebSocket is never accepted for it.
 
     Args:

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from servers.security.refusal import Turned
+from servers.security.refusal import TurnedAwayError
 
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 _SCHEME = b"bearer"
@@ -58,9 +58,9 @@ def _bearer(authorizations: Sequence[bytes]) -> bytes:
     return token.strip()
 
 
-def _unauthorized(got: str) -> Turned:
+def _unauthorized(got: str) -> TurnedAwayError:
     text = f"expected the header 'Authorization: Bearer TOKEN' with one of this server's tokens, got {got}"
-    return Turned(401, text, _CHALLENGE)
+    return TurnedAwayError(401, text, _CHALLENGE)
 
 
 def _digest(token: bytes) -> bytes:

@@ -1,13 +1,21 @@
 """Sessions: who may come in, whose a session is, how long it lives, and when its slot comes back."""
 
-from servers.sessions.session import Session
+from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import (
-    Busy,
     DeadlinePassed,
     LocalSlots,
-    Slots,
+    SessionBusyError,
+    SessionSlots,
     UnknownSession,
 )
 from servers.sessions.table import SessionTable
 
-__all__ = ["Busy", "DeadlinePassed", "LocalSlots", "Session", "SessionTable", "Slots", "UnknownSession"]
+__all__ = [
+    "DeadlinePassed",
+    "EnvironmentSession",
+    "LocalSlots",
+    "SessionBusyError",
+    "SessionSlots",
+    "SessionTable",
+    "UnknownSession",
+]

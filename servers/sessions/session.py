@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from servers.execution import FATAL, Runner, end, keep
-from servers.sessions.slots import Busy, DeadlinePassed, UnknownSession
+from servers.execution import FATAL, EnvironmentRunner, end, keep
+from servers.sessions.slots import DeadlinePassed, SessionBusyError, UnknownSession
 
 MAX_WAITING = 32
 """Calls that may wait for one session while another is under way."""
 
 
-class UnderWay(Protocol):
+class PendingCall(Protocol):
     """A call that is under way.
 
     Attributes:
@@ -23,7 +23,7 @@ class UnderWay(Protocol):
     expired: bool
 
 
-class Session:
+class EnvironmentSession:
     """One environment under an identity of its own. It knows no socket.
 
     Attributes:
@@ -62,7 +62,9 @@ class Session:
         "used",
     )
 
-    def __init__(self, runner: Runner, owner: str = "", session_id: str = "", standing: bool = False) -> None:
+    def __init__(
+        self, runner: EnvironmentRunner, owner: str = "", session_id: str = "", standing: bool = False
+    ) -> None:
         self.runner = runner
         self.owner = owner
         self.id = session_id
@@ -73,7 +75,7 @@ class Session:
         self.last_use = 0.0
         self.listeners = 0
         self.on_over: Callable[[], None] | None = None
-        self.call: UnderWay | None = None
+        self.call: PendingCall | None = None
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
 
@@ -91,12 +93,12 @@ class Session:
         """Wait until no other call is under way.
 
         Raises:
-            Refusal: `Busy`; too many wait.
+            Refusal: `SessionBusyError`; too many wait.
         """
         if self._turn is None:
             self._turn = asyncio.Lock()
         if self._waiting >= MAX_WAITING:
-            raise Busy(self._waiting)
+            raise SessionBusyError(self._waiting)
         self._waiting += 1
         try:
             await self._turn.acquire()
@@ -117,14 +119,14 @@ class Ender(Protocol):
 
     step_timeout_s: float | None
 
-    def expire(self, session: Session) -> DeadlinePassed:
+    def expire(self, session: EnvironmentSession) -> DeadlinePassed:
         """Take the session away and give its slot back, at once."""
 
-    async def finish(self, session: Session) -> None:
+    async def finish(self, session: EnvironmentSession) -> None:
         """Close its environment, after the call has ended at last."""
 
 
-class Call(Generic[T]):
+class SessionCall(Generic[T]):
     """Runs in a task of its own, since neither its caller nor its deadline can be made to wait for it.
 
     Args:
@@ -137,7 +139,9 @@ class Call(Generic[T]):
         expired: The deadline has passed. The session is over, and is closed once the task ends.
     """
 
-    def __init__(self, ender: Ender, session: Session, work: Callable[[Runner], Awaitable[T]]) -> None:
+    def __init__(
+        self, ender: Ender, session: EnvironmentSession, work: Callable[[EnvironmentRunner], Awaitable[T]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.expired = False
         self._ender = ender
@@ -199,7 +203,9 @@ class Call(Generic[T]):
             self._reply.set_exception(value)  # type: ignore[arg-type]
 
 
-async def _outcome(work: Callable[[Runner], Awaitable[T]], runner: Runner) -> tuple[bool, T | BaseException]:
+async def _outcome(
+    work: Callable[[EnvironmentRunner], Awaitable[T]], runner: EnvironmentRunner
+) -> tuple[bool, T | BaseException]:
     try:
         return True, await work(runner)
     except FATAL as error:

@@ -3,15 +3,15 @@
 from collections import Counter
 from typing import Protocol
 
-from openenv_core.protocol.errors import CAPACITY_REACHED, EXECUTION_ERROR, SESSION_ERROR, Refusal, short
+from openenv_core.protocol.errors import CAPACITY_REACHED, EXECUTION_ERROR, SESSION_ERROR, RefusalError, short
 
 
-class Slots(Protocol):
+class SessionSlots(Protocol):
     """Counts sessions against a cap."""
 
     @property
     def active(self) -> int:
-        """Slots in use."""
+        """SessionSlots in use."""
 
     @property
     def cap(self) -> int:
@@ -52,7 +52,7 @@ class LocalSlots:
 
     @property
     def active(self) -> int:
-        """Slots in use."""
+        """SessionSlots in use."""
         return self._active
 
     @property
@@ -90,23 +90,23 @@ class LocalSlots:
         self._ending += change
 
 
-def full(what: str, taken: int, cap: int) -> Refusal:
+def full(what: str, taken: int, cap: int) -> RefusalError:
     """Return the refusal of a caller for whom there is no slot."""
-    return Refusal(
+    return RefusalError(
         CAPACITY_REACHED,
         f"expected a free {what}, got {taken} of {cap} in use; try again later",
         {"active_sessions": taken, "max_sessions": cap},
     )
 
 
-class UnknownSession(Refusal):
+class UnknownSession(RefusalError):
     """There is no such session, or it is somebody else's: the answer is the same."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(SESSION_ERROR, f"Unknown session_id: {short(session_id)}")
 
 
-class Busy(Refusal):
+class SessionBusyError(RefusalError):
     """Too many calls wait for one session, which lives."""
 
     def __init__(self, waiting: int) -> None:
@@ -114,7 +114,7 @@ class Busy(Refusal):
         super().__init__(EXECUTION_ERROR, text)
 
 
-class DeadlinePassed(Refusal):
+class DeadlinePassed(RefusalError):
     """The environment took too long, and its session has been ended for that."""
 
     def __init__(self, limit_s: float | None) -> None:

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 from uuid import uuid4
 
-from openenv_core.protocol.errors import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, Refusal, text_of
-from servers.execution import CLOSE_S, FATAL, Executor, Factory, Runner, keep
+from openenv_core.protocol.errors import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, RefusalError, text_of
+from servers.execution import CLOSE_S, FATAL, EnvironmentRunner, Executor, Factory, keep
 from servers.methods import name_of, plan_of
-from servers.sessions.session import Call, Session
-from servers.sessions.slots import DeadlinePassed, LocalSlots, Slots, UnknownSession
+from servers.sessions.session import EnvironmentSession, SessionCall
+from servers.sessions.slots import DeadlinePassed, LocalSlots, SessionSlots, UnknownSession
 from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
@@ -36,7 +36,10 @@ class Reaper:
     """
 
     def __init__(
-        self, standing: Callable[[], Sequence[Session]], drop: Callable[[Session], None], idle_s: float
+        self,
+        standing: Callable[[], Sequence[EnvironmentSession]],
+        drop: Callable[[EnvironmentSession], None],
+        idle_s: float,
     ) -> None:
         self._standing = standing
         self._drop = drop
@@ -64,7 +67,7 @@ class Reaper:
                     logger.info("session %s went unused for too long; it is ended", session.id)
                     self._drop(session)
 
-    def _unused(self, session: Session, now: float) -> bool:
+    def _unused(self, session: EnvironmentSession, now: float) -> bool:
         if session.attached or session.listeners or session.busy or session.over:
             return False
         limit = self._idle_s if session.used else min(self._idle_s, UNUSED_S)
@@ -93,8 +96,8 @@ MAX_WAITING: Final = 64
 """Newcomers that wait for a slot at once; the others are refused as soon as there is none."""
 
 
-def _stopping() -> Refusal:
-    return Refusal(
+def _stopping() -> RefusalError:
+    return RefusalError(
         CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
     )
 
@@ -124,18 +127,18 @@ class SessionTable:
         cap: int,
         executor: Executor,
         settings: ServerSettings | None = None,
-        slots: Slots | None = None,
+        slots: SessionSlots | None = None,
         new_id: Callable[[], str] = _draw,
     ) -> None:
         settings = settings or ServerSettings()
         self.factory = factory
         self.executor = executor
-        self.slots: Slots = slots or LocalSlots(cap, settings.max_sessions_per_token)
+        self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
         self.step_timeout_s = settings.step_timeout_s
         self.draining = False
         self._new_id = new_id
         self._waiting = 0
-        self._sessions: dict[Key, Session] = {}
+        self._sessions: dict[Key, EnvironmentSession] = {}
         self._opening: dict[Key, asyncio.Future[None]] = {}
         self._reaper = Reaper(lambda: self.standing, self.drop, settings.idle_timeout_s)
 
@@ -150,14 +153,14 @@ class SessionTable:
         return self.slots.active
 
     @property
-    def standing(self) -> list[Session]:
+    def standing(self) -> list[EnvironmentSession]:
         """The sessions that stand by themselves."""
         return [session for session in self._sessions.values() if session.standing]
 
     # Coming
 
     @asynccontextmanager
-    async def session(self, owner: str = "") -> AsyncIterator[Session]:
+    async def session(self, owner: str = "") -> AsyncIterator[EnvironmentSession]:
         """Take a slot and an environment for as long as the block runs.
 
         Raises:
@@ -170,7 +173,7 @@ class SessionTable:
             self._forget(session)
             await self.finish(session)
 
-    async def open(self, owner: str, session_id: str | None = None) -> Session:
+    async def open(self, owner: str, session_id: str | None = None) -> EnvironmentSession:
         """Open a session that stands by itself.
 
         Args:
@@ -192,7 +195,7 @@ class SessionTable:
         self._reaper.start()
         return session
 
-    async def find_or_open(self, owner: str, session_id: str) -> Session:
+    async def find_or_open(self, owner: str, session_id: str) -> EnvironmentSession:
         """Return the caller's session of this id, opened now where there was none.
 
         Raises:
@@ -202,7 +205,7 @@ class SessionTable:
             await asyncio.shield(opening)
         return self._sessions.get((owner, session_id)) or await self.open(owner, session_id)
 
-    def find(self, owner: str, session_id: object) -> Session:
+    def find(self, owner: str, session_id: object) -> EnvironmentSession:
         """Return the caller's session of this id.
 
         Raises:
@@ -213,7 +216,7 @@ class SessionTable:
             raise UnknownSession(str(session_id))
         return session
 
-    def hand_out(self, session: Session) -> str:
+    def hand_out(self, session: EnvironmentSession) -> str:
         """Return the id of a session, under which its owner finds it from now on."""
         if not session.id and not session.over:
             session.id = self._new_id()
@@ -221,17 +224,17 @@ class SessionTable:
         return session.id
 
     @asynccontextmanager
-    async def attach(self, owner: str, session_id: str) -> AsyncIterator[Session]:
+    async def attach(self, owner: str, session_id: str) -> AsyncIterator[EnvironmentSession]:
         """Speak for a session that stands by itself for as long as the block runs; it outlives the block.
 
         Raises:
             Refusal: It is unknown, not ready, or somebody speaks for it already.
         """
         if (owner, session_id) in self._opening:
-            raise Refusal(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
+            raise RefusalError(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
         session = self.find(owner, session_id)
         if session.attached:
-            raise Refusal(SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
+            raise RefusalError(SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
         session.attached = session.used = True
         try:
             yield session
@@ -244,7 +247,11 @@ class SessionTable:
     # Work
 
     async def call(
-        self, session: Session, work: Callable[[Runner], Awaitable[T]], *, waits: bool = False
+        self,
+        session: EnvironmentSession,
+        work: Callable[[EnvironmentRunner], Awaitable[T]],
+        *,
+        waits: bool = False,
     ) -> T:
         """Do something in a session that others may ask too: one call at a time, each with a deadline.
 
@@ -270,11 +277,11 @@ class SessionTable:
             finally:
                 session.give_turn()
                 session.last_use = asyncio.get_running_loop().time()
-        return await Call(self, session, work).result()
+        return await SessionCall(self, session, work).result()
 
     # Going
 
-    def expire(self, session: Session) -> DeadlinePassed:
+    def expire(self, session: EnvironmentSession) -> DeadlinePassed:
         """End a session whose environment takes too long; its slot is free at once, whatever its class asks for."""
         logger.error(
             "%s took longer than %g s; its session is ended",
@@ -285,7 +292,7 @@ class SessionTable:
         self._release(session)
         return DeadlinePassed(self.step_timeout_s)
 
-    async def close(self, session: Session) -> bool:
+    async def close(self, session: EnvironmentSession) -> bool:
         """End a session, and with it the call that is under way; return False where its socket has to leave first."""
         if session.attached:
             session.closing = True
@@ -294,7 +301,7 @@ class SessionTable:
         await self.finish(session)
         return True
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: EnvironmentSession) -> None:
         """End a session without waiting for it; nobody finds it from now on."""
         self._forget(session)
         keep(asyncio.create_task(self._finish(session)))
@@ -312,18 +319,18 @@ class SessionTable:
         self._reaper.stop()
         await self.end_standing(0.0)
 
-    async def _end_after_call(self, session: Session, deadline: float) -> None:
+    async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
         self._forget(session)
         if session.call is not None:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
         await self.finish(session)
 
-    async def _admit(self, owner: str, session_id: str = "") -> Session:
+    async def _admit(self, owner: str, session_id: str = "") -> EnvironmentSession:
         if self.draining:
             raise _stopping()
         if self.executor.exhausted:
-            raise Refusal(
+            raise RefusalError(
                 CAPACITY_REACHED,
                 f"expected a free thread, got {self.executor.abandoned} held by calls whose clients have left or "
                 "whose time was over; try again later, or restart the server if the environment hangs",
@@ -352,7 +359,7 @@ class SessionTable:
             while True:
                 try:
                     return self.slots.take(owner)
-                except Refusal:
+                except RefusalError:
                     patience = ENDING_S if self.slots.ending else UNHEARD_S
                     if clock() - began > patience or (not waits and self._waiting >= MAX_WAITING):
                         raise
@@ -364,19 +371,19 @@ class SessionTable:
         finally:
             self._waiting -= waits
 
-    def _drop_built(self, building: asyncio.Task[Session]) -> None:
+    def _drop_built(self, building: asyncio.Task[EnvironmentSession]) -> None:
         if not building.cancelled() and building.exception() is None:
             self.drop(building.result())
 
-    async def _build(self, owner: str, session_id: str) -> Session:
+    async def _build(self, owner: str, session_id: str) -> EnvironmentSession:
         """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
         try:
-            return Session(await self._construct(), owner, session_id, standing=bool(session_id))
+            return EnvironmentSession(await self._construct(), owner, session_id, standing=bool(session_id))
         except BaseException:
             self.slots.give(owner)
             raise
 
-    async def _construct(self) -> Runner:
+    async def _construct(self) -> EnvironmentRunner:
         name = name_of(self.factory)
         deadline = asyncio.timeout(self.step_timeout_s)
         try:
@@ -386,7 +393,7 @@ class SessionTable:
             if deadline.expired():
                 raise DeadlinePassed(self.step_timeout_s) from None
             logger.exception("constructing an environment with %s failed", name)
-            raise Refusal(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
+            raise RefusalError(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
         if self.slots.cap > 1 and not runner.concurrent:
             # Known only now: the factory is a function, whose class could not be asked beforehand.
             await runner.close()
@@ -394,10 +401,10 @@ class SessionTable:
                 f"expected a class with SUPPORTS_CONCURRENT_SESSIONS = True for {self.slots.cap} sessions, "
                 "got one without"
             )
-            raise Refusal(FACTORY_ERROR, text, {"factory_name": name})
+            raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
         return runner
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: EnvironmentSession) -> None:
         session.over = True
         key = (session.owner, session.id)
         if self._sessions.get(key) is session:  # or somebody has opened another under its id meanwhile
@@ -406,14 +413,14 @@ class SessionTable:
         if told is not None:
             told()
 
-    async def finish(self, session: Session) -> None:
+    async def finish(self, session: EnvironmentSession) -> None:
         """Close the environment of a session that nobody finds any more, and give its slot back.
 
         Whoever waits may be cancelled, and more than once: it goes on.
         """
         await asyncio.shield(keep(asyncio.create_task(self._finish(session))))
 
-    async def _finish(self, session: Session) -> None:
+    async def _finish(self, session: EnvironmentSession) -> None:
         if session.holds_slot and not session.ending:
             session.ending = True
             self.slots.end(1)
@@ -435,7 +442,7 @@ class SessionTable:
                 if session.holds_slot and self.step_timeout_s is not None:
                     asyncio.get_running_loop().call_later(self.step_timeout_s, self._release, session)
 
-    def _release(self, session: Session) -> None:
+    def _release(self, session: EnvironmentSession) -> None:
         if session.holds_slot:
             session.holds_slot = False
             self.slots.give(session.owner)

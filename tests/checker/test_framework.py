@@ -18,11 +18,11 @@ from openenv_core.checker.catalogue import (
     checks,
     chosen,
 )
-from openenv_core.checker.check import Check, CheckFailed, CheckWarned, Level, NotApplicable
+from openenv_core.checker.check import Check, CheckFailed, CheckLevel, CheckWarned, NotApplicable
 from openenv_core.checker.drawing import pool, sample
 from openenv_core.checker.report import Console, as_json, as_junit
 from openenv_core.checker.runner import (
-    Report,
+    CheckReport,
     Status,
     run,
     run_check,
@@ -35,7 +35,9 @@ from openenv_core.targets import Target, TargetKind, target_of
 NOWHERE = Target(TargetKind.URL, "http://127.0.0.1:1")
 
 
-def made(work: Any, level: Level = Level.STATIC, deadline_s: float = 20.0, name: str = "thing") -> Check:
+def made(
+    work: Any, level: CheckLevel = CheckLevel.STATIC, deadline_s: float = 20.0, name: str = "thing"
+) -> Check:
     return Check(name, level, "It holds.", deadline_s, work)
 
 
@@ -87,9 +89,9 @@ def test_a_check_that_does_not_end_is_given_up() -> None:
 def test_every_check_has_a_name_of_its_own_and_levels_go_up() -> None:
     names = [one.name for one in checks()]
     assert len(names) == len(set(names))
-    levels = [list(Level).index(one.level) for one in checks()]
+    levels = [list(CheckLevel).index(one.level) for one in checks()]
     assert levels == sorted(levels)
-    assert {one.level for one in checks()} == set(Level)
+    assert {one.level for one in checks()} == set(CheckLevel)
 
 
 def test_no_module_with_checks_is_forgotten() -> None:
@@ -100,7 +102,7 @@ def test_no_module_with_checks_is_forgotten() -> None:
 
 def test_checks_are_chosen_by_level_and_by_name() -> None:
     assert chosen() == checks()
-    assert {one.level for one in chosen([Level.RUNTIME])} == {Level.RUNTIME}
+    assert {one.level for one in chosen([CheckLevel.RUNTIME])} == {CheckLevel.RUNTIME}
     assert [one.name for one in chosen(names=["episode-ends", "check_health"])] == ["health", "episode_ends"]
     with pytest.raises(ConfigurationError, match="did you mean 'episode_ends'"):
         chosen(names=["episode_end"])
@@ -109,16 +111,18 @@ def test_checks_are_chosen_by_level_and_by_name() -> None:
 # ---- what is told of them
 
 
-def report() -> Report:
+def report() -> CheckReport:
     subject = Subject(NOWHERE)
     works = [
         made(lambda _: "fine", name="good"),
         made(
-            raising(CheckFailed("expected a,\n got \x1b[2J\x00b", change="do a")), Level.RUNTIME, name="bad"
+            raising(CheckFailed("expected a,\n got \x1b[2J\x00b", change="do a")),
+            CheckLevel.RUNTIME,
+            name="bad",
         ),
-        made(raising(NotApplicable("no folder")), Level.RUNTIME, name="idle"),
-        made(raising(CheckWarned("doubtful", change="look")), Level.RUNTIME, name="odd"),
-        made(raising(KeyError("x")), Level.LOAD, name="broken"),
+        made(raising(NotApplicable("no folder")), CheckLevel.RUNTIME, name="idle"),
+        made(raising(CheckWarned("doubtful", change="look")), CheckLevel.RUNTIME, name="odd"),
+        made(raising(KeyError("x")), CheckLevel.LOAD, name="broken"),
     ]
     return run(subject, works)
 

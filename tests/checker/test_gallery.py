@@ -16,7 +16,7 @@ from openenv_core.checker.catalogue import (
     checks,
     chosen,
 )
-from openenv_core.checker.check import Level
+from openenv_core.checker.check import CheckLevel
 from openenv_core.checker.load import (
     Growth,
     leaks_memory,
@@ -108,7 +108,7 @@ def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: Verdict
 def test_the_gallery_reaches_every_level(tmp_path: Path) -> None:
     by_name = {check.name: check for check in checks()}
     assert len(BUGS) >= 15
-    assert {by_name[bug.caught_by].level for bug in BUGS} == set(Level)
+    assert {by_name[bug.caught_by].level for bug in BUGS} == set(CheckLevel)
     for bug in BUGS:
         gallery.build(tmp_path, bug)  # what it changes is there to be changed
 
@@ -129,7 +129,7 @@ def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) 
 def test_at_a_url_it_is_seen_over_the_wire(name: str, tmp_path: Path) -> None:
     bug = None if name == GOOD else gallery.bug(name)
     folder = gallery.build(tmp_path, bug)
-    levels = [Level.SEMANTIC, Level.HOSTILE, Level.LOAD]
+    levels = [CheckLevel.SEMANTIC, CheckLevel.HOSTILE, CheckLevel.LOAD]
     with Subject.of(folder) as server, Subject.of(server.url, sessions=12, fuzz=30) as subject:
         results = [run_check(subject, check) for check in chosen(levels)]
     expected = set() if bug is None else {bug.caught_by}

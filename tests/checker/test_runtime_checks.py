@@ -12,7 +12,7 @@ from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, walk
 
 from openenv_core import Environment, EnvironmentMetadata, EpisodeOver, Observation, State
 from openenv_core.checker.catalogue import checks
-from openenv_core.checker.check import Level
+from openenv_core.checker.check import CheckLevel
 from openenv_core.checker.runner import (
     Status,
     run,
@@ -28,7 +28,7 @@ from openenv_core.tools import (
 )
 from servers import create_app
 
-RUNTIME = tuple(one for one in checks() if one.level is Level.RUNTIME)
+RUNTIME = tuple(one for one in checks() if one.level is CheckLevel.RUNTIME)
 OF_TOOLS = {"tools_listed", "unknown_tool"}
 
 

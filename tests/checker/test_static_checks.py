@@ -9,7 +9,7 @@ from subjects import DOCKERFILE, Go, Here, Walk, WalkState, folder_with, look, o
 
 from openenv_core import Action, Observation, State
 from openenv_core.checker.catalogue import checks
-from openenv_core.checker.check import Level
+from openenv_core.checker.check import CheckLevel
 from openenv_core.checker.runner import (
     Status,
     run,
@@ -23,7 +23,7 @@ IMAGES = {"image_user", "image_health", "image_port", "image_size"}
 
 def test_a_good_environment_passes(tmp_path: Path) -> None:
     with Here(walk(), folder_with(tmp_path)) as subject:
-        report = run(subject, [one for one in checks() if one.level is Level.STATIC])
+        report = run(subject, [one for one in checks() if one.level is CheckLevel.STATIC])
     assert report.ok, report.of(Status.FAILED, Status.CRASHED)
     assert {one.check for one in report.of(Status.SKIPPED)} == UNDECLARED | IMAGES
 

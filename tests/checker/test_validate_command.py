@@ -156,7 +156,7 @@ def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder:
 def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: Any) -> None:
     from openenv_core.checker import runner as isolation
     from openenv_core.checker.check import Check
-    from openenv_core.checker.subject import Limits
+    from openenv_core.checker.subject import CheckLimits
     from openenv_core.targets import target_of
 
     monkeypatch.setattr(isolation, "MARGIN_S", 1.0)
@@ -164,7 +164,7 @@ def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: A
     monkeypatch.setattr(isolation.sys, "executable", str(STUCK))
     (health,) = [one for one in checks() if one.name == "health"]
     hurried = Check(health.name, health.level, health.says, 0.5, health.function)
-    report = isolation.run_isolated(target_of("blackjack"), Limits(), [hurried])
+    report = isolation.run_isolated(target_of("blackjack"), CheckLimits(), [hurried])
     assert "never lets go" in report.results[0].message
 
 

@@ -20,7 +20,7 @@ from docker_engine import BASE, CONTENT, content_of, engine
 from missing import missing
 from pip_folders import served_to_containers, settings_of_pip
 
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 
 __all__ = ["engine"]
 
@@ -93,7 +93,7 @@ def docker(*words: str, timeout_s: float = 120, check: bool = True) -> str:
 
 
 @pytest.fixture(scope="module")
-def image(engine: Engine) -> str:
+def image(engine: DockerEngine) -> str:
     """Built, from the cache where that has its layers; it stays, since that takes minutes otherwise."""
     gateway = engine.call("GET", "/networks/bridge")["IPAM"]["Config"][0]["Gateway"]
     with served_to_containers(gateway, settings_of_pip()) as given:
@@ -101,7 +101,7 @@ def image(engine: Engine) -> str:
     return IMAGE
 
 
-def _build(engine: Engine, given: Mapping[str, str]) -> None:
+def _build(engine: DockerEngine, given: Mapping[str, str]) -> None:
     content = _content(given, base=engine.call("GET", f"/images/{BASE}/json")["Id"])
     if content_of(engine, IMAGE) != content:
         _look_for_packages(given)

@@ -18,7 +18,7 @@ from openenv_core.tools import (
     Elicit,
     Embedded,
     Image,
-    Message,
+    PromptMessage,
     Request,
     Roots,
     Sample,
@@ -372,17 +372,17 @@ class Everything(Asking, ToolEnvironment[State]):
         return f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'"
 
     @prompt
-    def test_prompt_with_embedded_resource(self, resourceUri: str) -> list[Message]:  # noqa: N803 - as they name it
+    def test_prompt_with_embedded_resource(self, resourceUri: str) -> list[PromptMessage]:  # noqa: N803 - as they name it
         """A prompt with a document."""
         return [
-            Message(Embedded(resourceUri, "Embedded resource content for testing.", "text/plain")),
-            Message("Please process the embedded resource above."),
+            PromptMessage(Embedded(resourceUri, "Embedded resource content for testing.", "text/plain")),
+            PromptMessage("Please process the embedded resource above."),
         ]
 
     @prompt
-    def test_prompt_with_image(self) -> list[Message]:
+    def test_prompt_with_image(self) -> list[PromptMessage]:
         """A prompt with a picture."""
-        return [Message(Image(PNG)), Message("Please analyze the image above.")]
+        return [PromptMessage(Image(PNG)), PromptMessage("Please analyze the image above.")]
 
     @completion(prompt="test_prompt_with_arguments", argument="arg1")
     def complete_arg1(self, typed: str) -> list[str]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.mcp_tools_env.server.upstream.connection import Connection
+from envs.mcp_tools_env.server.upstream.connection import UpstreamConnection
 from envs.mcp_tools_env.server.upstream.errors import CallFailed
 from envs.mcp_tools_env.server.upstream.wires import HttpWire
 from openenv_core.tools import SILENT
@@ -38,7 +38,7 @@ async def main(url: str) -> None:
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
     modes = STATELESS if scenario in ONLY_STATELESS else DEFAULT
-    connection = Connection(lambda: HttpWire(url, {}, allow_private=True), modes)
+    connection = UpstreamConnection(lambda: HttpWire(url, {}, allow_private=True), modes)
     await connection.open(TIMEOUT_S)
     try:
         schemas = {tool.name: tool.input_schema for tool in await connection.list_tools(TIMEOUT_S)}

@@ -9,7 +9,7 @@ import pytest
 from docker_engine import engine, hostile_image
 
 from openenv_core.cli.main import main
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 
 __all__ = ["engine", "hostile_image"]
 
@@ -18,14 +18,14 @@ BLACKJACK = "ropewalk-test-blackjack:latest"
 
 
 @pytest.fixture(scope="session")
-def api(engine: Engine) -> Iterator[docker.APIClient]:
+def api(engine: DockerEngine) -> Iterator[docker.APIClient]:
     client = docker.APIClient(base_url=engine.address.url)
     yield client
     client.close()
 
 
 @pytest.fixture(scope="session")
-def blackjack(engine: Engine) -> Iterator[str]:
+def blackjack(engine: DockerEngine) -> Iterator[str]:
     """BlackJack's image, on our base."""
     assert main(["build", str(ROOT / "envs" / "blackjack_env"), "--tag", BLACKJACK]) == 0
     yield BLACKJACK

@@ -15,8 +15,8 @@ from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
 from slim_server import IMAGE, options
 
 from openenv_core import EngineUnavailable
-from openenv_core.providers.docker import Engine, LocalDockerProvider
-from openenv_core.providers.docker._wire import Address
+from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
+from openenv_core.providers.docker._wire import EngineAddress
 from openenv_core.providers.pool import DockerPool, PoolTimeout
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # one waits for an image to be built
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 LABEL = "ropewalk-test.pool"
 
 
-def labelled(engine: Engine, value: str) -> list[str]:
+def labelled(engine: DockerEngine, value: str) -> list[str]:
     return [each["Id"] for each in engine.labelled(f"{LABEL}={value}")]
 
 
@@ -34,7 +34,7 @@ def healthy(url: str) -> bool:
         return b"healthy" in answer.read()
 
 
-def test_containers_are_handed_out_once_replaced_and_removed(engine: Engine) -> None:
+def test_containers_are_handed_out_once_replaced_and_removed(engine: DockerEngine) -> None:
     pool = DockerPool(IMAGE, 2, options=options(memory="64m"), labels={LABEL: "life"})
     assert pool.options.memory == "64m"
     with pool:
@@ -75,7 +75,7 @@ if sys.argv[3] == "killed":
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["killed", "forgets"])
-def test_nothing_is_left_of_a_dead_owner(engine: Engine, how: str) -> None:
+def test_nothing_is_left_of_a_dead_owner(engine: DockerEngine, how: str) -> None:
     """Others are being started when it dies."""
     command = [sys.executable, "-c", OWNER, str(ROOT), str(ROOT / "tests" / "support"), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as owner:
@@ -99,7 +99,7 @@ def test_nothing_is_left_of_a_dead_owner(engine: Engine, how: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def own(engine: Engine) -> Iterator[OwnEngine]:
+def own(engine: DockerEngine) -> Iterator[OwnEngine]:
     require_own_engine()
     engine_of_its_own = OwnEngine()
     try:
@@ -112,7 +112,7 @@ def own(engine: Engine) -> Iterator[OwnEngine]:
 
 @pytest.mark.soak
 def test_an_owner_that_dies_while_the_engine_is_away_leaves_no_container(own: OwnEngine) -> None:
-    engine = Engine(Address(own.host))
+    engine = DockerEngine(EngineAddress(own.host))
     fields = {"command": list(options().command or ()), "stop_timeout_s": 0}
     with owner(IMAGE, host=own.host, **fields) as owning:
         assert exists(engine, owning.container)
@@ -128,7 +128,7 @@ def test_a_container_that_could_not_be_removed_is_removed_later(
     own: OwnEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", own.host)
-    engine = Engine.find()
+    engine = DockerEngine.find()
     provider = LocalDockerProvider(IMAGE, options=options())
     provider.start()
     container = provider.container

@@ -30,7 +30,7 @@ from openenv_core import (
 )
 from openenv_core.providers.docker import (
     ContainerOptions,
-    Engine,
+    DockerEngine,
     LocalDockerProvider,
     companion,
     start_container,
@@ -46,7 +46,7 @@ SOAK = pytest.mark.soak
     "how",
     ["SIGKILL", *(pytest.param(how, marks=SOAK) for how in ("SIGTERM", "SIGINT", "SIGINT of a terminal"))],
 )
-def test_a_killed_owner_leaves_no_container(engine: Engine, hostile_image: str, how: str) -> None:
+def test_a_killed_owner_leaves_no_container(engine: DockerEngine, hostile_image: str, how: str) -> None:
     with owner(hostile_image) as owning:
         assert exists(engine, owning.container)
         if how == "SIGINT of a terminal":  # the whole group
@@ -71,7 +71,7 @@ starting.start_container(sys.argv[1])
 
 @SOAK
 def test_an_owner_killed_between_create_and_start_leaves_no_container(
-    engine: Engine, hostile_image: str
+    engine: DockerEngine, hostile_image: str
 ) -> None:
     command = [sys.executable, "-c", HALFWAY, hostile_image]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -84,7 +84,7 @@ def test_an_owner_killed_between_create_and_start_leaves_no_container(
 
 @SOAK
 @pytest.mark.parametrize("how", ["raise", "end", "forget"])
-def test_an_owner_that_forgets_leaves_nothing(engine: Engine, hostile_image: str, how: str) -> None:
+def test_an_owner_that_forgets_leaves_nothing(engine: DockerEngine, hostile_image: str, how: str) -> None:
     with owner(hostile_image, how) as owning:
         if how == "forget":  # the provider alone: the owner lives on
             assert owning.line().strip() == "forgotten"
@@ -97,7 +97,7 @@ def test_an_owner_that_forgets_leaves_nothing(engine: Engine, hostile_image: str
 
 @SOAK
 def test_a_fork_that_outlives_the_owner_does_not_keep_the_container(
-    engine: Engine, hostile_image: str
+    engine: DockerEngine, hostile_image: str
 ) -> None:
     with owner(hostile_image, "fork") as owning:
         eventually(lambda: len(psutil.Process(owning.process.pid).children()) == 2)
@@ -114,14 +114,14 @@ def test_a_fork_that_outlives_the_owner_does_not_keep_the_container(
 
 
 @SOAK
-def test_a_fork_that_ends_does_not_end_the_container(engine: Engine, hostile_image: str) -> None:
+def test_a_fork_that_ends_does_not_end_the_container(engine: DockerEngine, hostile_image: str) -> None:
     with owner(hostile_image, "a fork ends") as owning:
         assert owning.line().strip() == "True"
         assert exists(engine, owning.container)
 
 
 @SOAK
-def test_a_killed_companion_is_replaced(engine: Engine, hostile_image: str) -> None:
+def test_a_killed_companion_is_replaced(engine: DockerEngine, hostile_image: str) -> None:
     with owner(hostile_image) as owning:
         os.kill(owning.companion, signal.SIGKILL)
         family = psutil.Process(owning.process.pid)
@@ -132,7 +132,9 @@ def test_a_killed_companion_is_replaced(engine: Engine, hostile_image: str) -> N
 
 
 @SOAK
-def test_what_owner_and_companion_left_is_swept_at_the_next_start(engine: Engine, hostile_image: str) -> None:
+def test_what_owner_and_companion_left_is_swept_at_the_next_start(
+    engine: DockerEngine, hostile_image: str
+) -> None:
     with owner(hostile_image) as living, owner(hostile_image) as owning:
         # The companion first, while its owner cannot replace it.
         owning.process.send_signal(signal.SIGSTOP)
@@ -163,7 +165,7 @@ def test_what_owner_and_companion_left_is_swept_at_the_next_start(engine: Engine
     ],
 )
 def test_a_start_that_fails_says_why_and_leaves_nothing(
-    engine: Engine, hostile_image: str, how: str, said: str
+    engine: DockerEngine, hostile_image: str, how: str, said: str
 ) -> None:
     options = ContainerOptions(
         env_vars={"HOSTILE_START": how},
@@ -192,7 +194,7 @@ def test_a_server_that_dies_later_is_known_to_have(hostile_image: str) -> None:
         assert "[the container ended with exit code 137]" in provider.output()
 
 
-def test_start_play_and_stop_as_often_as_one_likes(engine: Engine, hostile_image: str) -> None:
+def test_start_play_and_stop_as_often_as_one_likes(engine: DockerEngine, hostile_image: str) -> None:
     provider = LocalDockerProvider(hostile_image)
     assert (provider.url, provider.alive, provider.output()) == (None, False, "")
     url = provider.start()
@@ -222,7 +224,7 @@ def test_start_play_and_stop_as_often_as_one_likes(engine: Engine, hostile_image
 
 
 @SOAK
-def test_a_start_under_way_ends_when_it_is_stopped(engine: Engine, hostile_image: str) -> None:
+def test_a_start_under_way_ends_when_it_is_stopped(engine: DockerEngine, hostile_image: str) -> None:
     labels = {"ropewalk-test": "stopped"}
     provider = LocalDockerProvider(hostile_image, env_vars={"HOSTILE_START": "silent"}, labels=labels)
     errors: list[BaseException] = []
@@ -243,7 +245,7 @@ def test_a_start_under_way_ends_when_it_is_stopped(engine: Engine, hostile_image
 
 
 @SOAK
-def test_one_companion_for_all_containers_of_a_process(engine: Engine, hostile_image: str) -> None:
+def test_one_companion_for_all_containers_of_a_process(engine: DockerEngine, hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image), LocalDockerProvider(hostile_image):
         ours = companion.ensure(engine.address)
         mine = {str(companion.SCRIPT), engine.address.url}
@@ -346,7 +348,7 @@ def test_a_network_without_a_way_out_is_entered_through_the_engine(hostile_image
 
 
 @SOAK
-def test_gpus_are_refused_where_there_are_none(engine: Engine, hostile_image: str) -> None:
+def test_gpus_are_refused_where_there_are_none(engine: DockerEngine, hostile_image: str) -> None:
     if "nvidia" in (engine.call("GET", "/info").get("Runtimes") or {}):
         pytest.skip("this engine has GPUs")
     with pytest.raises(OptionUnavailable, match="expected a Docker engine with GPUs"):
@@ -366,7 +368,7 @@ def test_gpus_are_refused_where_there_are_none(engine: Engine, hostile_image: st
     ],
 )
 def test_what_cannot_be_honoured_raises(
-    engine: Engine, hostile_image: str, options: dict[str, Any], error: type[Exception], says: str
+    engine: DockerEngine, hostile_image: str, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     before = {each["Id"] for each in engine.labelled("ropewalk.owner")}
     with pytest.raises(error, match=says):
@@ -377,16 +379,16 @@ def test_what_cannot_be_honoured_raises(
 
 @SOAK
 def test_an_engine_that_drops_a_limit_is_noticed(
-    engine: Engine, hostile_image: str, monkeypatch: pytest.MonkeyPatch
+    engine: DockerEngine, hostile_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inspect = Engine.inspect
+    inspect = DockerEngine.inspect
 
-    def without_the_limit(self: Engine, container: str) -> dict[str, Any]:
+    def without_the_limit(self: DockerEngine, container: str) -> dict[str, Any]:
         found = inspect(self, container)
         found["HostConfig"]["Memory"] = 0
         return found
 
-    monkeypatch.setattr(Engine, "inspect", without_the_limit)
+    monkeypatch.setattr(DockerEngine, "inspect", without_the_limit)
     with pytest.raises(OptionUnavailable, match=r"HostConfig.Memory: asked 104857600, got 0"):
         start_container(hostile_image, ContainerOptions(memory="100m"))
 
@@ -395,7 +397,7 @@ def test_an_engine_that_drops_a_limit_is_noticed(
 
 
 @SOAK
-def test_a_client_of_an_image_sync_and_async(engine: Engine, hostile_image: str) -> None:
+def test_a_client_of_an_image_sync_and_async(engine: DockerEngine, hostile_image: str) -> None:
     labels = {"ropewalk-test": "client"}
     with GenericEnvClient.from_docker_image(hostile_image, labels=labels, message_timeout_s=30) as client:
         client.reset()
@@ -423,7 +425,7 @@ def test_a_server_that_wants_a_token(hostile_image: str) -> None:
 
 
 @SOAK
-def test_the_released_provider_is_ours(engine: Engine, hostile_image: str) -> None:
+def test_the_released_provider_is_ours(engine: DockerEngine, hostile_image: str) -> None:
     compat.install()
     try:
         released = importlib.import_module("openenv.core.containers.runtime")

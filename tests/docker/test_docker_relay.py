@@ -23,7 +23,7 @@ import pytest
 from openenv_core import ClientError, ConnectionLost, GenericEnvClient, ServerStartFailed
 from openenv_core.providers.docker import (
     ContainerOptions,
-    Engine,
+    DockerEngine,
     LocalDockerProvider,
     _mux,
     _relay,
@@ -37,7 +37,7 @@ PATIENCE_S = 30
 INNER = str(Path(_mux.__file__))
 
 
-class Both(_mux.Carrier):
+class Both(_mux.MuxTransport):
     """The standard streams of an inner side that is a process of this machine."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -53,7 +53,7 @@ class Both(_mux.Carrier):
         except BlockingIOError:
             return b""
         if not data:
-            raise _mux.Broken("ended")
+            raise _mux.MuxBrokenError("ended")
         return data
 
     def send(self, data: bytes) -> int:
@@ -198,7 +198,7 @@ def test_no_room_for_more_connections_is_waited_for() -> None:
     carrier.close()
 
 
-class Scripted(_mux.Carrier):
+class Scripted(_mux.MuxTransport):
     """An inner side that says what a test wants it to."""
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ def test_a_forged_frame_ends_the_relay_and_costs_nothing(frames: bytes, why: str
             for _ in range(50):
                 mux.turn(0.1)
 
-        with pytest.raises(_mux.Broken, match=why):
+        with pytest.raises(_mux.MuxBrokenError, match=why):
             until_broken()
     finally:
         mux.close()
@@ -356,7 +356,7 @@ def test_a_killed_inner_side_is_replaced_and_the_relay_ends_with_its_container(h
 
 @pytest.mark.soak
 @pytest.mark.docker
-def test_an_image_without_python_says_what_is_missing(engine: Engine, hostile_image: str) -> None:
+def test_an_image_without_python_says_what_is_missing(engine: DockerEngine, hostile_image: str) -> None:
     # The interpreter is there under another name only, which is what an image without one looks like.
     options = ContainerOptions(
         network="none",

@@ -19,13 +19,13 @@ from openenv_core import ConfigurationError, ContainerOptions, EngineUnavailable
 from openenv_core.providers.base import status_of
 from openenv_core.providers.docker import (
     Container,
-    Engine,
+    DockerEngine,
     _companion,
     _owner,
     companion,
     start_container,
 )
-from openenv_core.providers.docker._wire import Address
+from openenv_core.providers.docker._wire import EngineAddress
 from openenv_core.providers.docker.engine import (
     find_engine,
     is_local,
@@ -218,19 +218,19 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_the_engine_is_the_usual_one_unless_something_names_another(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_engine() == Address("unix:///var/run/docker.sock")
+    assert find_engine() == EngineAddress("unix:///var/run/docker.sock")
     context = nowhere / "contexts" / "meta" / hashlib.sha256(b"mine").hexdigest()
     context.mkdir(parents=True)
     (nowhere / "config.json").write_text(json.dumps({"currentContext": "mine"}))
     with pytest.raises(EngineUnavailable, match="context 'mine'"):
         find_engine()
     (context / "meta.json").write_text(json.dumps({"Endpoints": {"docker": {"Host": "unix:///mine.sock"}}}))
-    assert find_engine() == Address("unix:///mine.sock")
+    assert find_engine() == EngineAddress("unix:///mine.sock")
     monkeypatch.setenv("DOCKER_HOST", "tcp://engine.example:2376")
-    assert find_engine() == Address("tcp://engine.example:2376", None, False)
+    assert find_engine() == EngineAddress("tcp://engine.example:2376", None, False)
     assert not is_local(find_engine())
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
-    assert find_engine() == Address("tcp://engine.example:2376", str(nowhere), True)
+    assert find_engine() == EngineAddress("tcp://engine.example:2376", str(nowhere), True)
     for host in (
         "ssh://me@engine.example",
         "unix://run/docker.sock",
@@ -248,10 +248,10 @@ def test_the_engine_is_the_usual_one_unless_something_names_another(
 def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours = companion.ensure(Address("unix:///nowhere/docker.sock"))
+    ours = companion.ensure(EngineAddress("unix:///nowhere/docker.sock"))
     with ours.making("forgotten"):
         container = Container(
-            Engine(Address("unix:///nowhere/docker.sock")),
+            DockerEngine(EngineAddress("unix:///nowhere/docker.sock")),
             "id",
             "forgotten",
             "image",
@@ -267,7 +267,7 @@ def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
 def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absent = Engine(Address(f"unix://{tmp_path}/none.sock"))
+    absent = DockerEngine(EngineAddress(f"unix://{tmp_path}/none.sock"))
     with pytest.raises(EngineUnavailable, match=r"systemctl start docker"):
         start_container("image", engine=absent)
 
@@ -313,10 +313,10 @@ def test_what_is_swept(change: dict[str, Any], state: str, age_s: float, orphan:
     me = _owner.owner()
     labels = {_owner.LABEL: str(me._replace(**change))}
     container = {"Labels": labels, "State": state, "Created": _companion.time.time() - age_s}
-    assert _companion.orphaned(container, me, Address("unix:///var/run/docker.sock")) is orphan
+    assert _companion.orphaned(container, me, EngineAddress("unix:///var/run/docker.sock")) is orphan
     # An engine that other machines share: their boots are not known here.
     if "boot" in change:
-        assert _companion.orphaned(container, me, Address("tcp://engine:2376")) is False
+        assert _companion.orphaned(container, me, EngineAddress("tcp://engine:2376")) is False
 
 
 # ---- what counts as an answer of /health

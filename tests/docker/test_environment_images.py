@@ -20,7 +20,7 @@ from envs.sqlite_env import SqliteEnv
 from openenv_core.cli.main import main
 from openenv_core.client import GenericEnvClient
 from openenv_core.images.space import stage
-from openenv_core.providers.docker import Engine, LocalDockerProvider
+from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
 from openenv_core.tools import CallToolAction, CallToolObservation
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,9 @@ def health(container: str) -> str:
 
 
 @pytest.mark.soak
-def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(engine: Engine, tmp_path: Path) -> None:
+def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(
+    engine: DockerEngine, tmp_path: Path
+) -> None:
     stage(ROOT / "envs" / "blackjack_env", tmp_path)
     tag = "ropewalk-test-space:latest"
     try:
@@ -133,7 +135,7 @@ def leaking(blackjack: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def bad(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bad(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("bad")
     (folder / "Dockerfile").write_text('FROM python:3.11-slim\nCMD ["sleep", "3600"]\n')
     docker_cli("build", "-t", BAD, str(folder))
@@ -182,7 +184,7 @@ def test_a_bad_image_is_told_what_is_wrong(bad: str) -> None:
 
 
 def containers(image: str) -> list[Any]:
-    return [one for one in Engine.find().labelled("ropewalk.owner") if one["Image"] == image]
+    return [one for one in DockerEngine.find().labelled("ropewalk.owner") if one["Image"] == image]
 
 
 # ---- worlds of tools, and other people's tool servers
@@ -194,7 +196,7 @@ WORLDS: dict[str, tuple[type[Any], Any]] = {
 
 
 @pytest.fixture(params=WORLDS)
-def world(engine: Engine, request: pytest.FixtureRequest) -> Iterator[str]:
+def world(engine: DockerEngine, request: pytest.FixtureRequest) -> Iterator[str]:
     name: str = request.param
     tag = f"ropewalk-test-{name}:latest"
     assert main(["build", str(ROOT / "envs" / f"{name}_env"), "--tag", tag]) == 0
@@ -238,7 +240,7 @@ require("readline").createInterface({input: process.stdin}).on("line", (line) =>
 
 
 @pytest.fixture(scope="module")
-def mcp_tools(engine: Engine) -> Iterator[str]:
+def mcp_tools(engine: DockerEngine) -> Iterator[str]:
     tag = "ropewalk-test-mcp-tools:latest"
     assert main(["build", str(ROOT / "envs" / "mcp_tools_env"), "--tag", tag]) == 0
     yield tag

@@ -21,7 +21,7 @@ from envs.code_interpreter_env.server.backends.containers import ContainerBacken
 from openenv_core.cli.main import main
 from openenv_core.client import SyncEnvClient
 from openenv_core.errors import ConfigurationError
-from openenv_core.providers.docker import ContainerOptions, Engine
+from openenv_core.providers.docker import ContainerOptions, DockerEngine
 from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnavailable
 
 __all__ = ["interpreter_image"]
@@ -45,7 +45,7 @@ def inspected(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def lean(engine: Engine) -> Iterator[str]:
+def lean(engine: DockerEngine) -> Iterator[str]:
     assert main(["build", str(ROOT / "envs" / "code_interpreter_env"), "--tag", LEAN]) == 0
     yield LEAN
     docker("image", "rm", "--force", LEAN)
@@ -321,7 +321,7 @@ async def started(image: str, size: int = 2, **fields: Any) -> AsyncIterator[Con
         await backend.close()
 
 
-async def test_a_session_in_a_container(engine: Engine, interpreter_image: str) -> None:
+async def test_a_session_in_a_container(engine: DockerEngine, interpreter_image: str) -> None:
     async with started(interpreter_image, labels={LABEL: "session"}) as backend:
         session = await backend.open(LIMITS)
         other = await backend.open(LIMITS)
@@ -364,7 +364,7 @@ async def test_a_session_in_a_container(engine: Engine, interpreter_image: str) 
     assert engine.labelled(f"{LABEL}=session") == []
 
 
-async def test_a_container_that_dies_is_nobodys_code(engine: Engine, interpreter_image: str) -> None:
+async def test_a_container_that_dies_is_nobodys_code(engine: DockerEngine, interpreter_image: str) -> None:
     async with started(interpreter_image) as backend:
         session = await backend.open(LIMITS)
         await session.execute("x = 1")
@@ -413,7 +413,7 @@ async def test_a_server_that_knows_code_alone(interpreter_image: str) -> None:
         assert (await session.execute("print(1)")).stdout == "1\n"
 
 
-async def test_what_there_is_not_is_refused(engine: Engine, interpreter_image: str) -> None:
+async def test_what_there_is_not_is_refused(engine: DockerEngine, interpreter_image: str) -> None:
     with pytest.raises(SandboxUnavailable, match="no wait will bring one"):
         await ContainerBackend(ContainerSettings(image="ropewalk-test-never-built:1")).start()
     async with started(interpreter_image, size=1) as backend:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.containers.measures import percentile
 from benchmarks.containers.report import bars, report
 from benchmarks.wire.figures import Figures
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 
 POOL = ("hand-out", "while others start")
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.soak
 @pytest.mark.docker
 @pytest.mark.timeout(400)
-def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: Engine, tmp_path: Path) -> None:
+def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: DockerEngine, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     words = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
     done = subprocess.run(

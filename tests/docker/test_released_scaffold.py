@@ -11,7 +11,7 @@ import pytest
 from released import ROOT, environment, exchange, our_server, released_server, scaffold
 
 from openenv_core.client import GenericEnvClient
-from openenv_core.providers.docker import Engine, LocalDockerProvider
+from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
 
 VERSION = "0.10.0"
 IMAGE = "ropewalk-test-released-scaffold:latest"
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def image(engine: Engine, folder: Path) -> Iterator[str]:
+def image(engine: DockerEngine, folder: Path) -> Iterator[str]:
     done = ropewalk("build", str(folder), "--tag", IMAGE)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     yield IMAGE

@@ -17,7 +17,7 @@ from owned_containers import PATIENCE_S, eventually
 from slim_server import IMAGE, command
 
 from openenv_core import ProviderError
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 from openenv_core.providers.remote import RemoteSandboxProvider, SandboxRefused
 
 pytestmark = [pytest.mark.docker, pytest.mark.soak]
@@ -81,13 +81,13 @@ def sandboxes(tmp_path: Path, *words: str, status: int = 0) -> Iterator[Service]
         process.stdout.close()
 
 
-def of(engine: Engine, service: Service) -> list[str]:
+def of(engine: DockerEngine, service: Service) -> list[str]:
     """The containers that a service has made."""
     found = engine.labelled("ropewalk.owner")
     return [each["Id"] for each in found if f"-{service.process.pid}-" in each["Labels"]["ropewalk.owner"]]
 
 
-def test_an_image_is_served_within_its_limits_and_removed(engine: Engine, tmp_path: Path) -> None:
+def test_an_image_is_served_within_its_limits_and_removed(engine: DockerEngine, tmp_path: Path) -> None:
     with sandboxes(tmp_path, "--max-memory", "200m") as service:
         remote = service.provider(
             port=8123,
@@ -122,7 +122,7 @@ def test_an_image_is_served_within_its_limits_and_removed(engine: Engine, tmp_pa
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
-def test_nothing_is_left_of_a_service_that_ends(engine: Engine, tmp_path: Path, signum: int) -> None:
+def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: Path, signum: int) -> None:
     status = -signal.SIGKILL if signum == signal.SIGKILL else 0
     with sandboxes(tmp_path, status=status) as service:
         running, starting = service.provider(lease_s=60), service.provider(command=["sleep", "60"])

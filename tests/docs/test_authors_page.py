@@ -12,7 +12,7 @@ import pytest
 from docker_engine import engine
 from released import ROOT
 
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 from openenv_core.scaffold.making import make
 from openenv_core.scaffold.names import names_of
 
@@ -60,7 +60,7 @@ def test_the_page_is_short_and_goes_from_an_installation_to_a_checked_image() ->
 @pytest.mark.docker
 @pytest.mark.soak
 @pytest.mark.timeout(PATIENCE_S + 120)
-def test_every_command_of_the_page_does_what_it_says(engine: Engine, tmp_path: Path) -> None:
+def test_every_command_of_the_page_does_what_it_says(engine: DockerEngine, tmp_path: Path) -> None:
     there_before = engine.has_image(IMAGE)
     clone(tmp_path / "ropewalk")
     python = tmp_path / "venv"

@@ -18,14 +18,14 @@ from openenv_core.protocol import (
     jsonrpc,
     replies,
 )
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import (
     error_frame,
     http_request,
     reply_frame,
 )
 from openenv_core.protocol.jsonio import dumps, from_json
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import (
     Mcp,
     RequestDecoder,
@@ -112,7 +112,7 @@ def refused(read: Callable[..., Any], *arguments: Any) -> Any:
     """Return the refusal or fault that was raised; None where there was none."""
     try:
         read(*arguments)
-    except (Refusal, Fault, ClientError) as refusal:
+    except (RefusalError, JsonRpcFaultError, ClientError) as refusal:
         return refusal
     return None
 

@@ -10,16 +10,16 @@ from openenv_core.images import builders as commandline
 from openenv_core.images import builders as sdk
 from openenv_core.images.errors import BuildFailed, remedy_for
 from openenv_core.images.events import (
+    BuildRequest,
     Cached,
     Event,
     Layer,
     Note,
-    Output,
-    Request,
     Step,
+    StepOutput,
 )
 
-REQUEST = Request(context=Path("/somewhere"), dockerfile="Dockerfile", tags=("a:1",))
+REQUEST = BuildRequest(context=Path("/somewhere"), dockerfile="Dockerfile", tags=("a:1",))
 
 BUILDKIT = """\
 #1 [internal] load build definition from Dockerfile
@@ -52,9 +52,9 @@ def test_buildkit_s_lines_become_steps_and_its_failure_an_error() -> None:
         Step(1, 3, "builder: FROM docker.io/library/python:3.11-slim"),
         Cached(),
         Step(2, 3, "builder: RUN --mount=type=cache,target=/c pip install x"),
-        Output("Collecting x"),
+        StepOutput("Collecting x"),
         Step(2, 2, "stage-1: COPY a b"),
-        Output("ERROR: No matching distribution found for x"),
+        StepOutput("ERROR: No matching distribution found for x"),
     ]
     error = progress.failure(REQUEST, 1)
     assert error.step == "builder: RUN --mount=type=cache,target=/c pip install x"
@@ -92,8 +92,8 @@ def test_the_older_builder_s_messages_become_steps_and_its_error_an_error() -> N
         Layer("abc", "Downloading", 5, 10),
         Step(2, 2, "RUN x &&     y"),
         Cached(),
-        Output("one"),
-        Output("two"),
+        StepOutput("one"),
+        StepOutput("two"),
     ]
     with pytest.raises(BuildFailed, match="--- the step's last output ---\none\ntwo\n---") as caught:
         progress.take({"errorDetail": {"code": 3}, "error": "The command returned a non-zero code: 3"})
@@ -126,7 +126,7 @@ def events() -> list[Event]:
         Layer("abc", "Downloading", 6, 10_000_000),
         Layer("abc", "Pull complete"),
         Step(2, 2, "RUN x \\\n  y"),
-        Output("[red]a line[/red]"),
+        StepOutput("[red]a line[/red]"),
     ]
 
 

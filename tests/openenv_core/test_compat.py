@@ -19,7 +19,7 @@ from serving import ask, request, serving, socket_to
 
 import openenv_core
 from openenv_core import ConfigurationError, compat
-from openenv_core.compat.hook import AliasModule, Names, resolve
+from openenv_core.compat.hook import AliasModule, ReleasedNames, resolve
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
 from openenv_core.compat.types import (
     ServerMode,
@@ -51,7 +51,7 @@ def hook() -> None:
 
 @pytest.mark.usefixtures("hook")
 def test_every_name_of_the_table_is_there() -> None:
-    names = Names(SERVER_NAMES)
+    names = ReleasedNames(SERVER_NAMES)
     for module in MODULES:
         for name in names.available(module):
             alias, target = importlib.import_module(module), names.target(module, name)
@@ -62,7 +62,7 @@ def test_every_name_of_the_table_is_there() -> None:
 
 @pytest.mark.usefixtures("hook")
 def test_name_that_is_not_provided_says_so() -> None:
-    names = Names(SERVER_NAMES)
+    names = ReleasedNames(SERVER_NAMES)
     for module, entry in MODULES.items():
         for name in entry.later:
             if names.target(module, name) is None:
@@ -221,7 +221,7 @@ def test_wheel_that_has_overwritten_our_package_is_named(tmp_path: Path) -> None
 
 
 def test_the_table_in_the_docs_is_the_table() -> None:
-    names = Names(SERVER_NAMES)
+    names = ReleasedNames(SERVER_NAMES)
     written = {
         (match["module"], name)
         for match in re.finditer(

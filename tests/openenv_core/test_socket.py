@@ -13,7 +13,7 @@ from websockets.frames import CloseCode
 
 from openenv_core import ConnectionLost, GenericEnvClient, ProtocolError, RequestTimeout
 from openenv_core.client.carrier import CarrierOptions
-from openenv_core.client.conversation import Turn
+from openenv_core.client.conversation import FairLock
 from openenv_core.client.socket import open_socket
 
 
@@ -251,7 +251,7 @@ async def test_reply_that_is_none_is_told_at_once_whatever_the_server_does_then(
 
 
 async def test_turns_are_fair_and_survive_cancellation() -> None:
-    turn = Turn()
+    turn = FairLock()
     order: list[int] = []
 
     async def work(number: int) -> None:

@@ -18,7 +18,7 @@ from openenv_core import (
     ToolCallFailed,
     ValidationFailed,
 )
-from openenv_core.protocol.jsonrpc import Fault
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
     AnyObservation,
     call_failed,
@@ -94,7 +94,9 @@ async def test_a_server_in_production_mode_is_found_out_once(monkeypatch: pytest
         assert len(steps) == 1
 
 
-@pytest.mark.parametrize("refusal", [ValidationFailed("mcp?", "UNKNOWN_TYPE"), Fault(-32601, "what?")])
+@pytest.mark.parametrize(
+    "refusal", [ValidationFailed("mcp?", "UNKNOWN_TYPE"), JsonRpcFaultError(-32601, "what?")]
+)
 async def test_a_server_that_lists_by_steps_alone(
     refusal: Exception, client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +262,8 @@ def test_nonsense_is_no_fault_of_this_side() -> None:
     """Whatever a server says, it is a value, a failed call or a ProtocolError."""
     for odd in ([], {}, 3, None):
         assert (
-            call_failed("t", Fault(0, "m", {"error_type": odd})).error_type == ToolErrorType.EXECUTION_ERROR
+            call_failed("t", JsonRpcFaultError(0, "m", {"error_type": odd})).error_type
+            == ToolErrorType.EXECUTION_ERROR
         )
         with pytest.raises(ToolCallFailed):
             value_of("t", read_result({"observation": {"tool_name": "t", "error": {"error_type": odd}}}))
@@ -278,10 +281,10 @@ def test_what_is_no_list_and_no_response_is_refused() -> None:
     for response in ({"id": 2, "result": 1}, {"id": 3}, {"id": 3, "error": None}):
         with pytest.raises(ProtocolError):
             read_rpc(response, 3)
-    with pytest.raises(Fault) as failed:
+    with pytest.raises(JsonRpcFaultError) as failed:
         read_rpc({"id": 3, "error": {"code": -32603, "message": "m", "data": {"error_type": "timeout"}}}, 3)
     assert call_failed("t", failed.value).error_type == ToolErrorType.TIMEOUT
-    assert call_failed("t", Fault(0, "m", "odd")).error_type == ToolErrorType.EXECUTION_ERROR
+    assert call_failed("t", JsonRpcFaultError(0, "m", "odd")).error_type == ToolErrorType.EXECUTION_ERROR
     for payload in ({}, {"observation": None}, {"observation": {"tool_name": 3}}):
         with pytest.raises(ProtocolError):
             read_result(payload)

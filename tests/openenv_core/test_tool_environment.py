@@ -13,21 +13,21 @@ from openenv_core import Observation, State, is_infrastructure_failure
 from openenv_core.errors import EpisodeOver
 from openenv_core.tools import (
     SILENT,
+    ArgumentCompletion,
     AskingUnavailable,
     Audio,
     CallToolAction,
     CallToolObservation,
-    Completion,
     Embedded,
     Image,
     InvalidArguments,
-    Link,
     ListToolsAction,
     ListToolsObservation,
-    Message,
     NoSuchPrompt,
     NoSuchResource,
+    PromptMessage,
     PromptResult,
+    ResourceLink,
     Text,
     ToolContext,
     ToolEnvironment,
@@ -134,8 +134,8 @@ class Room(Base):
         return [1, 2]
 
     @prompt
-    def greet(self, name: str = "you") -> list[str | Message]:
-        return [f"Hello {name}", Message(Image(b"\x01"), role="assistant")]
+    def greet(self, name: str = "you") -> list[str | PromptMessage]:
+        return [f"Hello {name}", PromptMessage(Image(b"\x01"), role="assistant")]
 
     @completion(resource="room://{thing}/{number}", argument="thing")
     def things(self, value: str) -> list[str]:
@@ -283,16 +283,16 @@ def test_prompts_are_messages(room: Room) -> None:
 def test_completions_are_bounded(room: Room) -> None:
     ref = {"type": "ref/resource", "uri": "room://{thing}/{number}"}
     found = room.complete(ref, {"name": "thing", "value": "c"}, SILENT)
-    assert isinstance(found, Completion)
+    assert isinstance(found, ArgumentCompletion)
     assert (found.values[0], len(found.values), found.total, found.has_more) == ("c0", 100, 101, True)
-    assert room.complete(ref, {"name": "number", "value": ""}, SILENT) == Completion(values=[])
+    assert room.complete(ref, {"name": "number", "value": ""}, SILENT) == ArgumentCompletion(values=[])
 
 
 def test_content_becomes_blocks() -> None:
     parts = [
         Audio(b"a"),
         Embedded("x://y", "text", "text/plain"),
-        Link("x://z", "z", mime_type="a/b"),
+        ResourceLink("x://z", "z", mime_type="a/b"),
         "word",
         {"k": 1},
     ]

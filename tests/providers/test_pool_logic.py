@@ -16,7 +16,7 @@ import pytest
 from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFound, ProviderError
 from openenv_core.providers.pool import DockerPool, PoolClosed, PoolError, PoolTimeout
-from openenv_core.providers.pool.pool import Pool
+from openenv_core.providers.pool.pool import ServerPool
 
 PATIENCE_S = 20
 
@@ -118,14 +118,14 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 @contextmanager
-def filled(home: "Home", size: int = 1) -> Iterator[Pool[Tiny]]:
+def filled(home: "Home", size: int = 1) -> Iterator[ServerPool[Tiny]]:
     """A pool whose members are all there."""
-    with Pool[Tiny](home.start, size, size) as pool:
+    with ServerPool[Tiny](home.start, size, size) as pool:
         pool.wait(timeout_s=PATIENCE_S)
         yield pool
 
 
-def use_up(pool: Pool[Tiny], timeout_s: float) -> None:
+def use_up(pool: ServerPool[Tiny], timeout_s: float) -> None:
     for _ in range(10):
         pool.lease(timeout_s).close()
 
@@ -135,7 +135,7 @@ def threads() -> list[str]:
 
 
 def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
-    with Pool[Tiny](home.start, 2, 1) as pool:
+    with ServerPool[Tiny](home.start, 2, 1) as pool:
         seen = set()
         for _ in range(5):
             with pool.lease(PATIENCE_S) as lease:
@@ -153,7 +153,7 @@ def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
 
 
 def test_never_more_than_the_size(home: Home) -> None:
-    with Pool[Tiny](home.start, 2, 2) as pool:
+    with ServerPool[Tiny](home.start, 2, 2) as pool:
         first, second = pool.lease(PATIENCE_S), pool.lease(PATIENCE_S)
         with pytest.raises(PoolTimeout, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
             pool.lease(0.05)
@@ -192,7 +192,7 @@ class WithToken(Tiny):
 
 def test_health_of_members_is_asked_with_their_token(home: Home) -> None:
     home.makes = WithToken
-    with Pool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S) as lease:
+    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S) as lease:
         assert lease.container.alive()
 
 
@@ -243,7 +243,7 @@ def test_dead_members_are_replaced_before_anybody_asks(home: Home) -> None:
 def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
     home.failures = [ProviderError(f"trouble {i}") for i in range(8)]
     home.gate.clear()  # no start fails before all have begun
-    with Pool[Tiny](home.start, 3, 3) as pool:
+    with ServerPool[Tiny](home.start, 3, 3) as pool:
         eventually(lambda: home.starting == 3)
         home.gate.set()
         pool.wait(timeout_s=PATIENCE_S)
@@ -256,7 +256,7 @@ def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
 
 def test_a_lease_in_vain_raises_with_the_last_failure(home: Home) -> None:
     home.failures = [ProviderError("the engine is away")] * 1000
-    with Pool[Tiny](home.start, 1, 1) as pool:
+    with ServerPool[Tiny](home.start, 1, 1) as pool:
         eventually(lambda: pool.state.failed)
         with pytest.raises(PoolTimeout, match=r"starts failed, the last of: the engine is away") as late:
             pool.lease(0.1)
@@ -266,7 +266,7 @@ def test_a_lease_in_vain_raises_with_the_last_failure(home: Home) -> None:
 
 def test_a_missing_image_is_not_waited_for(home: Home) -> None:
     home.failures = [ImageNotFound("expected an image 'x', got none")] * 1000
-    with Pool[Tiny](home.start, 2, 2) as pool:
+    with ServerPool[Tiny](home.start, 2, 2) as pool:
         for ask in (pool.lease, lambda timeout_s: pool.wait(1, timeout_s)):
             with pytest.raises(PoolTimeout, match=r"no wait will bring one.*expected an image 'x'"):
                 ask(3600.0)
@@ -306,7 +306,7 @@ def test_failed_removals_are_retried_and_keep_their_place(home: Home) -> None:
 
 
 def test_closing_ends_starts_that_are_under_way_and_leases(home: Home) -> None:
-    pool = Pool[Tiny](home.start, 3, 1)
+    pool = ServerPool[Tiny](home.start, 3, 1)
     lease = pool.lease(PATIENCE_S)
     pool.wait(2, PATIENCE_S)
     home.gate.clear()
@@ -361,7 +361,7 @@ def test_a_dead_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_a_pool_and_a_lease_that_are_forgotten_leave_nothing(home: Home) -> None:
-    pool = Pool[Tiny](home.start, 2, 2)
+    pool = ServerPool[Tiny](home.start, 2, 2)
     lease = pool.lease(PATIENCE_S)
     used = lease.container
     del lease
@@ -422,7 +422,7 @@ def test_a_fork_gets_no_members_and_removes_none_even_amid_a_lock(home: Home) ->
 
 
 def test_a_stop_ends_the_wait_of_a_start_in_another_thread(home: Home) -> None:
-    with Pool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S):
+    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S):
         provider = pool.provider(3600.0)
         errors: list[BaseException] = []
 

@@ -15,14 +15,14 @@ from remote_service import SUPPORT, TINY, TOKEN, service, threads
 from serving import eventually, request
 
 from openenv_core import ConfigurationError, GenericEnvClient, ServerStartFailed
-from openenv_core.providers.base import Watched
+from openenv_core.providers.base import WatchedProvider
 from openenv_core.providers.remote import (
     RemoteSandboxProvider,
     SandboxLost,
     SandboxServiceUnavailable,
 )
 from openenv_core.providers.remote.api import (
-    Sandbox,
+    RemoteSandbox,
     SandboxApi,
     SandboxState,
 )
@@ -48,7 +48,7 @@ def ask(url: str, path: str) -> None:
 async def test_a_command_is_served_and_goes_with_its_provider() -> None:
     async with service() as (app, provider):
         remote = provider(env_vars={"GREETING": "a handshake"})
-        assert isinstance(remote, Watched)
+        assert isinstance(remote, WatchedProvider)
         assert (remote.alive, remote.output(), remote.url) == (False, "", None)
         url = await asyncio.to_thread(remote.start)
         assert await asyncio.to_thread(remote.start) == url
@@ -106,7 +106,7 @@ async def test_a_sandbox_whose_owner_is_silent_is_reaped(monkeypatch: pytest.Mon
         assert leased is not None
         renew, calls = SandboxApi.renew, list[int]()
 
-        def last(api: SandboxApi, sandbox_id: str, lease_s: float, timeout_s: float) -> Sandbox:
+        def last(api: SandboxApi, sandbox_id: str, lease_s: float, timeout_s: float) -> RemoteSandbox:
             calls.append(1)
             if len(calls) > 1:
                 raise SandboxServiceUnavailable("nothing goes through")
@@ -197,7 +197,7 @@ async def test_nothing_is_left_of_a_dead_owner(how: str) -> None:
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a?b", "a%2fb", "x" * 129, "a\n"])
 def test_a_service_cannot_name_a_sandbox_after_another_path(name: str) -> None:
     with pytest.raises(ValidationError, match="id"):
-        Sandbox(id=name, state=SandboxState.RUNNING)
+        RemoteSandbox(id=name, state=SandboxState.RUNNING)
 
 
 def test_impossible_settings_are_refused_at_once() -> None:

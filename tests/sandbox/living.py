@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from openenv_core.sandbox import Execution, Limits, Sandbox, Session
+from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxSession
 
 DEADLINE_S = 60.0
 
@@ -19,7 +19,7 @@ async def executed(
     return done
 
 
-async def value(session: Session, code: str) -> str | None:
+async def value(session: SandboxSession, code: str) -> str | None:
     """The result of code that ends well."""
     done = await session.execute(code)
     assert done.status == "ok", done

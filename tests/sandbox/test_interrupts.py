@@ -7,7 +7,7 @@ import signal
 import pytest
 from living import DEADLINE_S
 
-from openenv_core.sandbox import Execution, Limits, Sandbox, Session
+from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxSession
 from openenv_core.sandbox.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -18,7 +18,7 @@ ENDLESS = "while True: pass"
 
 
 async def begun(
-    session: Session, code: str, timeout_s: float | None = None
+    session: SandboxSession, code: str, timeout_s: float | None = None
 ) -> tuple[Worker, "asyncio.Task[Execution]"]:
     """Code whose request has just been sent, and who asks for it."""
     worker = session._worker
@@ -28,7 +28,7 @@ async def begun(
     return worker, running
 
 
-async def given_up(session: Session, code: str) -> Execution:
+async def given_up(session: SandboxSession, code: str) -> Execution:
     """Interrupted when its request has just been sent."""
     _, running = await begun(session, code)
     session.interrupt()

@@ -23,13 +23,13 @@ from openenv_core.sandbox import (
     SandboxUnavailable,
     SyncSandbox,
 )
-from openenv_core.sandbox.answers import AnswerReader, Forged
+from openenv_core.sandbox.answers import AnswerReader, ForgedAnswerError
 from openenv_core.sandbox.inside import runner as interrupts
 from openenv_core.sandbox.inside.child import ease_copying
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.sandbox import (
-    View,
+    ReadableView,
     view_of,
 )
 from openenv_core.sandbox.scratch import (
@@ -133,9 +133,9 @@ FORGED = [
 
 def test_forged_answers_are_told_from_real_ones() -> None:
     for data in FORGED:
-        with pytest.raises(Forged):
+        with pytest.raises(ForgedAnswerError):
             AnswerReader(1000).feed(data, 1)
-    with pytest.raises(Forged, match="without a request"):
+    with pytest.raises(ForgedAnswerError, match="without a request"):
         AnswerReader(1000).feed(b"x", None)
 
 
@@ -144,7 +144,7 @@ def test_what_is_hidden_is_in_no_readable_folder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "lib/link").symlink_to(tmp_path / "lib/python/site/secret")
     site = tmp_path / "lib/python/site"
-    view = View((str(tmp_path / "lib"),), (str(site / "secret"),))
+    view = ReadableView((str(tmp_path / "lib"),), (str(site / "secret"),))
     assert sorted(view.without_hidden()) == [str(tmp_path / "lib/other"), str(site / "numpy")]
 
 

@@ -16,10 +16,10 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import read_manifest
 from openenv_core.scaffold import making
 from openenv_core.scaffold.making import TEMPLATES, make
-from openenv_core.scaffold.names import LONGEST, Names, names_of
+from openenv_core.scaffold.names import LONGEST, EnvironmentNames, names_of
 
 FOLDER = Path(making.__file__).with_name("templates")
-NAMES = Names("rock_paper")
+NAMES = EnvironmentNames("rock_paper")
 PARTS = {
     ".dockerignore",
     ".gitignore",
@@ -226,7 +226,7 @@ def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
 @pytest.mark.parametrize("text", ["rock_paper", "rock-paper", "rock_paper_env", "rock-paper-env"])
 def test_all_ways_to_write_a_name_are_one_name(text: str) -> None:
     names = names_of(text)
-    assert names == Names("rock_paper")
+    assert names == EnvironmentNames("rock_paper")
     assert (names.package, names.image, names.prefix, names.title) == (
         "rock_paper_env",
         "rock-paper-env",

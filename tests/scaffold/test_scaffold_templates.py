@@ -12,7 +12,7 @@ from docker_engine import engine
 from released import ROOT, drive, our_server
 
 from openenv_core import GenericEnvClient
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 from openenv_core.scaffold.making import TEMPLATES, make
 from openenv_core.scaffold.names import names_of
 
@@ -41,7 +41,7 @@ def folder(template: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def image(engine: Engine, folder: Path) -> Iterator[str]:
+def image(engine: DockerEngine, folder: Path) -> Iterator[str]:
     tag = f"ropewalk-test-{folder.name}:latest".replace("_", "-")
     run("build", str(folder), "--tag", tag, cwd=folder)
     yield tag

@@ -10,7 +10,7 @@ from server_apps import app_of
 from serving import ask, request, serving, socket_to
 
 from openenv_core import Action
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.requests import RequestDecoder, validate
 
 PAGE = 100_000
@@ -86,7 +86,7 @@ def test_a_place_is_told_as_far_as_somebody_reads_it() -> None:
     body: Any = {"inner": 1}
     for _ in range(60):
         body = {"inner": {"k" * 5_000: body}}
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(RefusalError) as caught:
         validate(Deep, body, len(json.dumps(body)))
     assert len(json.dumps(caught.value.extra)) < PAGE
 
@@ -95,6 +95,6 @@ def test_few_faults_of_which_each_would_repeat_the_whole_frame_are_counted_only(
     faults = ",".join(f'"{number}":"x"' for number in range(8))
     key = "x" * 3_000_000
     frame = f'{{"type":"step","data":{{"deep":{{"inner":{{"{key}":{{"inner":{{{faults}}}}}}}}}}}}}'
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(RefusalError) as caught:
         RequestDecoder(Nested).frame(frame)
     assert [fault["type"] for fault in caught.value.extra["errors"]] == ["too_many_faults"]

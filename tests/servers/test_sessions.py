@@ -10,7 +10,7 @@ from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from servers.execution import Executor
 from servers.sessions import (
     LocalSlots,
@@ -28,7 +28,7 @@ A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
 
 async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_WAITING", 1)
-    asked = session.Session(cast("Any", None))
+    asked = session.EnvironmentSession(cast("Any", None))
     await asked.take_turn()
     for _ in range(3):
         waiting = asyncio.create_task(asked.take_turn())
@@ -103,10 +103,10 @@ def test_slots_add_up() -> None:
     for owner in ("a", "a", "b"):
         slots.take(owner)
     for owner, word in (("a", "3 of 3"), ("c", "3 of 3")):
-        with pytest.raises(Refusal, match=word):
+        with pytest.raises(RefusalError, match=word):
             slots.take(owner)
     slots.give("b")
-    with pytest.raises(Refusal, match="2 of 2"):
+    with pytest.raises(RefusalError, match="2 of 2"):
         slots.take("a")
     assert (slots.active, slots.cap) == (2, 3)
     slots.give("a")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenv_core import ConfigurationError
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SharedSlots, SlotTable
 from servers.settings import ServerSettings
@@ -97,10 +97,10 @@ def test_slots_are_counted_over_all_workers() -> None:
     one.take("a")
     other.take("a")
     one.take("a")
-    with pytest.raises(Refusal, match="of this token, got 3 of 3"):
+    with pytest.raises(RefusalError, match="of this token, got 3 of 3"):
         other.take("a")
     other.take("b")
-    with pytest.raises(Refusal, match="free session, got 4 of 4"):
+    with pytest.raises(RefusalError, match="free session, got 4 of 4"):
         one.take("b")
     assert one.active == other.active == 4
     other.give("b")
@@ -117,7 +117,7 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
     assert (one.elsewhere(), other.elsewhere()) == (1, None)
     other.take("a")
     assert (one.elsewhere(), other.elsewhere()) == (None, None)
-    with pytest.raises(Refusal, match="in this worker process"):
+    with pytest.raises(RefusalError, match="in this worker process"):
         one.take("a")
     os.close(fd)
 
@@ -136,7 +136,7 @@ def test_a_process_that_is_frozen_with_the_lock_stops_nobody() -> None:
             slots = seen_by(fd, 0)
             for _ in range(3):
                 slots.take("a")
-            with pytest.raises(Refusal, match="of this token, got 3 of 3"):
+            with pytest.raises(RefusalError, match="of this token, got 3 of 3"):
                 slots.take("a")
             slots.give("a")
         finally:

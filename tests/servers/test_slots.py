@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from servers.execution import Executor
 from servers.sessions import SessionTable
-from servers.threads import Call
+from servers.threads import ThreadCall
 
 CLIENTS = 60
 AT_ONCE = 12
@@ -144,13 +144,13 @@ async def test_the_only_slot_is_free_for_whoever_comes_right_after_another(
 async def test_an_environment_that_comes_as_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Counted.fresh()
     table = SessionTable(env, 1, Executor(1))
-    deliver = Call._deliver
+    deliver = ThreadCall._deliver
 
-    def deliver_and_cancel(call: Call, outcome: Any) -> None:
+    def deliver_and_cancel(call: ThreadCall, outcome: Any) -> None:
         deliver(call, outcome)
         task.cancel()
 
-    monkeypatch.setattr(Call, "_deliver", deliver_and_cancel)
+    monkeypatch.setattr(ThreadCall, "_deliver", deliver_and_cancel)
 
     async def take() -> None:
         async with table.session():

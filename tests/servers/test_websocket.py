@@ -27,7 +27,7 @@ from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
 from serving import PATIENCE_S, ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
 from openenv_core import Action
-from openenv_core.protocol.errors import Refusal
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.requests import RequestDecoder
 from openenv_core.tools import ToolResult
 
@@ -461,7 +461,7 @@ def test_the_decoder_reads_or_refuses(text: str) -> None:
     decoder = RequestDecoder(Add)
     try:
         decoder.frame(text)
-    except Refusal as refusal:
+    except RefusalError as refusal:
         json.dumps(refusal.extra)
 
 
@@ -476,7 +476,7 @@ def test_a_union_within_an_action_is_no_type_of_frame() -> None:
         to: Annotated[Left | Right, Field(discriminator="side")]
 
     for to in ({}, {"side": "up"}):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RefusalError) as refused:
             RequestDecoder(Turn).frame(json.dumps({"type": "step", "data": {"to": to}}))
         assert refused.value.code == "VALIDATION_ERROR"
         assert refused.value.extra["errors"][0]["loc"] == ["to"]

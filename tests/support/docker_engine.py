@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openenv_core.errors import EngineUnavailable
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "docker-engine"
@@ -27,7 +27,7 @@ CONTENT = "ropewalk-test.content"
 
 def engine_answers() -> bool:
     try:
-        engine = Engine.find()
+        engine = DockerEngine.find()
         engine.ping()
         return engine.has_image(BASE)
     except EngineUnavailable:
@@ -38,7 +38,7 @@ def started_engine() -> bool:
     """See to an engine; return whether this call started it. Skips the test where there can be none."""
     running = True
     try:
-        Engine.find().ping()
+        DockerEngine.find().ping()
     except EngineUnavailable as error:
         running = False
         if os.geteuid() != 0 and not os.environ.get("CI"):
@@ -54,16 +54,16 @@ def started_engine() -> bool:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[DockerEngine]:
     """A Docker engine that has the image our Dockerfiles begin with."""
     started = started_engine()
-    yield Engine.find()
+    yield DockerEngine.find()
     if started:
         subprocess.run([SCRIPT, "stop"], check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")
-def hostile_image(engine: Engine) -> str:
+def hostile_image(engine: DockerEngine) -> str:
     """An image whose environment does what it is asked to: take memory, fork, connect out, write, end.
 
     See tests/docker/hostile/hostile.py for the actions, and for HOSTILE_START, which has it misbehave at its start.
@@ -98,7 +98,7 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def content_of(engine: Engine, tag: str) -> str | None:
+def content_of(engine: DockerEngine, tag: str) -> str | None:
     if not engine.has_image(tag):
         return None
     config = engine.call("GET", f"/images/{tag}/json")["Config"]

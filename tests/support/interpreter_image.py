@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from docker_engine import ROOT, content_of, digest_of, run_build
 
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 
 TAG = "ropewalk-test-interpreter:latest"
 
@@ -24,7 +24,7 @@ CODING_SERVER = ("python3", "/app/coding_server.py")
 
 
 @pytest.fixture(scope="session")
-def interpreter_image(engine: Engine, hostile_image: str) -> str:
+def interpreter_image(engine: DockerEngine, hostile_image: str) -> str:
     """An image of the code interpreter as it stands, on top of the one that has Ropewalk."""
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 from openenv_core.providers.docker._owner import LABEL
 
 PATIENCE_S = 60
@@ -54,7 +54,7 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
         time.sleep(0.05)
 
 
-def exists(engine: Engine, container: str) -> bool:
+def exists(engine: DockerEngine, container: str) -> bool:
     return any(each["Id"] == container for each in engine.labelled(LABEL))
 
 

@@ -17,7 +17,7 @@ from openenv_core.checker.runner import (
     Result,
     run_check,
 )
-from openenv_core.checker.subject import Limits, Subject
+from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.targets import Target, TargetKind
 from servers import create_app
 
@@ -95,7 +95,7 @@ class Here(Subject):
     """A subject whose application is an object of this process, served from a thread when it is asked for."""
 
     def __init__(self, app: Any, folder: Path | None = None, **limits: Any) -> None:
-        super().__init__(Target(TargetKind.MODULE, "here:app", folder), Limits(**limits))
+        super().__init__(Target(TargetKind.MODULE, "here:app", folder), CheckLimits(**limits))
         self._here = app
         self._address: Future[str] = Future()
         self._loop: asyncio.AbstractEventLoop

@@ -9,7 +9,7 @@ from typing import Any
 from envs.mcp_tools_env.server.config import McpToolsSettings
 from envs.mcp_tools_env.server.config.settings import servers_of
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
-from envs.mcp_tools_env.server.house import House
+from envs.mcp_tools_env.server.house import SharedState
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 
 TOOL_SERVER = Path(__file__).with_name("tool_server.py")
@@ -20,13 +20,13 @@ def entry(*args: str, **ropewalk: Any) -> dict[str, Any]:
     return {"command": sys.executable, "args": ["-I", "-S", str(TOOL_SERVER), *args], "ropewalk": ropewalk}
 
 
-def house_of(servers: dict[str, Any], environ: dict[str, str] | None = None, **settings: Any) -> House:
+def house_of(servers: dict[str, Any], environ: dict[str, str] | None = None, **settings: Any) -> SharedState:
     specs = servers_of({"mcpServers": servers}, environ or {})
-    return House(McpToolsSettings(servers=specs, **settings))
+    return SharedState(McpToolsSettings(servers=specs, **settings))
 
 
 @asynccontextmanager
-async def playing(house: House, **options: Any) -> AsyncIterator[McpToolsEnvironment]:
+async def playing(house: SharedState, **options: Any) -> AsyncIterator[McpToolsEnvironment]:
     env = McpToolsEnvironment(house)
     try:
         began = await env.reset_async(**options)

@@ -10,7 +10,16 @@ from openenv_core.sandbox import Limits
 
 from .kinds import FunctionTrial, NumericTrial, StdioTrial, SuiteTrial
 from .task import FunctionTask, NumericTask, Scoring, StdioTask, SuiteTask, Task, public_view
-from .trial import Bench, CaseInfo, Finding, Opens, OutOfTime, Trial, Unavailable, reward_of
+from .trial import (
+    CaseInfo,
+    CaseResult,
+    GradingUnavailableError,
+    Opens,
+    OutOfTime,
+    SubmissionRunner,
+    Trial,
+    reward_of,
+)
 from .verdict import CaseOutcome, Reason, Scope, Verdict
 
 DEFAULT_LIMITS = Limits(outputs_bytes=1 << 20)
@@ -63,7 +72,7 @@ class Grader:
             code: the submission.
         """
         began = time.perf_counter()
-        bench = Bench(self._source, task, self._limits)
+        bench = SubmissionRunner(self._source, task, self._limits)
         trial = _trial(bench, task, code, self._fresh_per_case)
         try:
             run = await self._run(trial, bench, self._scoring or task.scoring)
@@ -71,7 +80,7 @@ class Grader:
             await bench.close()
         return self._verdict(trial, bench, run, self._scoring or task.scoring, time.perf_counter() - began)
 
-    async def _run(self, trial: Trial, bench: Bench, scoring: Scoring) -> "_Run":
+    async def _run(self, trial: Trial, bench: SubmissionRunner, scoring: Scoring) -> "_Run":
         run = _Run()
         order = list(range(len(trial.cases)))
         if self._order is not None:
@@ -79,7 +88,7 @@ class Grader:
         for index in order:
             try:
                 finding = await trial.run(index)
-            except Unavailable as error:
+            except GradingUnavailableError as error:
                 run.unavailable = str(error)
                 break
             except OutOfTime:
@@ -93,9 +102,11 @@ class Grader:
                 break
         return run
 
-    def _verdict(self, trial: Trial, bench: Bench, run: "_Run", scoring: Scoring, took: float) -> Verdict:
+    def _verdict(
+        self, trial: Trial, bench: SubmissionRunner, run: "_Run", scoring: Scoring, took: float
+    ) -> Verdict:
         cases = trial.cases
-        not_run = Finding(category="not_run")
+        not_run = CaseResult(category="not_run")
         outcomes = tuple(_outcome(at, case, run.findings.get(at, not_run)) for at, case in enumerate(cases))
         reason, detail = run.reason(outcomes)
         reward: float | None
@@ -129,7 +140,7 @@ class _Run:
         unavailable: what the infrastructure said when it failed.
     """
 
-    findings: dict[int, Finding] = field(default_factory=dict)
+    findings: dict[int, CaseResult] = field(default_factory=dict)
     scope: Scope | None = None
     unavailable: str | None = None
 
@@ -148,7 +159,7 @@ class _Run:
         return "failed", f"{passed} of {len(outcomes)} cases passed; case {first.index}: {first.category}"
 
 
-def _outcome(index: int, case: CaseInfo, finding: Finding) -> CaseOutcome:
+def _outcome(index: int, case: CaseInfo, finding: CaseResult) -> CaseOutcome:
     passed = finding.category == "passed"
     if case.hidden:
         return CaseOutcome(index=index, hidden=True, passed=passed, category=finding.category)
@@ -164,7 +175,7 @@ def _outcome(index: int, case: CaseInfo, finding: Finding) -> CaseOutcome:
     )
 
 
-def _trial(bench: Bench, task: Task, code: str, fresh_per_case: bool) -> Trial:
+def _trial(bench: SubmissionRunner, task: Task, code: str, fresh_per_case: bool) -> Trial:
     match task:
         case FunctionTask():
             return FunctionTrial(bench, code, fresh_per_case, task)

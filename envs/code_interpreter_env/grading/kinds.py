@@ -10,7 +10,7 @@ from typing import Final
 
 from .compare import boxed, close, parse_number
 from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, tests_in
-from .trial import PASSED, Bench, CaseInfo, Finding, LoadedTrial, Trial, cut, failure_of, shown
+from .trial import PASSED, CaseInfo, CaseResult, LoadedTrial, SubmissionRunner, Trial, cut, failure_of, shown
 
 _READER: Final = "_read_the_answer"
 
@@ -25,7 +25,7 @@ def {_READER}():
 class NumericTrial(Trial):
     """Reads a number from what the submission printed, assigned, returned, or from the submission itself."""
 
-    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: NumericTask) -> None:
+    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: NumericTask) -> None:
         super().__init__(bench, code, fresh_per_case)
         self._task = task
 
@@ -34,20 +34,20 @@ class NumericTrial(Trial):
         """The one number, which is hidden."""
         return [CaseInfo(hidden=True)]
 
-    async def run(self, index: int) -> Finding:
+    async def run(self, index: int) -> CaseResult:
         """Find the number and compare it."""
         found = await self._text()
-        if isinstance(found, Finding):
+        if isinstance(found, CaseResult):
             return found
         number = parse_number(found)
         if number is None:
-            return Finding(category="bad_value", message=f"expected a number, got {shown(found)}")
+            return CaseResult(category="bad_value", message=f"expected a number, got {shown(found)}")
         expected = parse_number(str(self._task.answer)) or Fraction(0)
         if close(number, expected, self._task.rel_tol, self._task.abs_tol):
             return PASSED
-        return Finding(category="wrong_answer", got=cut(found))
+        return CaseResult(category="wrong_answer", got=cut(found))
 
-    async def _text(self) -> str | Finding:
+    async def _text(self) -> str | CaseResult:
         if self._task.answer_from == "text":
             marked = boxed(self._code)
             return self._code if marked is None else marked
@@ -59,14 +59,14 @@ class NumericTrial(Trial):
         if self._task.answer_from == "stdout":
             lines = [line for line in execution.stdout.splitlines() if line.strip()]
             if execution.truncated.stdout:
-                return Finding(category="output_limit", message="it printed more than is kept")
+                return CaseResult(category="output_limit", message="it printed more than is kept")
             if not lines:
-                return Finding(category="missing", message="nothing was printed")
+                return CaseResult(category="missing", message="nothing was printed")
             marked = boxed(lines[-1])
             return lines[-1] if marked is None else marked
         return await self._value()
 
-    async def _value(self) -> str | Finding:
+    async def _value(self) -> str | CaseResult:
         name = self._task.name
         value = f"{name}()" if self._task.answer_from == "function" else name
         failure = failure_of(await self._bench.execute(_READ.format(value)))
@@ -77,9 +77,9 @@ class NumericTrial(Trial):
         if failure is None:
             if type(call.value) is float or type(call.value) is int or type(call.value) is str:
                 return call.value if type(call.value) is str else shown(call.value)
-            return Finding(category="bad_value", message="expected a number")
+            return CaseResult(category="bad_value", message="expected a number")
         if failure.message == f"NameError: name {name!r} is not defined":
-            return Finding(category="missing", message=failure.message)
+            return CaseResult(category="missing", message=failure.message)
         return failure
 
 
@@ -89,7 +89,7 @@ class FunctionTrial(LoadedTrial):
     Arguments are copies by nature, so a function that changes them changes nothing here.
     """
 
-    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: FunctionTask) -> None:
+    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: FunctionTask) -> None:
         super().__init__(bench, code, fresh_per_case)
         self._task = task
         self._all = [*task.public, *task.hidden]
@@ -112,12 +112,12 @@ class FunctionTrial(LoadedTrial):
             )
         return found
 
-    async def load(self) -> Finding | None:
+    async def load(self) -> CaseResult | None:
         """Run the submission."""
         await self._bench.fresh()
         return failure_of(await self._bench.execute(self._code))
 
-    async def ask(self, index: int) -> Finding:
+    async def ask(self, index: int) -> CaseResult:
         """Call the function with one case's arguments."""
         case, entry = self._all[index], self._task.entry
         call = await self._bench.call(entry, case.args, case.kwargs)
@@ -128,17 +128,17 @@ class FunctionTrial(LoadedTrial):
                 "NameError",
                 f"name {entry!r} is not defined",
             ):
-                return Finding(category="missing", message=failure.message)
+                return CaseResult(category="missing", message=failure.message)
             return failure
         if self._task.compare.holds(call.value, case.expected, case.args, case.kwargs):
             return PASSED
-        return Finding(category="wrong_answer", got=shown(call.value))
+        return CaseResult(category="wrong_answer", got=shown(call.value))
 
 
 class StdioTrial(Trial):
     """Runs the program in a fresh interpreter for each case."""
 
-    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: StdioTask) -> None:
+    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: StdioTask) -> None:
         super().__init__(bench, code, fresh_per_case)
         self._task = task
         self._all = [*task.public, *task.hidden]
@@ -157,7 +157,7 @@ class StdioTrial(Trial):
             for index, case in enumerate(self._all)
         ]
 
-    async def run(self, index: int) -> Finding:
+    async def run(self, index: int) -> CaseResult:
         """Run the program on one case's input."""
         case = self._all[index]
         await self._bench.fresh()
@@ -166,10 +166,10 @@ class StdioTrial(Trial):
         if failure is not None:
             return failure
         if execution.truncated.stdout:
-            return Finding(category="output_limit", message="the program printed more than is kept")
+            return CaseResult(category="output_limit", message="the program printed more than is kept")
         if output_matches(execution.stdout, case.stdout, self._task.match, self._task.float_tol):
             return PASSED
-        return Finding(category="wrong_answer", got=cut(execution.stdout))
+        return CaseResult(category="wrong_answer", got=cut(execution.stdout))
 
 
 def output_matches(got: str, expected: str, match: str, float_tol: float | None) -> bool:
@@ -216,7 +216,7 @@ class SuiteTrial(LoadedTrial):
 
     guarantee = "shared"
 
-    def __init__(self, bench: Bench, code: str, fresh_per_case: bool, task: SuiteTask) -> None:
+    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: SuiteTask) -> None:
         # Always: what a submission does to the process while one test runs is gone before the next.
         super().__init__(bench, code, fresh_per_case=True)
         self._task = task
@@ -235,7 +235,7 @@ class SuiteTrial(LoadedTrial):
             for index, (_, name) in enumerate(self._all)
         ]
 
-    async def load(self) -> Finding | None:
+    async def load(self) -> CaseResult | None:
         """Import the submission while nothing but the harness is in the process."""
         self._loaded = None
         await self._bench.fresh({f"{self._task.module}.py": self._code})
@@ -246,7 +246,7 @@ class SuiteTrial(LoadedTrial):
         # Once more, because the submission may have rewritten what was there when it was imported.
         return failure or failure_of(await self._bench.execute(harness))
 
-    async def ask(self, index: int) -> Finding:
+    async def ask(self, index: int) -> CaseResult:
         """Call one test."""
         source, name = self._all[index]
         token = secrets.token_hex(16)
@@ -255,10 +255,10 @@ class SuiteTrial(LoadedTrial):
         if failure is None:
             if type(call.value) is str and call.value == token[::-1]:
                 return PASSED
-            return Finding(category="error", message="the test did not come to its end")
+            return CaseResult(category="error", message="the test did not come to its end")
         error = call.execution.error
         if failure.category == "error" and error is not None and error.ename == "AssertionError":
-            return Finding(category="wrong_answer", message=failure.message)
+            return CaseResult(category="wrong_answer", message=failure.message)
         return failure
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from openenv_core.errors import OpenEnvError
-from openenv_core.sandbox import Call, CodeError, Execution, Interpreter, Limits, values
+from openenv_core.sandbox import CodeError, Execution, FunctionCall, Interpreter, Limits, values
 from openenv_core.sandbox.values import NotPlain, dumps, loads
 
 from .task import BaseTask, Scoring
@@ -53,7 +53,7 @@ class Calls(Protocol):
         kwargs: Mapping[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
-    ) -> Call:
+    ) -> FunctionCall:
         """Call a function that the code defined."""
 
 
@@ -64,7 +64,7 @@ async def call_function(
     kwargs: Mapping[str, Any],
     *,
     timeout_s: float,
-) -> Call:
+) -> FunctionCall:
     """Call a function that the code of an interpreter defined.
 
     An interpreter that only runs code is given the call as code, and prints the answer as tagged JSON behind a random
@@ -81,7 +81,7 @@ async def call_function(
         return await cast(Calls, interpreter).call(function, args, kwargs, timeout_s=timeout_s)
     installed = await interpreter.execute(_INSTALL, timeout_s=timeout_s)
     if installed.status != "ok":
-        return Call(execution=installed)
+        return FunctionCall(execution=installed)
     marker = secrets.token_hex(16)
     room = 48 << 10  # what is kept of standard output is 64 KiB, where nothing else is said
     execution = await interpreter.execute(
@@ -95,18 +95,18 @@ async def call_function(
         ),
         timeout_s=timeout_s,
     )
-    return _read(execution, marker) if execution.status == "ok" else Call(execution=execution)
+    return _read(execution, marker) if execution.status == "ok" else FunctionCall(execution=execution)
 
 
-def _read(execution: Execution, marker: str) -> Call:
+def _read(execution: Execution, marker: str) -> FunctionCall:
     parts = execution.stdout.rsplit(marker, 2)
     try:
         if len(parts) == 3:
-            return Call(execution=execution, value=loads(parts[1].encode()))
+            return FunctionCall(execution=execution, value=loads(parts[1].encode()))
     except NotPlain:
         pass
     said = CodeError(ename=NOT_PLAIN, evalue="no answer was found in what was printed")
-    return Call(execution=_failed(execution, said))
+    return FunctionCall(execution=_failed(execution, said))
 
 
 def _failed(execution: Execution, error: CodeError) -> Execution:
@@ -128,7 +128,7 @@ class Opens(Protocol):
         """Start an interpreter."""
 
 
-class Unavailable(Exception):  # noqa: N818 - it says what the sandbox is
+class GradingUnavailableError(Exception):
     """The infrastructure failed; the submission is not to blame."""
 
 
@@ -136,8 +136,8 @@ class OutOfTime(Exception):  # noqa: N818 - it says what happened
     """The time for the whole grading is used up."""
 
 
-class Bench:
-    """Runs what a kind of task asks for. Every failure of the infrastructure leaves as `Unavailable`.
+class SubmissionRunner:
+    """Runs what a kind of task asks for. Every failure of the infrastructure leaves as `GradingUnavailableError`.
 
     Args:
         source: where the interpreter comes from.
@@ -177,7 +177,7 @@ class Bench:
             for path, content in {**self._task.files, **(more_files or {})}.items():
                 await self._interpreter.put_file(path, content.encode())
         except (OpenEnvError, OSError) as error:
-            raise Unavailable(str(error)) from error
+            raise GradingUnavailableError(str(error)) from error
         self.lost = False
 
     async def execute(self, code: str, stdin: str | None = None) -> Execution:
@@ -188,9 +188,9 @@ class Bench:
 
     async def call(
         self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Call:
+    ) -> FunctionCall:
         """Call a function that the code defined."""
-        call: Call = await self._guarded(
+        call: FunctionCall = await self._guarded(
             call_function(self._running(), function, args, kwargs or {}, timeout_s=self._time_left())
         )
         self._checked(call.execution)
@@ -214,7 +214,7 @@ class Bench:
         try:
             return await work
         except (OpenEnvError, OSError) as error:
-            raise Unavailable(str(error)) from error
+            raise GradingUnavailableError(str(error)) from error
 
     def _time_left(self) -> float:
         left = self._deadline - time.monotonic()
@@ -225,7 +225,7 @@ class Bench:
 
     def _checked(self, execution: Execution) -> Execution:
         if execution.status == "sandbox_error":
-            raise Unavailable(execution.reason or "the sandbox failed")
+            raise GradingUnavailableError(execution.reason or "the sandbox failed")
         self.lost = self.lost or execution.state_lost
         return execution
 
@@ -252,7 +252,7 @@ class CaseInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CaseResult:
     """How a case ended.
 
     Attributes:
@@ -266,7 +266,7 @@ class Finding:
     message: str | None = None
 
 
-PASSED: Final = Finding(category="passed")
+PASSED: Final = CaseResult(category="passed")
 
 
 class Trial(ABC):
@@ -280,7 +280,7 @@ class Trial(ABC):
 
     guarantee: Any = "outside"
 
-    def __init__(self, bench: Bench, code: str, fresh_per_case: bool) -> None:
+    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool) -> None:
         self._bench = bench
         self._code = code
         self._fresh_per_case = fresh_per_case
@@ -291,7 +291,7 @@ class Trial(ABC):
         """The cases, in the task's order, public ones first."""
 
     @abstractmethod
-    async def run(self, index: int) -> Finding:
+    async def run(self, index: int) -> CaseResult:
         """Run one case.
 
         Raises:
@@ -303,7 +303,7 @@ class Trial(ABC):
 class LoadedTrial(Trial):
     """A trial whose submission is run once and then asked case by case; again only where its interpreter ended."""
 
-    async def run(self, index: int) -> Finding:
+    async def run(self, index: int) -> CaseResult:
         """Run one case, and the submission before it where need be."""
         if self._bench.lost or self._fresh_per_case:
             failure = await self.load()
@@ -313,27 +313,27 @@ class LoadedTrial(Trial):
         return await self.ask(index)
 
     @abstractmethod
-    async def load(self) -> Finding | None:
+    async def load(self) -> CaseResult | None:
         """Run the submission in a fresh interpreter; return how that failed, if it did."""
 
     @abstractmethod
-    async def ask(self, index: int) -> Finding:
+    async def ask(self, index: int) -> CaseResult:
         """Run one case of a submission that was loaded."""
 
 
-def failure_of(execution: Execution) -> Finding | None:
+def failure_of(execution: Execution) -> CaseResult | None:
     """Return how an execution failed; None where it did not."""
     if execution.status == "ok":
         return None
     if execution.status == "sandbox_error":
         raise ValueError("expected the bench to have told this from what code does")
     if execution.status != "error":
-        return Finding(category=execution.status, message=execution.reason)
+        return CaseResult(category=execution.status, message=execution.reason)
     error = execution.error
     if error is None:
-        return Finding(category="error", message=execution.reason)
+        return CaseResult(category="error", message=execution.reason)
     message = f"{error.ename}: {error.evalue}"[:SHOWN_CHARS]
-    return Finding(category="bad_value" if error.ename == NOT_PLAIN else "error", message=message)
+    return CaseResult(category="bad_value" if error.ename == NOT_PLAIN else "error", message=message)
 
 
 def shown(value: Any) -> str:

@@ -39,10 +39,10 @@ from ..models import (
     Restart,
     Submit,
 )
-from .house import House, house
+from .house import SharedBackend, house
 from .keeper import (
     TROUBLE,
-    Keeper,
+    InterpreterKeeper,
     lost,
     spared,
 )
@@ -91,10 +91,10 @@ class CodeInterpreterEnvironment(
     BLOCKING = False
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, shared: House | None = None, tasks: JsonlTasks | None = None) -> None:
+    def __init__(self, shared: SharedBackend | None = None, tasks: JsonlTasks | None = None) -> None:
         self._house = shared or house()
         self._tasks = self._house.tasks if tasks is None else tasks
-        self._keeper = Keeper(self._house, chosen({}, self._house.settings))
+        self._keeper = InterpreterKeeper(self._house, chosen({}, self._house.settings))
         self._task: TaskSession | None = None
         self._state = CodeInterpreterState(episode_id=str(uuid4()))
 

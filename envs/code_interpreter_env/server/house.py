@@ -27,7 +27,7 @@ class _Held:
     holders: int = 0
 
 
-class House:
+class SharedBackend:
     """Keeps one backend running for as long as anybody holds it.
 
     A server holds it for as long as it runs. Where nobody runs the server's lifespan (below another application, or
@@ -124,10 +124,10 @@ def _check(backend: Backend, least: Isolation) -> None:
 
 
 @lru_cache(maxsize=1)
-def house() -> House:
+def house() -> SharedBackend:
     """Return the house of this process, by its environment variables.
 
     Raises:
         ConfigurationError: A variable cannot be used.
     """
-    return House(InterpreterSettings.from_environment(os.environ))
+    return SharedBackend(InterpreterSettings.from_environment(os.environ))

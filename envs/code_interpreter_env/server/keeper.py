@@ -17,7 +17,7 @@ from openenv_core.sandbox import (
 )
 from servers.execution import keep
 
-from .house import House
+from .house import SharedBackend
 from .options import ResetChoice
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ TROUBLE: Final = (SandboxFailure, ConfigurationError, OSError)
 """What a backend may raise where the infrastructure fails; none of it is the policy's."""
 
 
-class Keeper:
+class InterpreterKeeper:
     """Keeps the interpreter of one session.
 
     Args:
@@ -39,7 +39,7 @@ class Keeper:
         brought: The files that the reset has brought to it.
     """
 
-    def __init__(self, house: House, choice: ResetChoice) -> None:
+    def __init__(self, house: SharedBackend, choice: ResetChoice) -> None:
         self._house = house
         self.choice = choice
         self.lost = False

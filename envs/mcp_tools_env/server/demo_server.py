@@ -20,7 +20,7 @@ INVALID_PARAMS, METHOD_NOT_FOUND = -32602, -32601
 _notes: dict[str, str] = {}
 
 
-class Refused(Exception):  # noqa: N818 - says what happened
+class DemoError(Exception):
     """A tool that cannot do what it was asked."""
 
 
@@ -31,7 +31,7 @@ class WrongParams(Exception):  # noqa: N818 - likewise
 def write_note(name: str, text: str) -> str:
     """Write a note, or write it anew."""
     if name not in _notes and len(_notes) >= MAX_NOTES:
-        raise Refused(f"there are {MAX_NOTES} notes, which is the most; write one of them anew")
+        raise DemoError(f"there are {MAX_NOTES} notes, which is the most; write one of them anew")
     _notes[name] = text
     return f"{name} has {len(text)} characters now"
 
@@ -39,7 +39,7 @@ def write_note(name: str, text: str) -> str:
 def read_note(name: str) -> str:
     """Read a note."""
     if name not in _notes:
-        raise Refused(f"there is no note {name!r}; there are: {', '.join(sorted(_notes)) or 'none'}")
+        raise DemoError(f"there is no note {name!r}; there are: {', '.join(sorted(_notes)) or 'none'}")
     return _notes[name]
 
 
@@ -107,7 +107,7 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any]:
         raise WrongParams(f"expected the arguments {', '.join(properties) or 'none'}")
     try:
         value = tool(**arguments)
-    except (Refused, ArithmeticError, TypeError, ValueError) as error:
+    except (DemoError, ArithmeticError, TypeError, ValueError) as error:
         return {"content": [{"type": "text", "text": str(error)}], "isError": True}
     text = value if isinstance(value, str) else json.dumps(value)
     structured = value if isinstance(value, dict) else {"result": value}

@@ -11,7 +11,7 @@ from openenv_core.errors import EpisodeOver
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.tools import (
     SILENT,
-    Completion,
+    ArgumentCompletion,
     ListToolsAction,
     ListToolsObservation,
     NoSuchPrompt,
@@ -31,7 +31,7 @@ from openenv_core.tools import (
 from ..models import McpToolsState
 from .episode.options import chosen
 from .episode.play import Episode
-from .house import House, house
+from .house import SharedState, house
 from .upstream.errors import ServerFailed
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
     BLOCKING = False
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, shared: House | None = None) -> None:
+    def __init__(self, shared: SharedState | None = None) -> None:
         self._house = shared or house()
         self._episode: Episode | None = None
         self._beginning = asyncio.Lock()
@@ -160,9 +160,9 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
 
     def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
-    ) -> Completion:
+    ) -> ArgumentCompletion:
         """Return nothing: there is nothing to complete."""
-        return Completion(values=[])
+        return ArgumentCompletion(values=[])
 
     @property
     def state(self) -> McpToolsState:

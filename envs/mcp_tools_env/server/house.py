@@ -12,7 +12,7 @@ from servers.app import EnvironmentApp
 from .config import McpToolsSettings
 
 
-class House:
+class SharedState:
     """What the sessions of a process share.
 
     Args:
@@ -49,10 +49,10 @@ async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
 
 
 @lru_cache(maxsize=1)
-def house() -> House:
+def house() -> SharedState:
     """Return the house of this process, by its environment variables.
 
     Raises:
         ConfigurationError: A variable cannot be used.
     """
-    return House(McpToolsSettings.from_environment(os.environ))
+    return SharedState(McpToolsSettings.from_environment(os.environ))

@@ -14,12 +14,12 @@ from ..models import (
     ShopObservation,
     ShopState,
 )
-from ..tasks import CALLS, Level, make_task
+from ..tasks import CALLS, TaskDifficulty, make_task
 from ..world.desk import Desk
 from ..world.judging import judge
 from ..world.rules import (
     Fact,
-    Verdict,
+    RightOutcome,
     facts,
     verdicts,
 )
@@ -40,7 +40,7 @@ class ShopEnvironment(GeneratedTasks, DeskTools):
 
     def __init__(self) -> None:
         self._before: dict[Fact, Any] = {}
-        self._verdicts: tuple[Verdict, ...] = ()
+        self._verdicts: tuple[RightOutcome, ...] = ()
         self._calls = CALLS
         self._state = ShopState()
 
@@ -72,7 +72,7 @@ class ShopEnvironment(GeneratedTasks, DeskTools):
         """
         options = read_task_options(
             type(self),
-            Level,
+            TaskDifficulty,
             CALLS,
             seed=seed,
             episode_id=episode_id,

@@ -8,14 +8,14 @@ from openenv_core.errors import EpisodeOver
 from openenv_core.tools import ToolEnvironment, ToolFailed, tool
 
 from ..models import ShopState
-from ..tasks import Task
+from ..tasks import ShopTaskSpec
 from ..world.desk import Desk
 from ..world.records import (
-    Address,
     Asked,
     Decision,
     Ground,
     NoteKind,
+    PostalAddress,
     Topic,
     Why,
 )
@@ -41,7 +41,7 @@ _READS: Final = {"readOnlyHint": True, "openWorldHint": False}
 class DeskTools(ToolEnvironment[ShopState]):
     """What can be done at the desk; the episode around it is the environment's."""
 
-    _task: Task | None = None
+    _task: ShopTaskSpec | None = None
     _desk: Desk | None = None
     _finished = False
 
@@ -160,7 +160,7 @@ class DeskTools(ToolEnvironment[ShopState]):
     def change_address(self, order_id: Id, street: Short, postcode: Short, city: Short) -> dict[str, Any]:
         """Send an order to another address."""
         desk = self._at_desk()
-        order = desk.change_address(order_id, Address(street, postcode, city))
+        order = desk.change_address(order_id, PostalAddress(street, postcode, city))
         return {"order_id": order.id, "address": shown_order(order, desk.records)["address"]}
 
     @tool
@@ -232,7 +232,7 @@ class DeskTools(ToolEnvironment[ShopState]):
         self._finished = True
         return "The conversation is over."
 
-    def _asked(self) -> Task:
+    def _asked(self) -> ShopTaskSpec:
         if self._task is None:
             raise EpisodeOver("expected reset() before the task is asked for, got none; call reset() first")
         return self._task

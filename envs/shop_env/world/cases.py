@@ -6,15 +6,15 @@ from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
 from .making import Maker
-from .policy import Policy
+from .policy import ShopPolicy
 from .records import (
     GIFT_CARD,
     STORE_CREDIT,
-    Address,
     Category,
     Coupon,
     Customer,
     Order,
+    PostalAddress,
     Product,
     Records,
     Status,
@@ -26,7 +26,7 @@ Fallback: TypeAlias = Literal["refund", "keep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CustomerRequest:
     """One thing that a customer asks for.
 
     Attributes:
@@ -45,7 +45,7 @@ class Request:
     why: Why | None = None
     new_sku: str | None = None
     fallback: Fallback = "keep"
-    address: Address | None = None
+    address: PostalAddress | None = None
     code: str | None = None
     product: str = ""
     says: str = ""
@@ -62,9 +62,9 @@ class Scenario:
     """
 
     records: Records
-    policy: Policy
+    policy: ShopPolicy
     customer_id: str
-    requests: tuple[Request, ...]
+    requests: tuple[CustomerRequest, ...]
     impostor: bool = False
     knows: dict[str, str | None] = field(default_factory=dict)
     knows_numbers: tuple[bool, ...] = ()
@@ -75,7 +75,7 @@ SEVERAL: Final = ("two", "partly", "big")
 
 
 @dataclass(slots=True)
-class Bench:
+class CaseMaker:
     """What requests are made with.
 
     Attributes:
@@ -83,7 +83,7 @@ class Bench:
     """
 
     maker: Maker
-    policy: Policy
+    policy: ShopPolicy
     customer: Customer
     left: list[Product]
 
@@ -109,7 +109,7 @@ class Bench:
         return most + (1 if self.maker.source.random() < 0.4 else self.maker.source.randint(2, 9))
 
 
-def _return(bench: Bench, case: str) -> Request | None:
+def _return(bench: CaseMaker, case: str) -> CustomerRequest | None:
     source, policy = bench.maker.source, bench.policy
     product = bench.take(final_sale=case == "final_sale" or (case == "faulty" and source.random() < 0.3))
     if product is None:
@@ -137,7 +137,7 @@ def _return(bench: Bench, case: str) -> Request | None:
         order.lines[0].returned = True
         method = STORE_CREDIT if order.payment == GIFT_CARD else order.payment
         order.refunds[method] = order.lines[0].quantity * order.lines[0].unit_price
-    return Request(
+    return CustomerRequest(
         kind="return",
         case=case,
         order_id=order.id,
@@ -147,7 +147,7 @@ def _return(bench: Bench, case: str) -> Request | None:
     )
 
 
-def _exchange(bench: Bench, case: str) -> Request | None:
+def _exchange(bench: CaseMaker, case: str) -> CustomerRequest | None:
     maker, policy = bench.maker, bench.policy
     product = bench.take(final_sale=case == "final_sale")
     if product is None:
@@ -167,7 +167,7 @@ def _exchange(bench: Bench, case: str) -> Request | None:
     new = maker.source.choice([sku for sku in product.skus if sku != line.sku])
     if case.startswith("fallback"):
         maker.records.variants[new].stock = line.quantity - 1
-    return Request(
+    return CustomerRequest(
         kind="exchange",
         case=case,
         order_id=order.id,
@@ -178,24 +178,26 @@ def _exchange(bench: Bench, case: str) -> Request | None:
     )
 
 
-def _cancel(bench: Bench, case: str) -> Request | None:
+def _cancel(bench: CaseMaker, case: str) -> CustomerRequest | None:
     order = _open_order(bench, case)
     if order is not None and case == "big":
         _raise_above(bench, order)
     return _about(bench, order, "cancel", case)
 
 
-def _address(bench: Bench, case: str) -> Request | None:
+def _address(bench: CaseMaker, case: str) -> CustomerRequest | None:
     request = _about(bench, _open_order(bench, case), "address", case)
     if request is None:
         return None
     new = bench.maker.address()
     if case == "po_box":
-        new = Address(f"PO Box {bench.maker.source.randint(10, 999)}", new.postcode, new.city)
-    return Request(kind="address", case=case, order_id=request.order_id, address=new, product=request.product)
+        new = PostalAddress(f"PO Box {bench.maker.source.randint(10, 999)}", new.postcode, new.city)
+    return CustomerRequest(
+        kind="address", case=case, order_id=request.order_id, address=new, product=request.product
+    )
 
 
-def _coupon(bench: Bench, case: str) -> Request | None:
+def _coupon(bench: CaseMaker, case: str) -> CustomerRequest | None:
     source, records = bench.maker.source, bench.maker.records
     order = _open_order(bench, case)
     if order is None:
@@ -213,12 +215,12 @@ def _coupon(bench: Bench, case: str) -> Request | None:
         order.coupon = source.choice(sorted(code for code in records.coupons if code != coupon.code))
         order.discount = total // 100 * records.coupons[order.coupon].percent
     request = _about(bench, order, "coupon", case)
-    return request and Request(
+    return request and CustomerRequest(
         kind="coupon", case=case, order_id=order.id, code=coupon.code, product=request.product
     )
 
 
-def _late(bench: Bench, case: str) -> Request | None:
+def _late(bench: CaseMaker, case: str) -> CustomerRequest | None:
     source, limit = bench.maker.source, bench.policy.late_days
     product = bench.take()
     if product is None:
@@ -229,14 +231,14 @@ def _late(bench: Bench, case: str) -> Request | None:
     )
     if case == "already":
         order.credit = bench.policy.late_credit
-    return Request(kind="late", case=case, order_id=order.id, product=product.name)
+    return CustomerRequest(kind="late", case=case, order_id=order.id, product=product.name)
 
 
-def _total(bench: Bench, case: str) -> Request | None:
+def _total(bench: CaseMaker, case: str) -> CustomerRequest | None:
     return _about(bench, _open_order(bench, case), "total", case)
 
 
-CASES: Final[dict[Kind, tuple[Callable[[Bench, str], Request | None], dict[str, int]]]] = {
+CASES: Final[dict[Kind, tuple[Callable[[CaseMaker, str], CustomerRequest | None], dict[str, int]]]] = {
     "return": (
         _return,
         {"fine": 3, "two": 2, "faulty": 2, "partly": 2, "big": 1}
@@ -259,12 +261,12 @@ What takes nothing but words is rare: who always refuses on the ground that is t
 """
 
 
-def make_request(bench: Bench, kind: Kind, case: str) -> Request | None:
+def make_request(bench: CaseMaker, kind: Kind, case: str) -> CustomerRequest | None:
     """Make a request, and the order that it is about; None where this shop has not what it takes."""
     return CASES[kind][0](bench, case)
 
 
-def _open_order(bench: Bench, case: str) -> Order | None:
+def _open_order(bench: CaseMaker, case: str) -> Order | None:
     """Make an order that has not arrived; one of somebody else where that is the case."""
     source, records = bench.maker.source, bench.maker.records
     product = bench.take()
@@ -284,14 +286,14 @@ def _open_order(bench: Bench, case: str) -> Order | None:
     return bench.maker.order(owner, products, status)
 
 
-def _about(bench: Bench, order: Order | None, kind: Kind, case: str) -> Request | None:
+def _about(bench: CaseMaker, order: Order | None, kind: Kind, case: str) -> CustomerRequest | None:
     if order is None:
         return None
     product = bench.maker.records.product_of(order.lines[0].sku)
-    return Request(kind=kind, case=case, order_id=order.id, product=product.name)
+    return CustomerRequest(kind=kind, case=case, order_id=order.id, product=product.name)
 
 
-def _raise_above(bench: Bench, order: Order) -> None:
+def _raise_above(bench: CaseMaker, order: Order) -> None:
     """Make an order so large that to refund it is for a supervisor, whatever is kept of it."""
     while order.items_total * 3 < bench.policy.refund_limit * 4:
         order.lines[0].quantity += 1

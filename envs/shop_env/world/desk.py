@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from ..models import Impossible
+from ..models import ImpossibleRequestError
 from .records import (
     OPEN,
     STORE_CREDIT,
-    Address,
     Customer,
     Decision,
     Ground,
     Line,
     NoteKind,
     Order,
+    PostalAddress,
+    ProductVariant,
     Records,
-    Variant,
     Why,
 )
 
@@ -37,7 +37,7 @@ _FOUND: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class DeskReply:
     """What a request was answered with. The amount is in cents."""
 
     decision: Decision
@@ -55,7 +55,7 @@ class Desk:
 
     def __init__(self, records: Records, requests: int) -> None:
         self.records = records
-        self.replies: dict[int, Reply] = {}
+        self.replies: dict[int, DeskReply] = {}
         self._requests = requests
         self._verified: set[str] = set()
         self._wrong = 0
@@ -70,7 +70,7 @@ class Desk:
         """Compare what somebody tells with what is on record; two have to be right and none wrong."""
         customer = self.customer(customer_id)
         if self._wrong >= TRIES:
-            raise Impossible(
+            raise ImpossibleRequestError(
                 f"expected at most {TRIES} wrong tries in one conversation, got another; nobody is verified now"
             )
         given = {name: said for name, said in told.items() if said is not None}
@@ -89,7 +89,9 @@ class Desk:
         """Return an account that is verified."""
         customer = self.customer(customer_id)
         if customer.id not in self._verified:
-            raise Impossible(f"expected verify_identity of {customer.id} first, got none that was right")
+            raise ImpossibleRequestError(
+                f"expected verify_identity of {customer.id} first, got none that was right"
+            )
         return customer
 
     def orders_of(self, customer: Customer) -> list[Order]:
@@ -101,10 +103,12 @@ class Desk:
         """Return an order of somebody who is verified."""
         order = self._known(self.records.orders, order_id, "order")
         if order.customer_id not in self._verified:
-            raise Impossible(f"expected an order of a customer who is verified, got {order.id}, which is not")
+            raise ImpossibleRequestError(
+                f"expected an order of a customer who is verified, got {order.id}, which is not"
+            )
         return order
 
-    def variant(self, sku: str) -> Variant:
+    def variant(self, sku: str) -> ProductVariant:
         """Return a variant."""
         return self._known(self.records.variants, sku, "variant (sku)")
 
@@ -112,7 +116,7 @@ class Desk:
         """Take lines of an order back."""
         order = self.order(order_id)
         if not numbers or len(set(numbers)) != len(numbers):
-            raise Impossible(f"expected the numbers of lines, each once, got {numbers[:20]}")
+            raise ImpossibleRequestError(f"expected the numbers of lines, each once, got {numbers[:20]}")
         lines = [self._line(order, number) for number in numbers]
         self._need_delivered(order)
         for line in lines:
@@ -128,9 +132,9 @@ class Desk:
         self._need_delivered(order)
         old = self.records.variants[line.sku]
         if new.product_id != old.product_id or new.sku == old.sku:
-            raise Impossible(f"expected another variant of {old.product_id}, got {new.sku}")
+            raise ImpossibleRequestError(f"expected another variant of {old.product_id}, got {new.sku}")
         if new.stock < line.quantity:
-            raise Impossible(f"expected {line.quantity} of {new.sku} in stock, got {new.stock}")
+            raise ImpossibleRequestError(f"expected {line.quantity} of {new.sku} in stock, got {new.stock}")
         old.stock += line.quantity
         new.stock -= line.quantity
         line.sku = new.sku
@@ -144,11 +148,11 @@ class Desk:
             self.records.variants[line.sku].stock += line.quantity
         return order
 
-    def change_address(self, order_id: str, new: Address) -> Order:
+    def change_address(self, order_id: str, new: PostalAddress) -> Order:
         """Send an order that has not left to another address."""
         order = self._open(order_id)
         if not all(part.strip() for part in (new.street, new.postcode, new.city)):
-            raise Impossible("expected a street, a postcode and a city, got one that is empty")
+            raise ImpossibleRequestError("expected a street, a postcode and a city, got one that is empty")
         order.address = new
         return order
 
@@ -157,7 +161,9 @@ class Desk:
         order = self._open(order_id)
         coupon = self._known(self.records.coupons, code, "coupon")
         if order.coupon is not None:
-            raise Impossible(f"expected an order without a coupon, got {order.id}, which has {order.coupon}")
+            raise ImpossibleRequestError(
+                f"expected an order without a coupon, got {order.id}, which has {order.coupon}"
+            )
         order.coupon = coupon.code
         order.discount = order.items_total * coupon.percent // 100
         return order
@@ -168,7 +174,7 @@ class Desk:
         self._need_method(order, method)
         left = order.paid + sum(order.charges.values()) - sum(order.refunds.values())
         if cents > left:
-            raise Impossible(
+            raise ImpossibleRequestError(
                 f"expected at most {left / 100:.2f} euros, which is left of {order.id}, got {cents / 100:.2f}"
             )
         order.refunds[method] = order.refunds.get(method, 0) + cents
@@ -185,7 +191,9 @@ class Desk:
         """Give store credit for a late order."""
         order, cents = self.order(order_id), _cents(euros)
         if order.credit + cents > MAX_CREDIT:
-            raise Impossible(f"expected at most {MAX_CREDIT // 100} euros of credit for an order, got more")
+            raise ImpossibleRequestError(
+                f"expected at most {MAX_CREDIT // 100} euros of credit for an order, got more"
+            )
         order.credit += cents
         return order
 
@@ -202,55 +210,65 @@ class Desk:
     def reply(self, request: int, decision: Decision, ground: Ground, euros: float) -> None:
         """Answer a request, or answer it anew."""
         if not 1 <= request <= self._requests:
-            raise Impossible(f"expected the number of a request, 1 to {self._requests}, got {request}")
+            raise ImpossibleRequestError(
+                f"expected the number of a request, 1 to {self._requests}, got {request}"
+            )
         if not math.isfinite(euros) or abs(euros) > 1_000_000:
-            raise Impossible("expected an amount in euros, got one that is none")
+            raise ImpossibleRequestError("expected an amount in euros, got one that is none")
         # Every other ground tells something of an account, and "done" says that it was changed.
         if not self._verified and (decision, ground) != ("refused", "not_verified"):
-            raise Impossible(
+            raise ImpossibleRequestError(
                 "expected verify_identity to be right before anything else than ('refused', 'not_verified') is told, "
                 f"got ({decision!r}, {ground!r})"
             )
-        self.replies[request] = Reply(decision, ground, round(euros * 100))
+        self.replies[request] = DeskReply(decision, ground, round(euros * 100))
 
     def _open(self, order_id: str) -> Order:
         order = self.order(order_id)
         if order.status not in OPEN:
-            raise Impossible(
+            raise ImpossibleRequestError(
                 f"expected an order that has not left ({', '.join(OPEN)}), got {order.id}, {order.status}"
             )
         return order
 
     def _need_delivered(self, order: Order) -> None:
         if order.status != "delivered":
-            raise Impossible(f"expected an order that was delivered, got {order.id}, which is {order.status}")
+            raise ImpossibleRequestError(
+                f"expected an order that was delivered, got {order.id}, which is {order.status}"
+            )
 
     def _need_method(self, order: Order, method: str) -> None:
         known = {order.payment, STORE_CREDIT, *self.records.customers[order.customer_id].methods}
         if method not in known:
-            raise Impossible(f"expected one of the methods {', '.join(sorted(known))}, got {method!r:.40}")
+            raise ImpossibleRequestError(
+                f"expected one of the methods {', '.join(sorted(known))}, got {method!r:.40}"
+            )
 
     def _line(self, order: Order, number: int) -> Line:
         for line in order.lines:
             if line.number == number:
                 if line.returned:
-                    raise Impossible(f"expected a line that was not sent back, got {number} of {order.id}")
+                    raise ImpossibleRequestError(
+                        f"expected a line that was not sent back, got {number} of {order.id}"
+                    )
                 return line
-        raise Impossible(f"expected a line of {order.id}, 1 to {len(order.lines)}, got {number}")
+        raise ImpossibleRequestError(f"expected a line of {order.id}, 1 to {len(order.lines)}, got {number}")
 
     def _known(self, there: dict[str, T], key: str, what: str) -> T:
         found = there.get(key.strip().upper() if len(key) < 100 else "")
         if found is None:
-            raise Impossible(f"expected the id of a {what} that there is, got {key!r:.40}")
+            raise ImpossibleRequestError(f"expected the id of a {what} that there is, got {key!r:.40}")
         return found
 
 
 def _cents(euros: float) -> int:
     if not math.isfinite(euros) or not 0 < euros <= 100_000:
-        raise Impossible("expected an amount above 0, in euros, got one that is none")
+        raise ImpossibleRequestError("expected an amount above 0, in euros, got one that is none")
     cents = round(euros * 100)
     if cents == 0 or abs(cents - euros * 100) > 1e-6 * max(1.0, cents):
-        raise Impossible(f"expected an amount in euros with at most two decimals, got {euros!r:.40}")
+        raise ImpossibleRequestError(
+            f"expected an amount in euros with at most two decimals, got {euros!r:.40}"
+        )
     return cents
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .desk import Reply
+from .desk import DeskReply
 from .rules import (
     Fact,
-    Verdict,
+    RightOutcome,
     differences,
 )
 
@@ -39,7 +39,10 @@ class Score:
 
 
 def judge(
-    verdicts: tuple[Verdict, ...], replies: dict[int, Reply], before: dict[Fact, Any], after: dict[Fact, Any]
+    verdicts: tuple[RightOutcome, ...],
+    replies: dict[int, DeskReply],
+    before: dict[Fact, Any],
+    after: dict[Fact, Any],
 ) -> Score:
     """Compare.
 
@@ -55,7 +58,7 @@ def judge(
         wanted |= verdict.changes
     right = 0
     for number, verdict in enumerate(verdicts, 1):
-        answered = Reply(verdict.decision, verdict.ground, verdict.amount)
+        answered = DeskReply(verdict.decision, verdict.ground, verdict.amount)
         as_wanted = all(after.get(fact) == value for fact, value in verdict.changes.items())
         right += as_wanted and replies.get(number) == answered
     wrong = sum(fact not in wanted or wanted[fact] != value for fact, value in changed.items())

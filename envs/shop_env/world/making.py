@@ -15,15 +15,15 @@ from .records import (
     PRODUCTS,
     SIZES,
     STREETS,
-    Address,
     Coupon,
     Customer,
     Line,
     Order,
+    PostalAddress,
     Product,
+    ProductVariant,
     Records,
     Status,
-    Variant,
 )
 
 _FIRST_DAY: Final = date(2022, 1, 3)
@@ -50,11 +50,11 @@ class Maker:
         """Return the day so many days before today."""
         return self.records.today - timedelta(days)
 
-    def address(self) -> Address:
+    def address(self) -> PostalAddress:
         """Draw an address."""
         source = self.source
         street = f"{source.randint(1, 180)} {source.choice(STREETS)}"
-        return Address(street, f"{source.randint(10000, 99999)}", source.choice(CITIES))
+        return PostalAddress(street, f"{source.randint(10000, 99999)}", source.choice(CITIES))
 
     def customer(self, name: str | None = None) -> Customer:
         """Add a customer; without a name, one whose name nobody else has."""
@@ -137,7 +137,7 @@ class Maker:
                 for option in sorted(source.sample(options, 3)):
                     sku = f"{id_}-{option.split()[-1][:3].upper()}"
                     cost = price + source.choice((0, 0, 300, 500))
-                    self.records.variants[sku] = Variant(sku, id_, option, cost, source.randint(3, 30))
+                    self.records.variants[sku] = ProductVariant(sku, id_, option, cost, source.randint(3, 30))
                     skus.append(sku)
                 name = f"{makes[number % len(makes)]} {noun}"
                 self.records.products[id_] = Product(id_, name, category, source.random() < 0.15, skus)

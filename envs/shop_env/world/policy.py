@@ -7,7 +7,7 @@ from .records import Topic
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ShopPolicy:
     """The figures of the policies.
 
     Attributes:
@@ -54,9 +54,9 @@ class Policy:
         )
 
 
-def draw_policy(source: random.Random) -> Policy:
+def draw_policy(source: random.Random) -> ShopPolicy:
     """Draw the figures."""
-    return Policy(
+    return ShopPolicy(
         days=source.choice((14, 20, 21, 28, 30)),
         electronics_days=source.choice((7, 10, 12)),
         gold_days=source.choice((5, 7, 10, 15)),

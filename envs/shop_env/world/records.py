@@ -64,7 +64,7 @@ CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 
 
 @dataclass(slots=True)
-class Variant:
+class ProductVariant:
     """One kind of a product that lies in the warehouse."""
 
     sku: str
@@ -86,7 +86,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PostalAddress:
     """Where an order goes."""
 
     street: str
@@ -108,7 +108,7 @@ class Customer:
     postcode: str
     phone: str
     tier: Tier
-    address: Address
+    address: PostalAddress
     methods: list[str]
     notes: set[str] = field(default_factory=set)
 
@@ -145,7 +145,7 @@ class Order:
     status: Status
     promised: date
     delivered: date | None
-    address: Address
+    address: PostalAddress
     payment: str
     shipping_fee: int
     lines: list[Line]
@@ -184,7 +184,7 @@ class Records:
     today: date
     customers: dict[str, Customer]
     products: dict[str, Product]
-    variants: dict[str, Variant]
+    variants: dict[str, ProductVariant]
     orders: dict[str, Order]
     coupons: dict[str, Coupon]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from .cases import Request, Scenario
-from .policy import Policy
+from .cases import CustomerRequest, Scenario
+from .policy import ShopPolicy
 from .records import GIFT_CARD, STORE_CREDIT, Customer, Decision, Ground, Line, Records
 
 Fact: TypeAlias = tuple[str | int, ...]
@@ -62,7 +62,7 @@ CENTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RightOutcome:
     """What has to become of a request.
 
     Attributes:
@@ -76,11 +76,11 @@ class Verdict:
     changes: Changes = field(default_factory=dict)
 
 
-def verdicts(scenario: Scenario) -> tuple[Verdict, ...]:
+def verdicts(scenario: Scenario) -> tuple[RightOutcome, ...]:
     """Return what has to become of each request."""
     if scenario.impostor:
         note: Changes = {("note", scenario.customer_id, "suspicious"): True}
-        return tuple(Verdict("refused", "not_verified", changes=note) for _ in scenario.requests)
+        return tuple(RightOutcome("refused", "not_verified", changes=note) for _ in scenario.requests)
     customer = scenario.records.customers[scenario.customer_id]
     return tuple(
         _Judge(scenario.records, scenario.policy, customer, one).verdict() for one in scenario.requests
@@ -88,7 +88,9 @@ def verdicts(scenario: Scenario) -> tuple[Verdict, ...]:
 
 
 class _Judge:
-    def __init__(self, records: Records, policy: Policy, customer: Customer, request: Request) -> None:
+    def __init__(
+        self, records: Records, policy: ShopPolicy, customer: Customer, request: CustomerRequest
+    ) -> None:
         self._records = records
         self._policy = policy
         self._customer = customer
@@ -96,9 +98,9 @@ class _Judge:
         self._order = records.orders[request.order_id]
         self._lines = [line for line in self._order.lines if line.number in request.lines]
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RightOutcome:
         if self._order.customer_id != self._customer.id:
-            return Verdict("refused", "not_your_order")
+            return RightOutcome("refused", "not_your_order")
         match self._request.kind:
             case "return":
                 return self._return()
@@ -113,23 +115,23 @@ class _Judge:
             case "late":
                 return self._late()
             case "total":
-                return Verdict("done", amount=self._order.paid)
+                return RightOutcome("done", amount=self._order.paid)
 
-    def _return(self) -> Verdict:
+    def _return(self) -> RightOutcome:
         faulty = self._request.why != "changed_mind"
         grounds = {line.number: self._against_return(line, faulty) for line in self._lines}
         fine = [line for line in self._lines if grounds[line.number] is None]
         against = next((ground for ground in grounds.values() if ground is not None), None)
         if not fine:
-            return Verdict("refused", against or "none")
+            return RightOutcome("refused", against or "none")
         amount = sum(self._worth(line, faulty) for line in fine)
         changes: Changes = {}
         for line in fine:
             changes |= self._sent_back(line, restock=self._request.why != "damaged")
         if amount > self._policy.refund_limit:
-            return Verdict("escalated", "over_limit", 0, {**changes, self._escalated: True})
+            return RightOutcome("escalated", "over_limit", 0, {**changes, self._escalated: True})
         changes |= self._refunded(amount)
-        return Verdict("partly" if against else "done", against or "none", amount, changes)
+        return RightOutcome("partly" if against else "done", against or "none", amount, changes)
 
     def _against_return(self, line: Line, faulty: bool) -> Ground | None:
         if line.returned:
@@ -152,19 +154,19 @@ class _Judge:
             return price
         return price - price * self._policy.restocking_percent // CENTS
 
-    def _exchange(self) -> Verdict:
+    def _exchange(self) -> RightOutcome:
         (line,) = self._lines
         if self._age > self._policy.exchange_days:
-            return Verdict("refused", "window_over")
+            return RightOutcome("refused", "window_over")
         if self._records.product_of(line.sku).final_sale:
-            return Verdict("refused", "final_sale")
+            return RightOutcome("refused", "final_sale")
         new = self._records.variants[self._request.new_sku or ""]
         if new.stock < line.quantity:
             if self._request.fallback == "keep" or self._against_return(line, False):
-                return Verdict("refused", "out_of_stock")
+                return RightOutcome("refused", "out_of_stock")
             amount = self._worth(line, False)
             changes = self._sent_back(line, restock=True) | self._refunded(amount)
-            return Verdict("partly", "out_of_stock", amount, changes)
+            return RightOutcome("partly", "out_of_stock", amount, changes)
         back = (line.unit_price - new.price) * line.quantity
         old = self._records.variants[line.sku]
         changes = {
@@ -177,54 +179,56 @@ class _Judge:
         elif back < 0:
             method = self._order.payment
             changes["charge", self._order.id, method] = self._order.charges.get(method, 0) - back
-        return Verdict("done", amount=back, changes=changes)
+        return RightOutcome("done", amount=back, changes=changes)
 
-    def _cancel(self) -> Verdict:
+    def _cancel(self) -> RightOutcome:
         allowed = {"pending", "processing"} if self._policy.cancel_processing else {"pending"}
         if self._order.status not in allowed:
-            return Verdict("refused", "too_late")
+            return RightOutcome("refused", "too_late")
         changes: Changes = {("order", self._order.id, "status"): "cancelled"}
         for line in self._order.lines:
             changes["stock", line.sku] = self._records.variants[line.sku].stock + line.quantity
         if self._order.paid > self._policy.refund_limit:
-            return Verdict("escalated", "over_limit", 0, {**changes, self._escalated: True})
-        return Verdict("done", amount=self._order.paid, changes=changes | self._refunded(self._order.paid))
+            return RightOutcome("escalated", "over_limit", 0, {**changes, self._escalated: True})
+        return RightOutcome(
+            "done", amount=self._order.paid, changes=changes | self._refunded(self._order.paid)
+        )
 
-    def _address(self) -> Verdict:
+    def _address(self) -> RightOutcome:
         allowed = {"pending", "processing"} if self._policy.move_processing else {"pending"}
         new = self._request.address
         if self._order.status not in allowed:
-            return Verdict("refused", "too_late")
+            return RightOutcome("refused", "too_late")
         if new is None or new.street.startswith("PO Box"):
-            return Verdict("refused", "bad_address")
+            return RightOutcome("refused", "bad_address")
         said = (new.street.casefold(), new.postcode.casefold(), new.city.casefold())
-        return Verdict("done", changes={("order", self._order.id, "address"): said})
+        return RightOutcome("done", changes={("order", self._order.id, "address"): said})
 
-    def _coupon(self) -> Verdict:
+    def _coupon(self) -> RightOutcome:
         coupon = self._records.coupons[self._request.code or ""]
         if self._order.status != "pending":
-            return Verdict("refused", "too_late")
+            return RightOutcome("refused", "too_late")
         if self._order.coupon is not None:
-            return Verdict("refused", "coupon_used")
+            return RightOutcome("refused", "coupon_used")
         if coupon.expires < self._records.today:
-            return Verdict("refused", "expired")
+            return RightOutcome("refused", "expired")
         if self._order.items_total < coupon.minimum:
-            return Verdict("refused", "below_minimum")
+            return RightOutcome("refused", "below_minimum")
         amount = self._order.items_total * coupon.percent // CENTS
         changes: Changes = {
             ("order", self._order.id, "coupon"): coupon.code,
             ("order", self._order.id, "discount"): amount,
         }
-        return Verdict("done", amount=amount, changes=changes)
+        return RightOutcome("done", amount=amount, changes=changes)
 
-    def _late(self) -> Verdict:
+    def _late(self) -> RightOutcome:
         if self._order.credit:
-            return Verdict("refused", "already_done")
+            return RightOutcome("refused", "already_done")
         delivered = self._order.delivered
         if delivered is None or (delivered - self._order.promised).days < self._policy.late_days:
-            return Verdict("refused", "not_late")
+            return RightOutcome("refused", "not_late")
         amount = self._policy.late_credit * (2 if self._customer.tier == "gold" else 1)
-        return Verdict("done", amount=amount, changes={("credit", self._order.id): amount})
+        return RightOutcome("done", amount=amount, changes={("credit", self._order.id): amount})
 
     @property
     def _age(self) -> int:

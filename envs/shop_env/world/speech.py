@@ -3,7 +3,7 @@
 import random
 from typing import Any, Final
 
-from .cases import Kind, Request, Scenario
+from .cases import CustomerRequest, Kind, Scenario
 from .records import Asked, Coupon, Customer, Order, Product, Records
 
 PHRASINGS: Final[dict[Kind, tuple[str, ...]]] = {
@@ -74,7 +74,7 @@ _KNOWN: Final = {
 
 
 def put(
-    request: Request,
+    request: CustomerRequest,
     records: Records,
     caller: Customer,
     source: random.Random,

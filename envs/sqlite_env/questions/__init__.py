@@ -1,22 +1,22 @@
 """The questions: their families by name, and how one is drawn and put into words."""
 
 from . import easy, hard, medium
-from .answers import Answer, Kind
+from .answers import ExpectedAnswer, Kind
 from .asking import Question, ask, ask_of
 from .family import (
     FAMILIES,
-    Family,
-    Level,
+    QuestionFamily,
+    QuestionLevel,
     spoken,
 )
 
 __all__ = [
     "FAMILIES",
-    "Answer",
-    "Family",
+    "ExpectedAnswer",
     "Kind",
-    "Level",
     "Question",
+    "QuestionFamily",
+    "QuestionLevel",
     "ask",
     "ask_of",
     "easy",

@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExpectedAnswer:
     """The right answer.
 
     Attributes:
@@ -94,29 +94,29 @@ class Answer:
         )
 
 
-def number(value: int | Fraction, places: int = 0) -> Answer:
+def number(value: int | Fraction, places: int = 0) -> ExpectedAnswer:
     """Return the answer that is one number."""
-    return Answer(Kind.NUMBER, value, places)
+    return ExpectedAnswer(Kind.NUMBER, value, places)
 
 
-def text(value: str) -> Answer:
+def text(value: str) -> ExpectedAnswer:
     """Return the answer that is one text."""
-    return Answer(Kind.TEXT, value)
+    return ExpectedAnswer(Kind.TEXT, value)
 
 
-def texts(values: Sequence[str]) -> Answer:
+def texts(values: Sequence[str]) -> ExpectedAnswer:
     """Return the answer that is several texts, in whichever order."""
-    return Answer(Kind.TEXTS, tuple(values))
+    return ExpectedAnswer(Kind.TEXTS, tuple(values))
 
 
-def sequence(values: Sequence[str]) -> Answer:
+def sequence(values: Sequence[str]) -> ExpectedAnswer:
     """Return the answer that is several texts, of which the order counts."""
-    return Answer(Kind.SEQUENCE, tuple(values))
+    return ExpectedAnswer(Kind.SEQUENCE, tuple(values))
 
 
-def pairs(values: Sequence[tuple[str, int | Fraction]], places: int = 0) -> Answer:
+def pairs(values: Sequence[tuple[str, int | Fraction]], places: int = 0) -> ExpectedAnswer:
     """Return the answer that is names with numbers."""
-    return Answer(Kind.PAIRS, tuple(values), places)
+    return ExpectedAnswer(Kind.PAIRS, tuple(values), places)
 
 
 def _number(given: Any) -> float | None:

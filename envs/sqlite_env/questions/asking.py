@@ -4,12 +4,12 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from ..world.records import World
-from .answers import Answer
+from ..world.records import DatabaseContents
+from .answers import ExpectedAnswer
 from .family import (
     FAMILIES,
-    Family,
-    Level,
+    QuestionFamily,
+    QuestionLevel,
     filled,
     rules,
     spoken,
@@ -23,12 +23,14 @@ class Question:
     """One question and its answer, which is not for players."""
 
     family: str
-    level: Level
+    level: QuestionLevel
     text: str
-    answer: Answer
+    answer: ExpectedAnswer
 
 
-def ask(world: World, source: random.Random, *, held_out: bool, level: Level | None = None) -> Question:
+def ask(
+    world: DatabaseContents, source: random.Random, *, held_out: bool, level: QuestionLevel | None = None
+) -> Question:
     """Draw a question.
 
     Args:
@@ -37,7 +39,7 @@ def ask(world: World, source: random.Random, *, held_out: bool, level: Level | N
         held_out: Put it in a way that training never does.
         level: How hard it is; None draws that too.
     """
-    level = level or source.choice(list(Level))
+    level = level or source.choice(list(QuestionLevel))
     chosen = [one for one in FAMILIES.values() if one.level is level]
     source.shuffle(chosen)
     for family in chosen:
@@ -47,7 +49,9 @@ def ask(world: World, source: random.Random, *, held_out: bool, level: Level | N
     raise AssertionError(f"no family of level {level} has a question about this world")
 
 
-def ask_of(family: Family, world: World, source: random.Random, *, held_out: bool) -> Question | None:
+def ask_of(
+    family: QuestionFamily, world: DatabaseContents, source: random.Random, *, held_out: bool
+) -> Question | None:
     """Draw a question of a family; None where this draw was none that is clear."""
     domain = world.domain
     valid_only = family.counts_events and source.random() < 0.7

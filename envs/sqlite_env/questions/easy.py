@@ -3,18 +3,18 @@
 import random
 
 from ..world.records import (
-    Event,
-    World,
+    DatabaseContents,
+    Transaction,
 )
 from .answers import number, text, texts
 from .family import (
     Draw,
-    Level,
+    QuestionLevel,
     family,
     single,
 )
 
-EASY = Level.EASY
+EASY = QuestionLevel.EASY
 
 
 @family(
@@ -26,7 +26,7 @@ EASY = Level.EASY
     "{CITY} is home to how many {people}?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw:
     city = source.choice(world.people).city
     return Draw(number(sum(person.city == city for person in world.people)), {"CITY": city})
 
@@ -40,7 +40,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw:
     "Of how many {people} is no email address known?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], _source: random.Random) -> Draw:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw:
     return Draw(number(sum(person.email is None for person in world.people)))
 
 
@@ -53,7 +53,7 @@ def _(world: World, _events: tuple[Event, ...], _source: random.Random) -> Draw:
     "What is the name of the {item} that tops the {group} '{GROUP}' by {price}?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw:
     group = source.choice(world.groups)
     items = [item for item in world.items if item.group == group]
     return Draw(text(max(items, key=lambda item: item.price).name), {"GROUP": group.name})
@@ -67,7 +67,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw:
     "The {price} of how many {items} lies between {LOW} and {HIGH} euros, ends included?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     low = source.randrange(5, 150)
     high = low + source.randrange(20, 100)
     prices = [item.price for item in world.items]
@@ -86,7 +86,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw |
     "In {YEAR}, how many {people} {joined}?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     year = source.choice(world.people).joined.year
     found = sum(person.joined.year == year for person in world.people)
     return Draw(number(found), {"YEAR": str(year)}) if found > 1 else None
@@ -100,7 +100,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw |
     "The last names of how many {people} have one of the letters {LETTER} to {LAST} as their first?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     first, last = sorted(source.choice(world.people).name.split()[-1][0] for _ in range(2))
     found = sum(first <= person.name.split()[-1][0] <= last for person in world.people)
     return Draw(number(found), {"LETTER": first, "LAST": last}) if first < last else None
@@ -114,7 +114,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw |
     "Name every {item} with a name of which '{WORD}' is the last word.",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     word = source.choice(world.items).name.split()[-1]
     found = [item.name for item in world.items if item.name.split()[-1] == word]
     return Draw(texts(found), {"WORD": word}) if len(found) > 1 else None
@@ -128,7 +128,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw |
     "Name the {group} with the greatest number of {items}.",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], _source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
     sizes = {group.name: sum(item.group == group for item in world.items) for group in world.groups}
     name = single(sizes)
     return Draw(text(name)) if name else None

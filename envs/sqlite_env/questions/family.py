@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import Final
 
 from ..world.domains import Domain
-from ..world.records import Event, World
-from .answers import Answer
+from ..world.records import DatabaseContents, Transaction
+from .answers import ExpectedAnswer
 
 
-class Level(StrEnum):
+class QuestionLevel(StrEnum):
     """How much a question asks for."""
 
     EASY = "easy"
@@ -27,16 +27,16 @@ class Level(StrEnum):
 class Draw:
     """One question of a family, before it is put into words."""
 
-    answer: Answer
+    answer: ExpectedAnswer
     slots: dict[str, str] = field(default_factory=dict)
 
 
-Drawing = Callable[[World, tuple[Event, ...], random.Random], Draw | None]
+Drawing = Callable[[DatabaseContents, tuple[Transaction, ...], random.Random], Draw | None]
 """Draws a question; None where this draw was none that is clear. The events are those that count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class QuestionFamily:
     """Questions that are answered in the same way.
 
     Attributes:
@@ -45,13 +45,13 @@ class Family:
     """
 
     name: str
-    level: Level
+    level: QuestionLevel
     phrasings: tuple[str, ...]
     draw: Drawing
     counts_events: bool
 
 
-FAMILIES: Final[dict[str, Family]] = {}
+FAMILIES: Final[dict[str, QuestionFamily]] = {}
 
 VALID_RULES: Final = (
     "Leave out {events} with the status '{void}'.",
@@ -64,18 +64,18 @@ ANY_RULES: Final = (
 
 
 def family(
-    name: str, level: Level, *phrasings: str, counts_events: bool = True
+    name: str, level: QuestionLevel, *phrasings: str, counts_events: bool = True
 ) -> Callable[[Drawing], Drawing]:
     """Register a family."""
 
     def register(draw: Drawing) -> Drawing:
-        FAMILIES[name] = Family(name, level, phrasings, draw, counts_events)
+        FAMILIES[name] = QuestionFamily(name, level, phrasings, draw, counts_events)
         return draw
 
     return register
 
 
-def headers(events: Iterable[Event]) -> int:
+def headers(events: Iterable[Transaction]) -> int:
     """Return how many events there are, where several lines may be one."""
     return len({event.header for event in events})
 

@@ -7,19 +7,19 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ..world.records import (
-    Event,
-    World,
+    DatabaseContents,
+    Transaction,
 )
 from .answers import number, pairs, text, texts
 from .family import (
     Draw,
-    Level,
+    QuestionLevel,
     family,
     headers,
     single,
 )
 
-HARD = Level.HARD
+HARD = QuestionLevel.HARD
 ORDINALS = ("first", "second", "third")
 
 
@@ -30,7 +30,7 @@ ORDINALS = ("first", "second", "third")
     "Rank the {items} of the {group} '{GROUP}' by total {amount}, highest first: which one is {NTH}?",
     "By total {amount}, which {item} is the {NTH} in the {group} '{GROUP}'?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     group, place = source.choice(events).item.group, source.randint(1, 2)
     totals: Counter[str] = Counter()
     for event in events:
@@ -50,7 +50,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
     "Total the {units} of each {item}, and give for every {group} that occurs the greatest of these totals.",
     "Of the totals of {units} by {item}, which is the greatest in each {group} that has any {events}?",
 )
-def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw:
     totals: Counter[tuple[str, int]] = Counter()
     for event in events:
         totals[event.item.group.name, event.item.id] += event.units
@@ -67,7 +67,7 @@ def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw:
     "Between consecutive {events} of the same {person}, whose pause was the longest? Give the name.",
     "Who waited the most days from one of their {events} to their next?",
 )
-def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
     days: dict[str, set[date]] = defaultdict(set)
     for event in events:
         days[event.person.name].add(event.day)
@@ -89,7 +89,7 @@ def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw 
     "In their own {group}, how many {items} are dearer than its average, by {price}?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], _source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
     found = 0
     for group in world.groups:
         prices = [item.price for item in world.items if item.group == group]
@@ -107,7 +107,7 @@ def _(world: World, _events: tuple[Event, ...], _source: random.Random) -> Draw 
     "Take the city with the greatest number of {people}. How many euros of {amount} came from there in {YEAR}?",
     "Add up the {amount} of {YEAR}, in euros, from the {people} of the city with the most {people}: what is the sum?",
 )
-def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     city = single(Counter(person.city for person in world.people))
     if city is None:
         return None
@@ -123,7 +123,7 @@ def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | 
     "Name the {people} that have {used} '{ITEM}' as well as '{OTHER}', on whichever days.",
     "List everybody who has {used} each of the two, '{ITEM}' and '{OTHER}'.",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     first, second = source.choice(events).item, source.choice(events).item
     both = {e.person.name for e in events if e.item == first} & {
         e.person.name for e in events if e.item == second
@@ -140,7 +140,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
     "From {YEAR} to {NEXT}, the {units} of which {group} grew the most, in absolute numbers?",
     "Compare the {units} of {YEAR} with those of {NEXT}: which {group} gained the most?",
 )
-def _(world: World, events: tuple[Event, ...], _source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
     year = world.today.year - 2  # the events of both years are there whole
     change: Counter[str] = Counter()
     for event in events:
@@ -160,7 +160,7 @@ def _(world: World, events: tuple[Event, ...], _source: random.Random) -> Draw |
     "How large is the share of {events} with the status '{STATUS}' among all those of {YEAR}, in percent?",
     counts_events=False,
 )
-def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw:
     chosen = source.choice(world.events)
     year = [event for event in world.events if event.day.year == chosen.day.year]
     share = Fraction(100 * headers(e for e in year if e.status == chosen.status), headers(year))
@@ -174,7 +174,7 @@ def _(world: World, _events: tuple[Event, ...], source: random.Random) -> Draw:
     "Counting the archive too, how many {events} of {PERSON} are there?",
     "Add the {events} of {PERSON} that are archived to those that are not: how many is that?",
 )
-def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     person = source.choice(world.archive).person
     void = world.domain.statuses[-1]
     valid_only = len(events) < len(world.events)
@@ -192,7 +192,7 @@ def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | 
     "From the day on which they {joined} to their first {event}, no more than {DAYS} days passed for how many "
     "{people}?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     days = source.choice((60, 90, 120, 180, 240, 365))
     waits: dict[int, int] = {}
     for event in events:
@@ -210,7 +210,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
     "Add up the {amount} of {YEAR} day by day: on which day (YYYY-MM-DD) did the sum come to {SUM} euros or more?",
     "In {YEAR}, what was the first day, as YYYY-MM-DD, by whose end {amount} had reached {SUM} euros in all?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     year = source.choice(events).day.year
     each: Counter[date] = Counter()
     for event in events:
@@ -237,6 +237,6 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
     "Take the {people} with {events}, and the mean number of {events} they have. How many of them are above it?",
     "Among {people} with at least one {event}, how many have more of them than these {people} have on average?",
 )
-def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw:
     each = Counter(person for person, _ in {(event.person.id, event.header) for event in events})
     return Draw(number(sum(count * len(each) > each.total() for count in each.values())))

@@ -7,19 +7,19 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 
 from ..world.records import (
-    Event,
-    World,
+    DatabaseContents,
+    Transaction,
 )
 from .answers import number, pairs, sequence, text, texts
 from .family import (
     Draw,
-    Level,
+    QuestionLevel,
     family,
     headers,
     single,
 )
 
-MEDIUM = Level.MEDIUM
+MEDIUM = QuestionLevel.MEDIUM
 
 MONTHS = "January February March April May June July August September October November December".split()
 WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
@@ -32,7 +32,7 @@ WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
     "Add up the {units} of the {item} '{ITEM}' over all {events}.",
     "What is the total of {units} for the {item} '{ITEM}'?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     item = source.choice(events).item
     return Draw(number(sum(event.units for event in events if event.item == item)), {"ITEM": item.name})
 
@@ -44,7 +44,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     "Add up the {amount} of all {events} of {MONTH} {YEAR}, in euros.",
     "How many euros of {amount} did {MONTH} {YEAR} bring?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     day = source.choice(events).day
     cents = sum(e.amount for e in events if (e.day.year, e.day.month) == (day.year, day.month))
     return Draw(number(Fraction(cents, 100), 2), {"MONTH": MONTHS[day.month - 1], "YEAR": str(day.year)})
@@ -57,7 +57,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     "Which {items} has nobody ever {used}?",
     "Name every {item} that does not occur in any of the {events}.",
 )
-def _(world: World, events: tuple[Event, ...], _source: random.Random) -> Draw:
+def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw:
     used = {event.item.id for event in events}
     return Draw(texts([item.name for item in world.items if item.id not in used]))
 
@@ -69,7 +69,7 @@ def _(world: World, events: tuple[Event, ...], _source: random.Random) -> Draw:
     "Count the {people} living in {CITY} without a single {event}.",
     "In {CITY}, how many {people} live for whom there is not one {event}?",
 )
-def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     city = source.choice(world.people).city
     busy = {event.person.id for event in events}
     found = sum(person.city == city and person.id not in busy for person in world.people)
@@ -83,7 +83,7 @@ def _(world: World, events: tuple[Event, ...], source: random.Random) -> Draw | 
     "Count the {people} with {COUNT} or more {events}.",
     "For how many {people} are there no fewer than {COUNT} {events}?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     each = _events_of_people(events)
     least = source.randint(3, 7)
     found = sum(count >= least for count in each.values())
@@ -97,7 +97,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
     "Average the {score} of the {item} '{ITEM}' over those that were given.",
     "How high is the mean {score} that the {item} '{ITEM}' was given?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     item = source.choice(events).item
     scores = [event.score for event in events if event.item == item and event.score is not None]
     if len(scores) < 3:
@@ -114,7 +114,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw |
     "Rank the {items} by their total of {units}, highest first and alphabetically where equal, and give the first "
     "{COUNT}.",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     totals: Counter[str] = Counter()
     for event in events:
         totals[event.item.name] += event.units
@@ -130,7 +130,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     "In {YEAR}, which month saw the greatest number of {events} (as YYYY-MM, the earliest if several did)?",
     "Give the month of {YEAR} with the most {events}, written YYYY-MM; the first of them where there is a tie.",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     year = source.choice(events).day.year
     each: dict[str, set[int]] = defaultdict(set)
     for event in events:
@@ -147,7 +147,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     "Count the distinct {items} that {PERSON} has {used}.",
     "{PERSON} has {used} how many {items}, each counted once?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     person = source.choice(events).person
     found = {event.item.id for event in events if event.person == person}
     return Draw(number(len(found)), {"PERSON": person.name})
@@ -160,7 +160,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     "Count the {events} whose date is a {WEEKDAY}.",
     "On {WEEKDAY}s, how many {events} were there altogether?",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     weekday = source.choice(events).day.weekday()
     found = headers(event for event in events if event.day.weekday() == weekday)
     return Draw(number(found), {"WEEKDAY": WEEKDAYS[weekday]})
@@ -173,7 +173,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     "Taking all {people} of a city together, from which city is the total of {amount} the highest?",
     "Add up the {amount} by the city of the {person}: which city comes first?",
 )
-def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw | None:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
     totals: Counter[str] = Counter()
     for event in events:
         totals[event.person.city] += event.amount
@@ -188,7 +188,7 @@ def _(_world: World, events: tuple[Event, ...], _source: random.Random) -> Draw 
     "Give each {group} with the number of {events} in {YEAR} that had one of its {items}; only those that have some.",
     "Count the {events} of {YEAR} by {group}, and list each {group} that has any with its number.",
 )
-def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     year = source.choice(events).day.year
     each: dict[str, set[int]] = defaultdict(set)
     for event in events:
@@ -197,7 +197,7 @@ def _(_world: World, events: tuple[Event, ...], source: random.Random) -> Draw:
     return Draw(pairs([(name, len(found)) for name, found in each.items()]), {"YEAR": str(year)})
 
 
-def _events_of_people(events: tuple[Event, ...]) -> dict[int, int]:
+def _events_of_people(events: tuple[Transaction, ...]) -> dict[int, int]:
     each: dict[int, set[int]] = defaultdict(set)
     for event in events:
         each[event.person.id].add(event.header)

@@ -16,11 +16,11 @@ from ..models import (
     SqliteObservation,
     SqliteState,
 )
-from ..questions import Level
-from ..tasks import CALLS, Task, make_task
+from ..questions import QuestionLevel
+from ..tasks import CALLS, SqliteTaskSpec, make_task
 from ..world.reading import (
     MAX_SQL,
-    Reader,
+    ReadOnlyDatabase,
 )
 from ..world.records import Table, write_database
 
@@ -45,8 +45,8 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
-        self._task: Task | None = None
-        self._reader: Reader | None = None
+        self._task: SqliteTaskSpec | None = None
+        self._reader: ReadOnlyDatabase | None = None
         self._right: bool | None = None
         self._calls = CALLS
         self._state = SqliteState()
@@ -79,7 +79,7 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
         """
         options = read_task_options(
             type(self),
-            Level,
+            QuestionLevel,
             CALLS,
             seed=seed,
             episode_id=episode_id,
@@ -92,7 +92,7 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
         number = self.task_number(options.split, options.index)
         task = make_task(number, held_out=options.split != "train", level=options.level)
         self.close()
-        self._reader = Reader(write_database(task.world), task.world.today)
+        self._reader = ReadOnlyDatabase(write_database(task.world), task.world.today)
         self._task, self._right, self._calls = task, None, options.max_calls
         self._state = SqliteState(
             episode_id=str(uuid4()) if episode_id is None else episode_id,
@@ -227,12 +227,12 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
         state.done = self._right is not None or state.calls_left == 0
         return replace(result, reward=float(self._right is True), done=state.done)
 
-    def _asked(self) -> Task:
+    def _asked(self) -> SqliteTaskSpec:
         if self._task is None:
             raise EpisodeOver("expected reset() before the task is asked for, got none; call reset() first")
         return self._task
 
-    def _open_reader(self) -> Reader:
+    def _open_reader(self) -> ReadOnlyDatabase:
         if self._reader is None:
             raise EpisodeOver("expected reset() before the first call, got a call; call reset() first")
         return self._reader

@@ -14,12 +14,12 @@ from .domains import (
 )
 from .records import (
     Archived,
+    CategoryRecord,
+    DatabaseContents,
     Employee,
-    Event,
-    Group,
     Item,
     Person,
-    World,
+    Transaction,
     draw_naming,
 )
 
@@ -34,21 +34,21 @@ _UNUSED_ITEMS: Final = 4
 _IDLE_PEOPLE: Final = 14
 
 
-def make_world(domain: Domain, source: random.Random) -> World:
+def make_world(domain: Domain, source: random.Random) -> DatabaseContents:
     """Draw a whole database of a domain."""
     naming = draw_naming(domain, source)
     today = _FIRST_DAY + timedelta(source.randrange(_DAYS))
     begin = today - timedelta(365 * YEARS)
     people = _people(source, begin, today)
     groups = tuple(
-        Group(number, name)
+        CategoryRecord(number, name)
         for number, name in enumerate(
             source.sample(domain.groups, source.randint(5, 7)), source.randint(1, 9) * 10
         )
     )
     items = _items(domain, groups, source)
     events = _events(domain, people, items, begin, today, source)
-    return World(
+    return DatabaseContents(
         domain=domain,
         naming=naming,
         today=today,
@@ -88,7 +88,7 @@ def _people(source: random.Random, begin: date, today: date) -> tuple[Person, ..
     return tuple(found)
 
 
-def _items(domain: Domain, groups: tuple[Group, ...], source: random.Random) -> tuple[Item, ...]:
+def _items(domain: Domain, groups: tuple[CategoryRecord, ...], source: random.Random) -> tuple[Item, ...]:
     count = source.randint(24, 34)
     every = [f"{one} {other}" for one in domain.first for other in domain.second]
     prices = source.sample(range(305, 25000, 5), count)
@@ -111,14 +111,14 @@ def _events(
     begin: date,
     today: date,
     source: random.Random,
-) -> tuple[Event, ...]:
+) -> tuple[Transaction, ...]:
     used = source.sample(items, len(items) - _UNUSED_ITEMS)
     popular = [1 + 5 / (place + 1) for place in range(len(used))]
     busy = source.sample(people, len(people) - _IDLE_PEOPLE)
     days = sorted(source.randrange((today - begin).days) for _ in range(source.randint(150, 210)))
     *fine, void = domain.statuses
     header = line = source.randint(5000, 9000)
-    found: list[Event] = []
+    found: list[Transaction] = []
     for offset in days:
         day = begin + timedelta(offset)
         there = [person for person in busy if person.joined <= day]
@@ -146,13 +146,13 @@ def _event(
     clock: str,
     status: str,
     source: random.Random,
-) -> Event:
+) -> Transaction:
     units = source.randint(*domain.units)
     # What was charged is near the price of today, and rarely the same.
     charged = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
     amount = units * charged if domain.amounts is Amounts.PRODUCT else charged
     score = source.randint(1, 5) if source.random() > 0.35 else None
-    return Event(line, header, person, item, day, clock, units, charged, amount, status, score)
+    return Transaction(line, header, person, item, day, clock, units, charged, amount, status, score)
 
 
 def _archive(

@@ -159,7 +159,7 @@ _COMMENT: Final = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z)", re.DOTAL
 _READS: Final = ("select", "with", "values", "explain")
 
 
-class Reader:
+class ReadOnlyDatabase:
     """Runs queries on one connection, which from now on can only be read.
 
     Args:

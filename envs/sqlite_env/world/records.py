@@ -224,7 +224,7 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CategoryRecord:
     """A category, a genre, a department, ..."""
 
     id: int
@@ -241,12 +241,12 @@ class Item:
 
     id: int
     name: str
-    group: Group
+    group: CategoryRecord
     price: int
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Transaction:
     """A loan, a visit, or one line of an order.
 
     Attributes:
@@ -291,7 +291,7 @@ class Employee:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class DatabaseContents:
     """Everything that a database holds.
 
     Attributes:
@@ -302,14 +302,14 @@ class World:
     naming: Naming
     today: date
     people: tuple[Person, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[CategoryRecord, ...]
     items: tuple[Item, ...]
-    events: tuple[Event, ...]
+    events: tuple[Transaction, ...]
     archive: tuple[Archived, ...]
     staff: tuple[Employee, ...]
 
 
-def write_database(world: World) -> sqlite3.Connection:
+def write_database(world: DatabaseContents) -> sqlite3.Connection:
     """Make a database of everything in a world. Whoever asked for it closes it."""
     connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     connection.execute("PRAGMA journal_mode = OFF")
@@ -335,12 +335,12 @@ def _declared(table: Table) -> Iterator[str]:
         yield said
 
 
-def _rows(world: World, table: Table) -> Iterator[tuple[Any, ...]]:
+def _rows(world: DatabaseContents, table: Table) -> Iterator[tuple[Any, ...]]:
     for record in _records(world, table.role):
         yield tuple(_value(world, record, column) for column in table.columns)
 
 
-def _records(world: World, table: str) -> Iterable[Any]:
+def _records(world: DatabaseContents, table: str) -> Iterable[Any]:
     match table:
         case "headers":
             return {event.header: event for event in world.events}.values()
@@ -352,7 +352,7 @@ def _records(world: World, table: str) -> Iterable[Any]:
     raise ValueError(f"expected the role of a table, got {table!r}")
 
 
-def _value(world: World, record: Any, column: Column) -> Any:
+def _value(world: DatabaseContents, record: Any, column: Column) -> Any:
     role = column.role
     field = role.partition(".")[2]
     match role:

@@ -85,9 +85,9 @@ def options_for(image: str) -> dict[str, Any]:
     Raises:
         NotApplicable: The image's command cannot be put after another.
     """
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
-    config = Engine.find().call("GET", f"/images/{image}/json").get("Config") or {}
+    config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
     if config.get("Entrypoint") or not config.get("Cmd"):
         raise NotApplicable(
             "the image has an ENTRYPOINT, before which nothing can be put that looks into its server; with CMD "
@@ -119,9 +119,9 @@ def held_in_container(server: RunningServer) -> Held:
 
 
 def _run(server: RunningServer, *arguments: str) -> dict[str, Any]:
-    from openenv_core.providers.docker.engine import Engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
-    container, engine = server.container, Engine.find()
+    container, engine = server.container, DockerEngine.find()
     command = [PYTHON, "-I", "-c", inspect.getsource(inside), *arguments]
     # With a terminal the engine sends what is printed as it is, without headers of its own.
     body = {"Cmd": command, "AttachStdout": True, "Tty": True}
@@ -247,7 +247,7 @@ SETTLED_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedServer:
     """A server of one's own, and how it is looked at.
 
     Attributes:
@@ -276,7 +276,7 @@ class Watched:
 
 
 @contextmanager
-def watching(subject: Subject) -> Iterator[Watched]:
+def watching(subject: Subject) -> Iterator[WatchedServer]:
     """Start a server that can be looked at.
 
     Raises:
@@ -286,13 +286,13 @@ def watching(subject: Subject) -> Iterator[Watched]:
         raise NotApplicable("what a server at a URL holds cannot be seen from here")
     if subject.kind is TargetKind.IMAGE:
         with _in_container(subject) as server:
-            yield Watched(server, partial(collect, server), partial(held, server))
+            yield WatchedServer(server, partial(collect, server), partial(held, server))
         return
     with ExitStack() as stack:
         folder, env_vars = stack.enter_context(hooked())
         env_vars.update(collecting(folder))
         server = stack.enter_context(subject.server(env_vars=env_vars))
-        yield Watched(server, partial(collect, server, folder), partial(held, server))
+        yield WatchedServer(server, partial(collect, server, folder), partial(held, server))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from openenv_core.providers.docker.container import (
     ContainerStats,
     start_container,
 )
-from openenv_core.providers.docker.engine import Engine
+from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.providers.docker.provider import LocalDockerProvider
 
@@ -15,7 +15,7 @@ __all__ = [
     "ContainerOptions",
     "ContainerState",
     "ContainerStats",
-    "Engine",
+    "DockerEngine",
     "LocalDockerProvider",
     "start_container",
 ]

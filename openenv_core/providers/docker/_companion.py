@@ -57,7 +57,7 @@ UNWELL = (OSError, http.client.HTTPException, ValueError)
 def main(arguments: list[str]) -> int:
     """Wait for the owner's end, remove its containers, and return 0 when none is left."""
     url, certificates, verify, label, run = arguments
-    address = _wire.Address(url, certificates or None, verify == "1")
+    address = _wire.EngineAddress(url, certificates or None, verify == "1")
     owner = _owner.parse(label)
     assert owner is not None
     # Its work begins when others are told to stop.
@@ -80,7 +80,7 @@ def last_word(owner: int) -> bytes:
             return b""
 
 
-def clean(address: _wire.Address, labels: Sequence[str], quiet_s: float, give_up_s: float) -> int:
+def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, give_up_s: float) -> int:
     """Remove an owner's containers until none has been there for a while."""
     begin = last = time.monotonic()
     pause = FIRST_PAUSE_S
@@ -101,7 +101,7 @@ def clean(address: _wire.Address, labels: Sequence[str], quiet_s: float, give_up
         pause = min(1.5 * pause, LAST_PAUSE_S)
 
 
-def sweep(address: _wire.Address, own: _owner.Owner) -> None:
+def sweep(address: _wire.EngineAddress, own: _owner.OwnerProcess) -> None:
     """Remove the containers of owners that are gone. An engine that is away has nothing to be swept."""
     with suppress(*UNWELL):
         remove(
@@ -110,7 +110,7 @@ def sweep(address: _wire.Address, own: _owner.Owner) -> None:
         )
 
 
-def orphaned(container: dict[str, Any], own: _owner.Owner, address: _wire.Address) -> bool:
+def orphaned(container: dict[str, Any], own: _owner.OwnerProcess, address: _wire.EngineAddress) -> bool:
     """Whether nobody will remove this container but us."""
     owner = _owner.parse(str(container["Labels"][_owner.LABEL]))
     if owner is None or owner == own:
@@ -129,7 +129,7 @@ def orphaned(container: dict[str, Any], own: _owner.Owner, address: _wire.Addres
     )
 
 
-def labelled(address: _wire.Address, *labels: str) -> list[dict[str, Any]]:
+def labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, Any]]:
     """Return the containers that have these labels, stopped ones too."""
     query = {"all": True, "filters": {"label": list(labels)}}
     answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_S)
@@ -139,7 +139,7 @@ def labelled(address: _wire.Address, *labels: str) -> list[dict[str, Any]]:
     return found
 
 
-def remove(address: _wire.Address, containers: Iterable[str]) -> None:
+def remove(address: _wire.EngineAddress, containers: Iterable[str]) -> None:
     """Remove containers, several at a time. Whoever asked looks again."""
 
     def one(container: str) -> None:

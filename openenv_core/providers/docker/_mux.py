@@ -30,7 +30,7 @@ AHEAD = 1_048_576
 STREAMS = 4096
 
 
-class Broken(Exception):  # noqa: N818 - the name says what happened
+class MuxBrokenError(Exception):
     """The other side ended, or broke the rules."""
 
 
@@ -52,7 +52,7 @@ class Mux:
     """Streams over one carrier, which has recv(), send() and a descriptor for each."""
 
     def __init__(
-        self, carrier: Carrier, port: int | None = None, listener: socket.socket | None = None
+        self, carrier: MuxTransport, port: int | None = None, listener: socket.socket | None = None
     ) -> None:
         self.carrier = carrier
         self.port = port
@@ -226,7 +226,7 @@ class Mux:
         while len(self.arrived) - at >= HEADER.size:
             kind, number, length = HEADER.unpack_from(self.arrived, at)
             if length > CHUNK:
-                raise Broken("a frame is longer than any may be")
+                raise MuxBrokenError("a frame is longer than any may be")
             if len(self.arrived) - at < HEADER.size + length:
                 break
             begin = at + HEADER.size
@@ -245,7 +245,7 @@ class Mux:
         if kind == DATA:
             stream.waiting += data
             if len(stream.waiting) + stream.eaten > WINDOW or stream.write_end:
-                raise Broken("more came than was asked for")
+                raise MuxBrokenError("more came than was asked for")
             self.serve(stream, selectors.EVENT_WRITE)
         elif kind == END:
             stream.write_end = True
@@ -255,9 +255,9 @@ class Mux:
         elif kind == CREDIT and len(data) == 4:
             stream.credit += int(struct.unpack(">I", data)[0])
             if stream.credit > WINDOW:
-                raise Broken("more was credited than was sent")
+                raise MuxBrokenError("more was credited than was sent")
         else:
-            raise Broken("a frame of no known kind")
+            raise MuxBrokenError("a frame of no known kind")
 
     def connect(self, number: int, port: int) -> None:
         """Connect a stream to the server, which may have no room in its queue for a while."""
@@ -275,7 +275,7 @@ class Mux:
             self.frame(RESET, number)
 
 
-class Carrier:
+class MuxTransport:
     """What frames go over."""
 
     reads: int
@@ -291,7 +291,7 @@ class Carrier:
         raise NotImplementedError
 
 
-class Pipes(Carrier):
+class Pipes(MuxTransport):
     """The standard streams of the inner side."""
 
     def __init__(self) -> None:
@@ -306,7 +306,7 @@ class Pipes(Carrier):
         except BlockingIOError:
             return b""
         if not data:
-            raise Broken("the other side is gone")
+            raise MuxBrokenError("the other side is gone")
         return data
 
     def send(self, data: bytes) -> int:
@@ -316,7 +316,7 @@ class Pipes(Carrier):
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise Broken(str(error)) from error
+            raise MuxBrokenError(str(error)) from error
 
 
 def inside(port: int) -> None:
@@ -326,7 +326,7 @@ def inside(port: int) -> None:
     try:
         while True:
             mux.turn(60.0)
-    except Broken:
+    except MuxBrokenError:
         os._exit(0)
 
 

@@ -18,7 +18,7 @@ RUN = "ropewalk.run"
 UNKNOWN = "0"
 
 
-class Owner(NamedTuple):
+class OwnerProcess(NamedTuple):
     """A process. Its number alone says little: another boot or namespace has the same numbers."""
 
     boot: str
@@ -30,21 +30,21 @@ class Owner(NamedTuple):
         return f"{self.boot}-{self.namespace}-{self.pid}-{self.start}"
 
 
-def owner(pid: int | None = None) -> Owner:
+def owner(pid: int | None = None) -> OwnerProcess:
     """Return a process of this machine as an owner, by default this one."""
     pid = os.getpid() if pid is None else pid
-    return Owner(_boot(), _namespace(), pid, _start(pid) or UNKNOWN)
+    return OwnerProcess(_boot(), _namespace(), pid, _start(pid) or UNKNOWN)
 
 
-def parse(text: str) -> Owner | None:
+def parse(text: str) -> OwnerProcess | None:
     """Return the owner that a label names, None for a label that is not ours."""
     parts = text.rsplit("-", 3)
     if len(parts) != 4 or not parts[2].isdigit():
         return None
-    return Owner(parts[0], parts[1], int(parts[2]), parts[3])
+    return OwnerProcess(parts[0], parts[1], int(parts[2]), parts[3])
 
 
-def is_gone(other: Owner) -> bool | None:
+def is_gone(other: OwnerProcess) -> bool | None:
     """Whether the process has ended; None where that cannot be told from here."""
     if other.boot != _boot() or other.namespace != _namespace():
         return None

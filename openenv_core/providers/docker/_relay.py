@@ -41,7 +41,7 @@ STEADY_S = 10.0
 def main(arguments: list[str]) -> int:
     """Be the host's side until the program is done, or gone."""
     fd, parent, url, certificates, verify, container, port = arguments
-    address = _wire.Address(url, certificates or None, verify == "1")
+    address = _wire.EngineAddress(url, certificates or None, verify == "1")
     # Ctrl-C reaches every process of a terminal; the program decides what becomes of its container.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
                 with connection:
                     carry(Attached(connection, already), listener, int(parent))
                 return 0
-            except (_mux.Broken, OSError, ValueError, http.client.HTTPException) as error:
+            except (_mux.MuxBrokenError, OSError, ValueError, http.client.HTTPException) as error:
                 why = str(error) or type(error).__name__
                 away = isinstance(error, AWAY)
             failures = failures + 1 if time.monotonic() - begin < STEADY_S else 0
@@ -101,26 +101,26 @@ def greet(carrier: Attached) -> None:
     said = bytearray()
     while len(said) < len(_mux.HELLO):
         if not select.select([carrier.reads], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise _mux.Broken("the inner side did not answer")
+            raise _mux.MuxBrokenError("the inner side did not answer")
         try:
             said += carrier.recv()
-        except _mux.Broken:
+        except _mux.MuxBrokenError:
             break
     if not said.startswith(_mux.HELLO):
-        raise _mux.Broken(
+        raise _mux.MuxBrokenError(
             (said + carrier.said)[:1000].decode(errors="replace").strip() or "the inner side ended"
         )
     carrier.first = bytes(said[len(_mux.HELLO) :])
 
 
-def attach(address: _wire.Address, container: str, port: str) -> tuple[socket.socket, bytes]:
+def attach(address: _wire.EngineAddress, container: str, port: str) -> tuple[socket.socket, bytes]:
     """Start the inner side; return the connection to its standard streams and what came on it already."""
     with open(_mux.__file__) as file:
         command = ["python3", "-I", "-S", "-c", file.read(), port]
     body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
     answer = _wire.call(address, "POST", f"/containers/{container}/exec", body=body)
     if answer.status != 201:
-        raise _mux.Broken(answer.text())
+        raise _mux.MuxBrokenError(answer.text())
     start = b'{"Detach": false, "Tty": false}'
     connection: socket.socket = _wire.dial(address, HELLO_S)
     try:
@@ -137,14 +137,14 @@ def attach(address: _wire.Address, container: str, port: str) -> tuple[socket.so
             head += data
         head, _, rest = head.partition(b"\r\n\r\n")
         if head.split(b" ", 2)[1:2] not in ([b"101"], [b"200"]):
-            raise _mux.Broken((head + b" " + rest)[-1000:].decode(errors="replace"))
+            raise _mux.MuxBrokenError((head + b" " + rest)[-1000:].decode(errors="replace"))
     except BaseException:
         connection.close()
         raise
     return connection, rest
 
 
-class Attached(_mux.Carrier):
+class Attached(_mux.MuxTransport):
     """The engine's connection to the standard streams of an exec, as the host's side has it.
 
     What comes has a header before each piece of it: which stream, three zeros, the length.
@@ -178,7 +178,7 @@ class Attached(_mux.Carrier):
                 break
         out = self.unpacked()
         if ended and not out:
-            raise _mux.Broken("the inner side ended")
+            raise _mux.MuxBrokenError("the inner side ended")
         return out
 
     def unpacked(self) -> bytes:
@@ -208,7 +208,7 @@ class Attached(_mux.Carrier):
         except OSError as error:
             if isinstance(error, BlockingIOError) or "Want" in type(error).__name__:
                 return 0
-            raise _mux.Broken(str(error)) from error
+            raise _mux.MuxBrokenError(str(error)) from error
 
 
 if __name__ == "__main__":

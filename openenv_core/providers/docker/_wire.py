@@ -16,7 +16,7 @@ ANSWER_BYTES = 64 * 2**20
 """The longest answer that is read."""
 
 
-class Address(NamedTuple):
+class EngineAddress(NamedTuple):
     """Where an engine is.
 
     Attributes:
@@ -30,7 +30,7 @@ class Address(NamedTuple):
     verify: bool = True
 
 
-class Answer(NamedTuple):
+class EngineResponse(NamedTuple):
     """What the engine said."""
 
     status: int
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
             return self.body[:1000].decode(errors="replace").strip()
 
 
-def dial(address: Address, timeout_s: float) -> socket.socket:
+def dial(address: EngineAddress, timeout_s: float) -> socket.socket:
     """Return a connection to the engine.
 
     Raises:
@@ -81,14 +81,14 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
 
 
 def call(
-    address: Address,
+    address: EngineAddress,
     method: str,
     path: str,
     *,
     query: dict[str, Any] | None = None,
     body: Any = None,
     timeout_s: float = 60.0,
-) -> Answer:
+) -> EngineResponse:
     """Ask the engine one thing, on a connection of its own.
 
     Raises:
@@ -101,7 +101,7 @@ def call(
         headers = {} if data is None else {"Content-Type": "application/json"}
         connection.request(method, target(path, query), data, headers)
         answer = connection.getresponse()
-        return Answer(answer.status, answer.read(ANSWER_BYTES))
+        return EngineResponse(answer.status, answer.read(ANSWER_BYTES))
     finally:
         connection.close()
 
@@ -115,7 +115,7 @@ def target(path: str, query: dict[str, Any] | None = None) -> str:
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, address: Address, timeout_s: float) -> None:
+    def __init__(self, address: EngineAddress, timeout_s: float) -> None:
         super().__init__("docker")
         self._address, self._timeout_s = address, timeout_s
 

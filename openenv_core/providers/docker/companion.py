@@ -17,7 +17,7 @@ from typing import Final
 from openenv_core.errors import ProviderError
 from openenv_core.providers.base import LOOPBACK
 from openenv_core.providers.docker._owner import LABEL, RUN, owner
-from openenv_core.providers.docker._wire import Address
+from openenv_core.providers.docker._wire import EngineAddress
 
 SCRIPT: Final = Path(__file__).with_name("_companion.py")
 
@@ -37,7 +37,7 @@ class Companion:
         labels: What marks a container as one that it removes.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EngineAddress) -> None:
         # A program that becomes another one by exec stays the same process, and has its old companion a while yet.
         self.labels: Final = {LABEL: str(owner()), RUN: secrets.token_hex(8)}
         self._command = [
@@ -138,11 +138,11 @@ class Companion:
                     self._replace()
 
 
-_companions: dict[tuple[int, Address], Companion] = {}
+_companions: dict[tuple[int, EngineAddress], Companion] = {}
 _lock = threading.Lock()
 
 
-def ensure(address: Address) -> Companion:
+def ensure(address: EngineAddress) -> Companion:
     """Have a companion for an engine. It is there, if not yet ready, when this returns.
 
     Raises:
@@ -188,7 +188,9 @@ class Relay:
         port: Where it listens, on the loopback interface.
     """
 
-    def __init__(self, address: Address, container: str, port: int, host_port: int | None = None) -> None:
+    def __init__(
+        self, address: EngineAddress, container: str, port: int, host_port: int | None = None
+    ) -> None:
         try:
             bound = socket.create_server((LOOPBACK, host_port or 0), backlog=BACKLOG)
         except OSError as error:

@@ -24,7 +24,7 @@ from openenv_core.errors import (
 from openenv_core.providers.base import LOOPBACK, status_of
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.companion import Companion, Relay
-from openenv_core.providers.docker.engine import Engine, is_local
+from openenv_core.providers.docker.engine import DockerEngine, is_local
 from openenv_core.providers.docker.options import ContainerOptions, dropped, spec
 
 logger = logging.getLogger("openenv_core")
@@ -94,7 +94,7 @@ class Container:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DockerEngine,
         container_id: str,
         name: str,
         image: str,
@@ -237,7 +237,7 @@ def _close(relay: Relay, process: int) -> None:
         relay.close()
 
 
-def _stop(engine: Engine, container: str, grace_s: float) -> None:
+def _stop(engine: DockerEngine, container: str, grace_s: float) -> None:
     try:
         engine.call(
             "POST",
@@ -250,7 +250,9 @@ def _stop(engine: Engine, container: str, grace_s: float) -> None:
             raise
 
 
-def _remove_forgotten(engine: Engine, container: str, process: int, noted_gone: Callable[[], None]) -> None:
+def _remove_forgotten(
+    engine: DockerEngine, container: str, process: int, noted_gone: Callable[[], None]
+) -> None:
     """Remove a container that nobody closed; a fork of its owner leaves it alone."""
     if os.getpid() != process:
         return
@@ -263,7 +265,7 @@ def _remove_forgotten(engine: Engine, container: str, process: int, noted_gone: 
         noted_gone()
 
 
-def _remove(engine: Engine, container: str) -> None:
+def _remove(engine: DockerEngine, container: str) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -301,7 +303,7 @@ def start_container(
     image: str,
     options: ContainerOptions | None = None,
     *,
-    engine: Engine | None = None,
+    engine: DockerEngine | None = None,
     stopping: threading.Event | None = None,
 ) -> Container:
     """Start a container and wait until its server is healthy.
@@ -319,7 +321,7 @@ def start_container(
         ServerStartFailed: The container ended, or stayed silent, before its server was healthy.
     """
     options = options or ContainerOptions()
-    engine = engine or Engine.find()
+    engine = engine or DockerEngine.find()
     deadline = time.monotonic() + options.start_timeout_s
     ours = companion.ensure(engine.address)
     name = f"ropewalk-{_stem(image)}-{secrets.token_hex(4)}"
@@ -398,14 +400,14 @@ def _require_running(container: Container) -> None:
     )
 
 
-def _publishes(engine: Engine, options: ContainerOptions) -> bool:
+def _publishes(engine: DockerEngine, options: ContainerOptions) -> bool:
     """Whether the engine is asked to publish the port, on the loopback interface of its own machine."""
     if options.reach != "auto":
         return options.reach == "port"
     return options.network != "none" and is_local(engine.address)
 
 
-def _create(engine: Engine, name: str, asked: dict[str, Any], ours: companion.Companion) -> str:
+def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: companion.Companion) -> str:
     try:
         created = engine.call("POST", "/containers/create", query={"name": name}, body=asked)
     except EngineRefused as error:
@@ -439,7 +441,7 @@ def _why_not_made(image: str, error: EngineRefused) -> ProviderError | None:
     return None
 
 
-def _run(engine: Engine, container: Container, options: ContainerOptions) -> None:
+def _run(engine: DockerEngine, container: Container, options: ContainerOptions) -> None:
     try:
         engine.call("POST", f"/containers/{container.id}/start")
     except EngineRefused as error:
@@ -478,7 +480,7 @@ def _published(found: dict[str, Any], port: int) -> int | None:
     return next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
 
 
-def _forget(engine: Engine, name: str) -> None:
+def _forget(engine: DockerEngine, name: str) -> None:
     """Remove what an interrupted request may still create. The companion finds what this does not."""
     deadline = time.monotonic() + UNSURE_S
     while time.monotonic() < deadline:

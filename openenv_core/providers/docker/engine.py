@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 from openenv_core.errors import ConfigurationError, EngineRefused, EngineUnavailable
 from openenv_core.providers.docker import _wire
-from openenv_core.providers.docker._wire import Address
+from openenv_core.providers.docker._wire import EngineAddress
 
 USUAL: Final = "/var/run/docker.sock"
 
 
-def find_engine() -> Address:
+def find_engine() -> EngineAddress:
     """Return where the engine is: DOCKER_HOST, else the context in use, else the usual socket.
 
     Raises:
@@ -28,20 +28,22 @@ def find_engine() -> Address:
     if host := os.environ.get("DOCKER_HOST"):
         verify = os.environ.get("DOCKER_TLS_VERIFY", "") != ""
         folder = os.environ.get("DOCKER_CERT_PATH") or (str(_config_folder()) if verify else None)
-        return _checked(Address(host, folder if host.startswith("tcp") else None, verify), "DOCKER_HOST")
+        return _checked(
+            EngineAddress(host, folder if host.startswith("tcp") else None, verify), "DOCKER_HOST"
+        )
     name = os.environ.get("DOCKER_CONTEXT") or _configured().get("currentContext") or "default"
     if name != "default":
         return _of_context(str(name))
-    return Address(f"unix://{_usual_socket()}")
+    return EngineAddress(f"unix://{_usual_socket()}")
 
 
-def is_local(address: Address) -> bool:
+def is_local(address: EngineAddress) -> bool:
     """Whether ports that the engine publishes on its loopback interface can be reached from here."""
     parts = urlsplit(address.url)
     return parts.scheme == "unix" or parts.hostname in ("127.0.0.1", "localhost", "::1")
 
 
-def _checked(address: Address, source: str) -> Address:
+def _checked(address: EngineAddress, source: str) -> EngineAddress:
     try:
         parts = urlsplit(address.url)
         # A path that is not absolute would be read as a host's name, and another be taken.
@@ -70,7 +72,7 @@ def _configured() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _of_context(name: str) -> Address:
+def _of_context(name: str) -> EngineAddress:
     identity = hashlib.sha256(name.encode()).hexdigest()
     folder = _config_folder() / "contexts"
     try:
@@ -83,7 +85,7 @@ def _of_context(name: str) -> Address:
         ) from error
     certificates = folder / "tls" / identity / "docker"
     return _checked(
-        Address(
+        EngineAddress(
             host,
             str(certificates) if certificates.is_dir() else None,
             not endpoint.get("SkipTLSVerify", False),
@@ -112,13 +114,13 @@ DONE: Final = (200, 201, 204, 304)
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class DockerEngine:
     """A Docker engine. Every call has a connection of its own, so threads and forks may share it."""
 
-    address: Address
+    address: EngineAddress
 
     @classmethod
-    def find(cls) -> "Engine":
+    def find(cls) -> "DockerEngine":
         """Return the engine that DOCKER_HOST, the context in use or the usual socket names.
 
         Raises:
@@ -215,7 +217,7 @@ class Engine:
 
     def _ask(
         self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout_s: float
-    ) -> _wire.Answer:
+    ) -> _wire.EngineResponse:
         try:
             answer = _wire.call(self.address, method, path, query=query, body=body, timeout_s=timeout_s)
         except PermissionError as error:

@@ -1,11 +1,11 @@
 """Healthy containers that wait to be used."""
 
 from openenv_core.providers.pool.keeper import (
-    Lease,
     PoolClosed,
     PoolError,
+    PoolLease,
     PoolTimeout,
 )
 from openenv_core.providers.pool.pool import DockerPool
 
-__all__ = ["DockerPool", "Lease", "PoolClosed", "PoolError", "PoolTimeout"]
+__all__ = ["DockerPool", "PoolClosed", "PoolError", "PoolLease", "PoolTimeout"]

@@ -47,7 +47,7 @@ LOOK_S: Final = 0.5
 """How often whoever waits looks whether there is still somebody who makes members."""
 
 
-class Member(Protocol):
+class PoolMember(Protocol):
     """What a pool keeps warm; a `Container` is one."""
 
     url: str
@@ -112,9 +112,9 @@ class Stock:
 
     size: int
     changed: threading.Condition = field(default_factory=threading.Condition)
-    ready: deque[Member] = field(default_factory=deque)
-    used: dict[int, Member] = field(default_factory=dict)
-    leaving: list[Member] = field(default_factory=list)
+    ready: deque[PoolMember] = field(default_factory=deque)
+    used: dict[int, PoolMember] = field(default_factory=dict)
+    leaving: list[PoolMember] = field(default_factory=list)
     starting: int = 0
     started: int = 0
     failed: int = 0
@@ -142,7 +142,7 @@ class Stock:
                 self.last_failure,
             )
 
-    def take(self, deadline: float, timeout_s: float, look: Callable[[], None]) -> Member:
+    def take(self, deadline: float, timeout_s: float, look: Callable[[], None]) -> PoolMember:
         """Wait for a member, and return it as one that is used.
 
         Args:
@@ -235,11 +235,11 @@ CLEAR_LOOK_S: Final = 0.05
 class Start(Protocol):
     """Makes a member and returns once it is healthy; raises when `stopping` is set meanwhile, or later."""
 
-    def __call__(self, stopping: threading.Event) -> Member:
+    def __call__(self, stopping: threading.Event) -> PoolMember:
         """Make one."""
 
 
-class Keeper:
+class PoolKeeper:
     """The thread that keeps a pool full, and its helpers: one thread a start, one a removal.
 
     At most `max_starting` starts and `size` removals run at once. The threads are daemons, and none of them
@@ -253,7 +253,7 @@ class Keeper:
     """
 
     def __init__(
-        self, stock: Stock, start: Start, healthy: Callable[[Member, float], bool], max_starting: int
+        self, stock: Stock, start: Start, healthy: Callable[[PoolMember, float], bool], max_starting: int
     ) -> None:
         self._stock = stock
         self._start = start
@@ -261,7 +261,7 @@ class Keeper:
         self._max_starting = max_starting
         self._pid = os.getpid()
         self._stopping = threading.Event()
-        self._wake: SimpleQueue[Member | None] = SimpleQueue()  # its put may be called from a finalizer
+        self._wake: SimpleQueue[PoolMember | None] = SimpleQueue()  # its put may be called from a finalizer
         self._next_start = 0.0
         self._next_look = time.monotonic() + IDLE_S
         self._removing: set[int] = set()
@@ -269,7 +269,7 @@ class Keeper:
         self._thread = threading.Thread(target=self._main, name="openenv-pool", daemon=True)
         self._thread.start()
 
-    def give_back(self, member: Member) -> None:
+    def give_back(self, member: PoolMember) -> None:
         """Take a used member back, to be removed and replaced. Never blocks."""
         self._wake.put(member)
 
@@ -287,7 +287,7 @@ class Keeper:
         self._stopping.set()
         self._wake.put(None)
 
-    def close(self, timeout_s: float) -> list[Member]:
+    def close(self, timeout_s: float) -> list[PoolMember]:
         """Start nothing more, remove every member, and return those that could not be removed in time.
 
         Does nothing in a fork of the process that has the pool.
@@ -379,7 +379,7 @@ class Keeper:
                 if member is not None:
                     self._taken_back(member)
 
-    def _taken_back(self, member: Member) -> None:
+    def _taken_back(self, member: PoolMember) -> None:
         if self._stock.used.pop(id(member), None) is not None:
             self._stock.leaving.append(member)
 
@@ -402,7 +402,7 @@ class Keeper:
 
     def _start_one(self) -> None:
         stock = self._stock
-        member: Member | None = None
+        member: PoolMember | None = None
         failure: BaseException | None = None
         try:
             member = self._start(self._stopping)
@@ -433,7 +433,7 @@ class Keeper:
             return LASTING_PAUSE_S
         return float(min(LAST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._stock.failures - 1, 10)))
 
-    def _remove_one(self, member: Member) -> None:
+    def _remove_one(self, member: PoolMember) -> None:
         failure: BaseException | None = None
         try:
             member.remove()
@@ -476,10 +476,10 @@ class Keeper:
         threading.Thread(target=work, name=name, daemon=True).start()
 
 
-MemberT = TypeVar("MemberT", bound=Member)
+MemberT = TypeVar("MemberT", bound=PoolMember)
 
 
-class Lease(Generic[MemberT]):
+class PoolLease(Generic[MemberT]):
     """A container that is one caller's until it is closed; nobody gets it after that.
 
     One that is dropped without `close` is given back when it is collected.

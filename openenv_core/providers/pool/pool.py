@@ -15,12 +15,12 @@ from openenv_core.providers.base import status_of, stopped
 from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 from openenv_core.providers.pool.keeper import (
-    Keeper,
-    Lease,
-    Member,
     MemberT,
     PoolClosed,
     PoolError,
+    PoolKeeper,
+    PoolLease,
+    PoolMember,
     PoolState,
     Start,
     Stock,
@@ -39,12 +39,14 @@ class PoolProvider(Generic[MemberT]):
         timeout_s: Seconds that a container may take to be free.
     """
 
-    def __init__(self, lease: Callable[[float, threading.Event], Lease[MemberT]], timeout_s: float) -> None:
+    def __init__(
+        self, lease: Callable[[float, threading.Event], PoolLease[MemberT]], timeout_s: float
+    ) -> None:
         self._take = lease
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._lease: Lease[MemberT] | None = None
+        self._lease: PoolLease[MemberT] | None = None
 
     @property
     def alive(self) -> bool:
@@ -102,7 +104,7 @@ HAND_OUT_HEALTH_S: Final = 2.0
 """How long a container may take, when it is handed out, to say that it is healthy. It mostly takes 2 ms."""
 
 
-class Pool(Generic[MemberT]):
+class ServerPool(Generic[MemberT]):
     """Keeps servers warm and hands each out once. `DockerPool` is one of containers.
 
     Args:
@@ -124,7 +126,7 @@ class Pool(Generic[MemberT]):
         self._max_starting = max_starting
         self._stock = Stock(size)
         self._lock = threading.Lock()
-        self._keeper: Keeper | None = None
+        self._keeper: PoolKeeper | None = None
         self._closed = False
         _pools.add(self)
 
@@ -153,7 +155,7 @@ class Pool(Generic[MemberT]):
         wanted = self._stock.size if ready is None else ready
         self._stock.wait_for(wanted, time.monotonic() + timeout_s, timeout_s, keeper.require_alive)
 
-    def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> Lease[MemberT]:
+    def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolLease[MemberT]:
         """Take a healthy member.
 
         Args:
@@ -205,7 +207,7 @@ class Pool(Generic[MemberT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _leased(self, timeout_s: float, stopping: threading.Event | None) -> Lease[MemberT]:
+    def _leased(self, timeout_s: float, stopping: threading.Event | None) -> PoolLease[MemberT]:
         keeper = self._running()
         deadline = time.monotonic() + timeout_s
 
@@ -216,7 +218,7 @@ class Pool(Generic[MemberT]):
 
         while True:
             member: Any = self._stock.take(deadline, timeout_s, look)
-            lease: Lease[MemberT] = Lease(member, keeper.give_back, self)
+            lease: PoolLease[MemberT] = PoolLease(member, keeper.give_back, self)
             try:
                 fine = _healthy(member, HAND_OUT_HEALTH_S)
             except BaseException:
@@ -226,18 +228,18 @@ class Pool(Generic[MemberT]):
                 return lease
             lease.close()  # it has died since it was last looked at
 
-    def _running(self) -> Keeper:
+    def _running(self) -> PoolKeeper:
         with self._lock:
             if self._closed:
                 raise PoolClosed("expected an open pool, got one that was closed; make a new one")
             if self._keeper is None:
-                self._keeper = Keeper(self._stock, self._start, _healthy, self._max_starting)
+                self._keeper = PoolKeeper(self._stock, self._start, _healthy, self._max_starting)
                 _keepers.add(self._keeper)
                 weakref.finalize(self, self._keeper.abandon).atexit = False  # see _close_all
             return self._keeper
 
 
-class DockerPool(Pool[Container]):
+class DockerPool(ServerPool[Container]):
     """Keeps healthy containers of one image and hands each out once, in milliseconds.
 
     A container that was given back is removed, and another is started in its place, in the background. Those that
@@ -276,8 +278,8 @@ class DockerPool(Pool[Container]):
         super().__init__(start, size, max_starting)
 
 
-_pools: "weakref.WeakSet[Pool[Any]]" = weakref.WeakSet()
-_keepers: "weakref.WeakSet[Keeper]" = weakref.WeakSet()
+_pools: "weakref.WeakSet[ServerPool[Any]]" = weakref.WeakSet()
+_keepers: "weakref.WeakSet[PoolKeeper]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
@@ -304,7 +306,7 @@ atexit.register(_close_all)
 os.register_at_fork(after_in_child=_in_fork)
 
 
-def _healthy(member: Member, timeout_s: float) -> bool:
+def _healthy(member: PoolMember, timeout_s: float) -> bool:
     options = getattr(member, "options", None)  # of a container; its server may want a token
     try:
         token = None if options is None else options.token

@@ -123,7 +123,7 @@ class SandboxSpec(BaseModel):
         return self
 
 
-class Lease(BaseModel):
+class LeaseRequest(BaseModel):
     """How much longer a sandbox is to live, from now on."""
 
     model_config = ConfigDict(extra="forbid")
@@ -131,7 +131,7 @@ class Lease(BaseModel):
     lease_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
-class Sandbox(BaseModel):
+class RemoteSandbox(BaseModel):
     """What a service tells of a sandbox. Further keys are a service's own, and are ignored.
 
     Attributes:
@@ -149,7 +149,7 @@ class Sandbox(BaseModel):
     reason: str | None = None
 
 
-class Refused(BaseModel):
+class ErrorBody(BaseModel):
     """An answer that is no success.
 
     Attributes:
@@ -204,7 +204,7 @@ class SandboxApi:
         self._http = client_for(self.base_url, headers)
         self._errors = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 
-    def create(self, spec: SandboxSpec) -> Sandbox:
+    def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Ask for a sandbox. It starts; its lease runs.
 
         Raises:
@@ -213,7 +213,7 @@ class SandboxApi:
         """
         return self._sandbox("POST", "", body=spec)
 
-    def get(self, sandbox_id: str, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Sandbox:
+    def get(self, sandbox_id: str, *, wait_s: float = 0.0, timeout_s: float | None = None) -> RemoteSandbox:
         """Ask what became of a sandbox.
 
         Args:
@@ -229,13 +229,15 @@ class SandboxApi:
         limit_s = wait_s + (self.timeout_s if timeout_s is None else timeout_s)
         return self._sandbox("GET", f"/{sandbox_id}", params=params, timeout_s=limit_s)
 
-    def renew(self, sandbox_id: str, lease_s: float, timeout_s: float) -> Sandbox:
+    def renew(self, sandbox_id: str, lease_s: float, timeout_s: float) -> RemoteSandbox:
         """Let a sandbox live on.
 
         Raises:
             SandboxLost: There is none of this name any more.
         """
-        return self._sandbox("POST", f"/{sandbox_id}/lease", body=Lease(lease_s=lease_s), timeout_s=timeout_s)
+        return self._sandbox(
+            "POST", f"/{sandbox_id}/lease", body=LeaseRequest(lease_s=lease_s), timeout_s=timeout_s
+        )
 
     def logs(self, sandbox_id: str, size: int) -> str:
         """Return the last of what a sandbox has printed.
@@ -257,10 +259,10 @@ class SandboxApi:
         """Let the connections go."""
         self._http.close()
 
-    def _sandbox(self, method: str, path: str, **options: Any) -> Sandbox:
+    def _sandbox(self, method: str, path: str, **options: Any) -> RemoteSandbox:
         body = self._ask(method, path, **options)
         try:
-            found = Sandbox.model_validate_json(body)
+            found = RemoteSandbox.model_validate_json(body)
         except ValidationError as error:
             raise SandboxServiceUnavailable(
                 f"expected {self._shown} to describe a sandbox as docs/sandboxes.md says, got: "
@@ -307,9 +309,9 @@ class SandboxApi:
 
     def _refusal(self, response: "httpx.Response", body: bytes, path: str) -> Exception:
         try:
-            said = Refused.model_validate_json(body)
+            said = ErrorBody.model_validate_json(body)
         except ValidationError:
-            said = Refused(detail=body[:300].decode(errors="replace").strip())
+            said = ErrorBody(detail=body[:300].decode(errors="replace").strip())
         status = response.status_code
         text = f"the sandbox service at {self._shown} answered {status}: {said.detail or 'without words'}"
         if status in (401, 403):

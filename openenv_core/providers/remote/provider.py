@@ -15,7 +15,7 @@ from openenv_core.errors import ConfigurationError, ProviderError, ServerStartFa
 from openenv_core.providers.base import stopped
 from openenv_core.providers.docker.options import size_of
 from openenv_core.providers.remote.api import (
-    Sandbox,
+    RemoteSandbox,
     SandboxApi,
     SandboxLost,
     SandboxRefused,
@@ -329,7 +329,7 @@ class RemoteSandboxProvider:
             self._running = None
 
     def _wait_until_running(
-        self, api: SandboxApi, leased: LeasedSandbox, seen: Sandbox, deadline: float
+        self, api: SandboxApi, leased: LeasedSandbox, seen: RemoteSandbox, deadline: float
     ) -> str:
         pause_s = FIRST_POLL_S
         while True:

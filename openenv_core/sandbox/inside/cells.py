@@ -34,7 +34,7 @@ MAX_BUNDLES: Final = 256
 """Of one execution."""
 
 
-class Shown:
+class ShownBundles:
     """The bundles of one execution.
 
     Args:
@@ -139,7 +139,7 @@ class Figures:
     """
 
     def __init__(self) -> None:
-        self.shown: Shown | None = None
+        self.shown: ShownBundles | None = None
 
     def install(self) -> None:
         """Let matplotlib find the backend."""
@@ -198,7 +198,7 @@ class Cells:
         sys.modules["__main__"] = self._main
         self._figures.install()
 
-    def run(self, code: str, shown: Shown) -> str | None:
+    def run(self, code: str, shown: ShownBundles) -> str | None:
         """Run a cell; return the text of its last expression's value, None where there is none.
 
         Raises:

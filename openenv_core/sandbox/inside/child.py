@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
-from openenv_core.sandbox.inside.runner import CONTROL, BranchingRunner, Runner, arrange, furnish
+from openenv_core.sandbox.inside.runner import CONTROL, BranchingRunner, RequestRunner, arrange, furnish
 from openenv_core.sandbox.inside.standing import Spec, Standing
 from openenv_core.sandbox.kernel import cgroups, identity, landlock, libc, namespaces, seccomp
 from openenv_core.sandbox.kernel.limits import apply_rlimits
@@ -122,7 +122,7 @@ def become(spec: Spec, standing: Standing, control: int, stdout: int, stderr: in
         _die_with(parent)
     os.nice(NICENESS)
     _filter(spec, standing)
-    kind = BranchingRunner if spec.snapshot else Runner
+    kind = BranchingRunner if spec.snapshot else RequestRunner
     runner = kind(connection, spec.limits["outputs_bytes"])
     runner.heed()
     connection.send(READY)
@@ -165,7 +165,7 @@ def _confine(spec: Spec, standing: Standing, workdir: str) -> None:
         writable = (workdir, *(path for path in DEVICES if os.path.exists(path)))
         execute = limits["allow_subprocess"]
         readable = landlock.prepare(standing.readable, execute=True) if execute else standing.prepared
-        landlock.restrict(landlock.Rules(read_only=readable, writable=writable, execute=execute))
+        landlock.restrict(landlock.LandlockRules(read_only=readable, writable=writable, execute=execute))
     # Not up to the limit, which is below the numbers of what the zygote holds: its descriptor of /proc among them.
     libc.close_from(CONTROL + 1)
     identity.drop_capabilities()
@@ -178,7 +178,7 @@ def _filter(spec: Spec, standing: Standing) -> None:
     forks = spec.snapshot or spec.limits["allow_subprocess"]
     seccomp.install(
         seccomp.assemble(
-            seccomp.Policy(
+            seccomp.SeccompPolicy(
                 pid=None if forks else os.getpid(),
                 allow_subprocess=spec.limits["allow_subprocess"],
                 allow_fork=spec.snapshot,

@@ -13,7 +13,7 @@ import tempfile
 from typing import Any, Final
 
 from openenv_core.sandbox.inside import frames
-from openenv_core.sandbox.inside.cells import Cells, Shown, describe
+from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
 from openenv_core.sandbox.values import decode, dumps
 
 AGAIN: Final = signal.SIGURG
@@ -74,7 +74,7 @@ class Interrupts:
             _raise(signal.SIGINT)
 
 
-class Runner:
+class RequestRunner:
     """Serves one control socket.
 
     Args:
@@ -116,7 +116,7 @@ class Runner:
         """Do what one message asks for, and return the answer's bytes."""
         answer: dict[str, Any] = {"id": request["id"], "status": "ok", "exit_code": 0}
         texts: list[str] = []
-        shown = Shown(self._outputs_bytes)
+        shown = ShownBundles(self._outputs_bytes)
         try:
             try:
                 self._streams_again(request.get("stdin"))
@@ -139,7 +139,9 @@ class Runner:
         )
         return frames.pack_answer(answer, texts)
 
-    def _run(self, request: dict[str, Any], answer: dict[str, Any], texts: list[str], shown: Shown) -> None:
+    def _run(
+        self, request: dict[str, Any], answer: dict[str, Any], texts: list[str], shown: ShownBundles
+    ) -> None:
         try:
             if request["op"] == "call":
                 value = self._cells.call(request["name"], decode(request["args"]), decode(request["kwargs"]))
@@ -227,7 +229,7 @@ def furnish(workdir: str) -> None:
 _DONE = b"d"
 
 
-class BranchingRunner(Runner):
+class BranchingRunner(RequestRunner):
     """Serves one control socket, and hands over to copies of itself."""
 
     def turn(self) -> None:

@@ -135,7 +135,7 @@ def stand(told: Told) -> Standing:
         standing.proc = _high(namespaces.open_proc())
         namespaces.enter_outer(privileged=told.privileged)
         _fork_first()
-        namespaces.build_root(namespaces.View(paths=told.shown, hidden=told.hidden))
+        namespaces.build_root(namespaces.RootView(paths=told.shown, hidden=told.hidden))
     elif told.privileged:
         # Sessions have users of their own, who may not enter root's home, where Python may be.
         uncover(told.shown)

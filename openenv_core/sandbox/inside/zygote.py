@@ -18,7 +18,7 @@ from typing import Any, Final
 from openenv_core.sandbox.inside import frames
 from openenv_core.sandbox.inside.cells import somewhere_to_write
 from openenv_core.sandbox.inside.child import BY_SIGNAL, become, become_first
-from openenv_core.sandbox.inside.runner import Runner
+from openenv_core.sandbox.inside.runner import RequestRunner
 from openenv_core.sandbox.inside.standing import FOR_THE_LOADER, Spec, Standing, Told, stand
 from openenv_core.sandbox.kernel import libc, namespaces, seccomp
 
@@ -55,7 +55,7 @@ def rehearse(*, filtered: bool) -> None:
     streams = sys.stdin, sys.stdout, sys.stderr
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull, "w", encoding="utf-8") as out:
-        runner = Runner(theirs, 1 << 20)
+        runner = RequestRunner(theirs, 1 << 20)
         runner.namespace["out"] = sys.stdout = sys.stderr = out
         for number in range(TURNS):
             for code in CELLS:
@@ -67,7 +67,7 @@ def rehearse(*, filtered: bool) -> None:
     linecache.clearcache()
     if filtered:
         for shared in (False, True):
-            seccomp.assemble(seccomp.Policy(pid=os.getpid(), shared_uid=shared))
+            seccomp.assemble(seccomp.SeccompPolicy(pid=os.getpid(), shared_uid=shared))
 
 
 def forget() -> None:

@@ -52,7 +52,7 @@ def handled_rights(version: int) -> int:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Rules for reading that serve every session; made once by `prepare`.
+    """LandlockRules for reading that serve every session; made once by `prepare`.
 
     Attributes:
         entries: Each as the kernel takes it; the descriptors in them have to stay open.
@@ -62,7 +62,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Rules:
+class LandlockRules:
     """What may be reached: paths, or O_PATH descriptors that were opened before.
 
     Attributes:
@@ -140,7 +140,7 @@ def _add_each(ruleset: int, entries: Sequence[int | str], rights: int) -> None:
                 os.close(descriptor)
 
 
-def restrict(rules: Rules) -> int:
+def restrict(rules: LandlockRules) -> int:
     """Restrict this thread, and what it starts, to the rules; cannot be taken back.
 
     Returns:

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 from . import libc
 
-__all__ = ["WORKSPACE", "View", "build_root", "enter_outer", "fork_session", "open_proc", "settle_session"]
+__all__ = [
+    "WORKSPACE",
+    "RootView",
+    "build_root",
+    "enter_outer",
+    "fork_session",
+    "open_proc",
+    "settle_session",
+]
 
 READ_ONLY = 0x1
 NO_SETUID = 0x2
@@ -102,7 +110,7 @@ _SHUT = READ_ONLY | _QUIET
 
 
 @dataclass(frozen=True)
-class View:
+class RootView:
     """What of the machine is in the new root.
 
     Attributes:
@@ -118,7 +126,7 @@ class View:
     files: Sequence[tuple[str, bytes]] = field(default=(), repr=False)
 
 
-def build_root(view: View, workdir: str = WORKSPACE) -> None:
+def build_root(view: RootView, workdir: str = WORKSPACE) -> None:
     """Replace the root of this mount namespace by a read-only one that holds the view alone.
 
     It has a few devices, two files of /proc and no more of it, an empty directory for a session's workspace,
@@ -136,7 +144,7 @@ def build_root(view: View, workdir: str = WORKSPACE) -> None:
         os.umask(before)
 
 
-def _build(view: View, workdir: str) -> None:
+def _build(view: RootView, workdir: str) -> None:
     base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
     if base is None:
         raise OSError(errno.ENOENT, f"building a root: expected one of {', '.join(_SCAFFOLDS)} to exist")

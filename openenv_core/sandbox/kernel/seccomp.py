@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from . import libc
-from .syscalls import Architecture, current
+from .syscalls import SyscallTable, current
 
-__all__ = ["Policy", "assemble", "install"]
+__all__ = ["SeccompPolicy", "assemble", "install"]
 
 LOAD = 0x20
 JUMP = 0x05
@@ -111,7 +111,7 @@ _MISS = -1  # a jump to the next alternative, aimed once its distance is known
 
 
 @dataclass(frozen=True)
-class Rule:
+class SeccompRule:
     """What a call's arguments must be: every test of one of the alternatives, else the errno."""
 
     alternatives: tuple[tuple[Test, ...], ...]
@@ -136,9 +136,9 @@ class Rule:
         return [*code, (RETURN, 0, 0, answer(self.otherwise))]
 
 
-def when(*tests: Test) -> Rule:
+def when(*tests: Test) -> SeccompRule:
     """A rule with one alternative."""
-    return Rule((tests,))
+    return SeccompRule((tests,))
 
 
 def _low(argument: int) -> int:
@@ -148,7 +148,7 @@ def _low(argument: int) -> int:
 
 # ------------------------------------------------------------------------------------------------- tree
 
-Verdict = int | Rule
+Verdict = int | SeccompRule
 """What happens to a call: a return value of the filter, or a rule on its arguments."""
 
 
@@ -168,7 +168,7 @@ def decide(verdicts: Mapping[int, Verdict], otherwise: Callable[[int], int], las
         verdict = verdicts.get(number)
         if verdict is None:
             verdict = otherwise(number)
-        if not starts or starts[-1][1] != verdict or isinstance(verdict, Rule):
+        if not starts or starts[-1][1] != verdict or isinstance(verdict, SeccompRule):
             starts.append((number, verdict))
     return _tree(starts)
 
@@ -176,7 +176,7 @@ def decide(verdicts: Mapping[int, Verdict], otherwise: Callable[[int], int], las
 def _tree(ranges: Sequence[tuple[int, Verdict]]) -> Code:
     if len(ranges) == 1:
         verdict = ranges[0][1]
-        return verdict.code() if isinstance(verdict, Rule) else [(RETURN, 0, 0, verdict)]
+        return verdict.code() if isinstance(verdict, SeccompRule) else [(RETURN, 0, 0, verdict)]
     middle = len(ranges) // 2
     low, high = _tree(ranges[:middle]), _tree(ranges[middle:])
     border = ranges[middle][0]
@@ -202,7 +202,7 @@ def program(audit: int, foreign_from: int | None, tree: Code) -> bytes:
 
 
 @dataclass(frozen=True)
-class Policy:
+class SeccompPolicy:
     """What one session's filter depends on.
 
     Attributes:
@@ -304,13 +304,13 @@ _PRCTLS = (2, 3, 7, 15, 16, 21, 23, 27, 30, 37, 38, 39, 40, 42, 0x53564D41)
 _ADVICE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23)
 
 
-def _rules(policy: Policy) -> Iterator[tuple[str, Verdict]]:
+def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     own = (0,) if policy.pid is None else (0, policy.pid)
     forks = policy.allow_subprocess or policy.allow_fork
 
     thread = (Only(0, _THREAD | _THREAD_EXTRAS, wide=True), AllOf(0, _THREAD))
     fork = (Only(0, _FORK | _SIGNAL_BITS, wide=True), OneOf(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
-    yield "clone", Rule((thread, fork)) if forks else when(*thread)
+    yield "clone", SeccompRule((thread, fork)) if forks else when(*thread)
     if forks:
         yield from ((name, ALLOW) for name in ("fork", "vfork"))
     if policy.allow_subprocess:
@@ -342,13 +342,13 @@ def _rules(policy: Policy) -> Iterator[tuple[str, Verdict]]:
     yield "recvmsg", when(Only(2, _MESSAGE_FLAGS))
     # Probing for an operation that is not there, libc expects ENOSYS.
     futex = OneOf(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
-    yield "futex", Rule(((futex,),), otherwise=errno.ENOSYS)
+    yield "futex", SeccompRule(((futex,),), otherwise=errno.ENOSYS)
 
     if not policy.shared_uid:
         yield from ((name, ALLOW) for name in ATTRIBUTES)
 
 
-def verdicts(policy: Policy, architecture: Architecture) -> dict[int, Verdict]:
+def verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> dict[int, Verdict]:
     """The verdict on every call that the table of an architecture names."""
     numbers = architecture.numbers
     youngest = numbers[YOUNGEST_NEEDED]
@@ -374,7 +374,7 @@ _INSTRUCTION_BYTES = 8
 _SOME_PID = 0x5EED_C0DE
 
 
-def assemble(policy: Policy, architecture: Architecture | None = None) -> bytes:
+def assemble(policy: SeccompPolicy, architecture: SyscallTable | None = None) -> bytes:
     """The filter of a policy.
 
     Args:
@@ -393,7 +393,7 @@ def _operand(value: int) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _assembled(policy: Policy, architecture: Architecture | None) -> bytes:
+def _assembled(policy: SeccompPolicy, architecture: SyscallTable | None) -> bytes:
     architecture = architecture or current()
     absent = answer(errno.ENOSYS)  # gaps in the table, and everything younger than it
     tree = decide(verdicts(policy, architecture), lambda _number: absent, architecture.last)

@@ -19,7 +19,7 @@ from envs.code_interpreter_env import (
 )
 from envs.code_interpreter_env.server import house as house_module
 from envs.code_interpreter_env.server.environment import MAX_FETCHED_BYTES, CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.house import House
+from envs.code_interpreter_env.server.house import SharedBackend
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 
 SETTINGS = InterpreterSettings(packages=("json",), tasks="none", max_snapshot=True)
@@ -34,7 +34,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 
 @pytest.fixture
 async def env(backend: FakeBackend) -> AsyncIterator[CodeInterpreterEnvironment]:
-    environment = CodeInterpreterEnvironment(House(SETTINGS))
+    environment = CodeInterpreterEnvironment(SharedBackend(SETTINGS))
     yield environment
     await environment.close_async()
     assert all(one.closed for one in backend.opened)
@@ -138,7 +138,7 @@ async def test_without_a_task_a_submission_is_the_policy_s_mistake(env: CodeInte
 
 
 async def test_a_house_keeps_its_backend_for_as_long_as_anybody_holds_it(backend: FakeBackend) -> None:
-    house = House(SETTINGS)
+    house = SharedBackend(SETTINGS)
     one, two = CodeInterpreterEnvironment(house), CodeInterpreterEnvironment(house)
     await one.reset_async()
     await two.reset_async()
@@ -221,7 +221,7 @@ async def test_a_restart_forgets_all_but_what_the_reset_brought(
 
 async def test_plain_calls_wait_whether_or_not_an_event_loop_runs(backend: FakeBackend) -> None:
     def play() -> None:
-        env = CodeInterpreterEnvironment(House(SETTINGS))
+        env = CodeInterpreterEnvironment(SharedBackend(SETTINGS))
         assert env.reset().exit_code == 0  # type: ignore[union-attr]
         assert env.step(Execute(code="1")).exit_code == 0  # type: ignore[union-attr]
         env.close()

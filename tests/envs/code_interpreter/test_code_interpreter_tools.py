@@ -14,7 +14,7 @@ from envs.code_interpreter_env.models import ListTools
 from envs.code_interpreter_env.server import house as house_module
 from envs.code_interpreter_env.server import keeper as sparing
 from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.house import House
+from envs.code_interpreter_env.server.house import SharedBackend
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core import infrastructure_failure
 from openenv_core.sandbox import Isolation
@@ -48,7 +48,7 @@ class Told(ToolContext):
 
 @pytest.fixture
 async def env() -> AsyncIterator[CodeInterpreterEnvironment]:
-    environment = CodeInterpreterEnvironment(House(SETTINGS))
+    environment = CodeInterpreterEnvironment(SharedBackend(SETTINGS))
     yield environment
     await environment.close_async()
 
@@ -59,7 +59,7 @@ async def faked(
 ) -> AsyncIterator[tuple[CodeInterpreterEnvironment, FakeBackend]]:
     backend = FakeBackend()
     monkeypatch.setattr(house_module, "make_backend", lambda *_: backend)
-    environment = CodeInterpreterEnvironment(House(SETTINGS))
+    environment = CodeInterpreterEnvironment(SharedBackend(SETTINGS))
     yield environment, backend
     await environment.close_async()
 

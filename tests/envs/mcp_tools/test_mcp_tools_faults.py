@@ -18,7 +18,7 @@ from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import schemas as weight
 from envs.mcp_tools_env.server.upstream import stdio
 from envs.mcp_tools_env.server.upstream._guard import remove_tree
-from envs.mcp_tools_env.server.upstream.errors import Fault
+from envs.mcp_tools_env.server.upstream.errors import FirstFailure
 from envs.mcp_tools_env.server.upstream.schemas import (
     MAX_VALUES,
     ArgumentCheck,
@@ -407,7 +407,7 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
 ) -> None:
     monkeypatch.setattr(stdio, "MAX_UNREAD_BYTES", 1 << 20)
     process = await ServerProcess.start(("sleep", "60"), {"PATH": os.defpath}, tmp_path, tmp_path)
-    fault = Fault()
+    fault = FirstFailure()
     try:
         async with stdio.stdio_wire(process, fault) as (_, to_server):
             message = stdio.SessionMessage(

@@ -17,7 +17,7 @@ from tool_site import Site, packed
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import http
 from envs.mcp_tools_env.server.upstream.addresses import check, checked
-from envs.mcp_tools_env.server.upstream.errors import AddressRefused, Fault
+from envs.mcp_tools_env.server.upstream.errors import AddressRefused, FirstFailure
 from envs.mcp_tools_env.server.upstream.http import (
     MAX_BODY_BYTES,
     PinnedBackend,
@@ -280,7 +280,7 @@ async def test_a_few_requests_for_events_go_at_once_and_further_ones_are_spaced(
     monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(http.asyncio, "sleep", sleep)
     monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", ended_stream)
-    transport = http.PinnedTransport(Fault(), allow_private=True)
+    transport = http.PinnedTransport(FirstFailure(), allow_private=True)
 
     async def waits(count: int) -> list[float]:
         waited.clear()

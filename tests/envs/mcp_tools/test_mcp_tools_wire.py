@@ -14,7 +14,7 @@ from tool_houses import call, entry, house_of, kind, names, playing
 from envs.mcp_tools_env import McpToolsEnv
 from envs.mcp_tools_env.models import McpToolsState
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
-from envs.mcp_tools_env.server.house import House
+from envs.mcp_tools_env.server.house import SharedState
 from openenv_core.errors import ToolCallFailed
 from openenv_core.tools import CallToolAction, ToolAction, ToolContext, ToolObservation
 from openenv_core.tools.specs import openai_tools
@@ -22,7 +22,7 @@ from servers import create_app
 from servers.app import EnvironmentApp
 
 
-def app_of(house: House) -> EnvironmentApp:
+def app_of(house: SharedState) -> EnvironmentApp:
     class Configured(McpToolsEnvironment):
         def __init__(self) -> None:
             super().__init__(house)

@@ -12,14 +12,14 @@ from envs.shop_env.server.environment import ShopEnvironment
 from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES, Scenario
-from envs.shop_env.world.desk import TRIES, Reply
+from envs.shop_env.world.desk import TRIES, DeskReply
 from envs.shop_env.world.judging import Score, judge
 from envs.shop_env.world.records import (
     Decision,
     Ground,
 )
 from envs.shop_env.world.rules import (
-    Verdict,
+    RightOutcome,
     differences,
     facts,
     verdicts,
@@ -349,10 +349,13 @@ def test_what_was_not_asked_for_costs(shop: ShopEnvironment) -> None:
 
 
 def test_a_reward_counts_replies_and_what_was_changed() -> None:
-    verdicts = (Verdict("done", amount=500, changes={("credit", "O1"): 500}), Verdict("refused", "too_late"))
-    paid, refused = Reply("done", "none", 500), Reply("refused", "too_late", 0)
+    verdicts = (
+        RightOutcome("done", amount=500, changes={("credit", "O1"): 500}),
+        RightOutcome("refused", "too_late"),
+    )
+    paid, refused = DeskReply("done", "none", 500), DeskReply("refused", "too_late", 0)
     credit: dict[Any, Any] = {("credit", "O1"): 500}
-    cases: list[tuple[dict[int, Reply], dict[Any, Any], tuple[int, int], float]] = [
+    cases: list[tuple[dict[int, DeskReply], dict[Any, Any], tuple[int, int], float]] = [
         ({1: paid, 2: refused}, credit, (2, 0), 1.0),
         ({1: paid}, credit, (1, 0), 0.25),
         ({1: paid, 2: refused}, {}, (1, 0), 0.25),

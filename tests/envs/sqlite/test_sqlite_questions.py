@@ -12,7 +12,7 @@ import pytest
 
 from envs.sqlite_env.measure import commonest
 from envs.sqlite_env.questions import FAMILIES, Kind, Question, ask, ask_of, spoken
-from envs.sqlite_env.questions.answers import Answer, number, pairs, sequence, text, texts
+from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.solver import (
     Schema,
@@ -22,8 +22,8 @@ from envs.sqlite_env.solver import (
 )
 from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
-from envs.sqlite_env.world.reading import Reader
-from envs.sqlite_env.world.records import World, write_database
+from envs.sqlite_env.world.reading import ReadOnlyDatabase
+from envs.sqlite_env.world.records import DatabaseContents, write_database
 from openenv_core.errors import EpisodeOver
 from openenv_core.tools import (
     ToolErrorType,
@@ -34,7 +34,7 @@ from tests.envs.tool_calls import calls_of
 LETTERS = [["Ada Berg", 3], ["Bela O'Neill", 1.5]]
 
 
-def schema_of(world: World) -> Schema:
+def schema_of(world: DatabaseContents) -> Schema:
     tables = world.naming.values()
     return Schema(
         world.domain,
@@ -49,7 +49,7 @@ def compare(worlds: range) -> Counter[str]:
     for place in worlds:
         source = random.Random(f"compared {place}")
         world = make_world(DOMAINS[place % len(DOMAINS)], source)
-        reader = Reader(write_database(world), world.today)
+        reader = ReadOnlyDatabase(write_database(world), world.today)
         for family in FAMILIES.values():
             question: Question | None = None
             for _ in range(3):
@@ -102,7 +102,7 @@ def test_held_out_phrasings_are_never_asked_in_training() -> None:
     assert phrasings_used(True) <= kept
 
 
-TAKEN: list[tuple[Answer, list[Any], list[Any]]] = [
+TAKEN: list[tuple[ExpectedAnswer, list[Any], list[Any]]] = [
     (
         number(12),
         [12, 12.0, " 12 ", [12], '"12"'],
@@ -135,7 +135,7 @@ TAKEN: list[tuple[Answer, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("answer", "right", "wrong"), TAKEN)
-def test_what_is_taken_for_an_answer(answer: Answer, right: list[Any], wrong: list[Any]) -> None:
+def test_what_is_taken_for_an_answer(answer: ExpectedAnswer, right: list[Any], wrong: list[Any]) -> None:
     assert [given for given in right if not answer.matches(given)] == []
     assert [given for given in wrong if answer.matches(given)] == []
 

@@ -14,7 +14,7 @@ from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import (
     MAX_RESULT,
     MAX_ROWS,
-    Reader,
+    ReadOnlyDatabase,
 )
 from envs.sqlite_env.world.records import write_database
 
@@ -24,13 +24,13 @@ LONG = f"'{'a' * 900}'"
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    found = Reader(write_database(WORLD), WORLD.today)
+def reader() -> Iterator[ReadOnlyDatabase]:
+    found = ReadOnlyDatabase(write_database(WORLD), WORLD.today)
     yield found
     found.close()
 
 
-def everything(reader: Reader) -> list[object]:
+def everything(reader: ReadOnlyDatabase) -> list[object]:
     return [reader.query(f"SELECT * FROM {table.name}")["rows"] for table in WORLD.naming.values()]
 
 
@@ -74,7 +74,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused_is_said_and_changes_nothing(reader: Reader, tmp_path: Path) -> None:
+def test_what_is_refused_is_said_and_changes_nothing(reader: ReadOnlyDatabase, tmp_path: Path) -> None:
     before = everything(reader)
     for sql in REFUSED:
         try:
@@ -86,7 +86,7 @@ def test_what_is_refused_is_said_and_changes_nothing(reader: Reader, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_query_is_not_even_prepared(reader: Reader) -> None:
+def test_what_is_no_query_is_not_even_prepared(reader: ReadOnlyDatabase) -> None:
     for sql in ("PRAGMA user_version", "DELETE FROM nothing", "", "/* SELECT 1", "BEGIN"):
         with pytest.raises(QueryRefused, match="expected one query that reads"):
             reader.query(sql)
@@ -101,7 +101,9 @@ def test_what_is_no_query_is_not_even_prepared(reader: Reader) -> None:
         f"SELECT sum({LONG} || c.rowid GLOB '{'*a' * 40}b') FROM {EVENTS} a, {EVENTS} b, {EVENTS} c",
     ],
 )
-def test_queries_that_take_too_much_are_ended_and_the_next_one_runs(reader: Reader, sql: str) -> None:
+def test_queries_that_take_too_much_are_ended_and_the_next_one_runs(
+    reader: ReadOnlyDatabase, sql: str
+) -> None:
     with pytest.raises(QueryRefused, match=r"instructions|at most 1000 characters|32 MB|longer"):
         reader.query(sql)
     assert reader.query(f"SELECT count(*) FROM {PEOPLE}")["rows"] == [[len(WORLD.people)]]
@@ -125,7 +127,9 @@ def doubled(levels: int, definition: str, last: str = "a0 AS (SELECT 1 x)") -> s
         "NEW\u00a0 AS (SELECT ')(' x FROM OLD\u00a0, OLD\u00a0 t)",
     ],
 )
-def test_parts_that_multiply_are_refused_before_they_are_written_out(reader: Reader, definition: str) -> None:
+def test_parts_that_multiply_are_refused_before_they_are_written_out(
+    reader: ReadOnlyDatabase, definition: str
+) -> None:
     mark = definition[3] if ord(definition[3]) > 127 else ""
     few, many = (doubled(levels, definition, f"a0{mark} AS (SELECT 1 x)") + mark for levels in (5, 16))
     assert reader.query(few)["row_count"] == 1
@@ -133,14 +137,16 @@ def test_parts_that_multiply_are_refused_before_they_are_written_out(reader: Rea
         reader.query(many)
 
 
-def test_a_query_that_spills_too_much_is_ended(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_that_spills_too_much_is_ended(
+    reader: ReadOnlyDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Not every file system counts what is written; this one counts too much.
     monkeypatch.setattr("envs.sqlite_env.world.reading._written", itertools.count(step=20_000_000).__next__)
     with pytest.raises(QueryRefused, match="32 MB"):
         reader.query(f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b")
 
 
-def test_a_query_that_becomes_too_long_a_program_is_refused(reader: Reader) -> None:
+def test_a_query_that_becomes_too_long_a_program_is_refused(reader: ReadOnlyDatabase) -> None:
     tables = ", ".join(f"{PEOPLE} t{place}" for place in range(8))
     uses = ", ".join(["(SELECT x FROM a)"] * 350)
     with pytest.raises(QueryRefused, match="20000 instructions"):
@@ -150,14 +156,14 @@ def test_a_query_that_becomes_too_long_a_program_is_refused(reader: Reader) -> N
     assert reader.query("SELECT 1")["rows"] == [[1]]
 
 
-def test_a_query_has_so_many_parts_and_no_more(reader: Reader) -> None:
+def test_a_query_has_so_many_parts_and_no_more(reader: ReadOnlyDatabase) -> None:
     line = "NEW AS (SELECT x FROM OLD)"
     assert reader.query(doubled(50, line))["rows"] == [[1]]
     with pytest.raises(QueryRefused, match="50 parts"):
         reader.query(doubled(51, line))
 
 
-def test_usual_queries_run(reader: Reader) -> None:
+def test_usual_queries_run(reader: ReadOnlyDatabase) -> None:
     people = len(WORLD.people)
     for sql in (
         f"SELECT count(*) FROM {PEOPLE};",
@@ -177,7 +183,7 @@ def test_usual_queries_run(reader: Reader) -> None:
     assert "SCAN" in str(reader.query(f"EXPLAIN QUERY PLAN SELECT * FROM {PEOPLE}")["rows"])
 
 
-def test_results_are_cut_at_a_bound(reader: Reader) -> None:
+def test_results_are_cut_at_a_bound(reader: ReadOnlyDatabase) -> None:
     many = reader.query(f"SELECT a.rowid FROM {EVENTS} a, {EVENTS} b")
     assert (many["row_count"], len(many["rows"])) == (MAX_ROWS, MAX_ROWS)
     assert "more rows" in many["truncated"]
@@ -189,7 +195,7 @@ def test_results_are_cut_at_a_bound(reader: Reader) -> None:
     assert reader.query(f"SELECT {LONG}")["rows"][0][0].endswith("... (900 characters)")
 
 
-def test_now_is_the_day_of_the_task(reader: Reader) -> None:
+def test_now_is_the_day_of_the_task(reader: ReadOnlyDatabase) -> None:
     today = WORLD.today.isoformat()
     row = reader.query(
         "SELECT date('now'), date(), date(' NOW '), strftime('%Y-%m-%d'), strftime('%Y', 'now'), "

@@ -25,7 +25,7 @@ from examples.grpo_blackjack.report import summarize, write_report
 from examples.grpo_blackjack.task import BlackjackTask
 from rl_bridge.config import Config, load_config, resolve
 from rl_bridge.rollout import EvaluationResult, Task
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending, Trajectory
 
 CONFIG_FILE = Path(chat.__file__).with_name("config.yaml")
@@ -87,7 +87,7 @@ class FakePolicy:
     def __init__(self, answers: dict[str, str]) -> None:
         self.answers = answers
 
-    async def answer_greedily(self, chats: Sequence[Sequence[Message]]) -> list[str]:
+    async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:
         return [self.answers[one[0]["content"]] for one in chats]
 
 

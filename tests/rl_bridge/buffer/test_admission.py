@@ -9,7 +9,7 @@ import pytest
 from buffer_fixtures import aged_group
 from simulated_time import simulate
 
-from rl_bridge.buffer.ledger import Lease, Ledger
+from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import (
     CUT_GRACE_S,
     STALE,
@@ -74,7 +74,7 @@ class Run:
             finally:
                 self.seen.slots_freed += 1
 
-    async def play(self, lease: Lease) -> None:
+    async def play(self, lease: GroupLease) -> None:
         versions = [self.served]
         stopped = self.stopped_playing[lease.id] = asyncio.Event()
         for _ in range(self.random.randint(1, 3)):

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rl_bridge.buffer.ledger import HISTORY, Fate, Lease, Ledger, UnderWay
+from rl_bridge.buffer.ledger import HISTORY, Fate, GroupLease, Ledger, UnfinishedGroup
 
 
-def leased(ledger: Ledger, *, served: int = 0, now: float = 0.0) -> Lease:
+def leased(ledger: Ledger, *, served: int = 0, now: float = 0.0) -> GroupLease:
     lease = ledger.lease(served=served, now=now, admit=True)
     assert lease is not None
     return lease
@@ -62,12 +62,12 @@ def test_without_a_limit_work_is_never_dropped_for_being_lost() -> None:
 def test_work_that_is_handed_on_is_no_loss_and_keeps_the_age_of_what_was_done() -> None:
     ledger = Ledger(max_losses=0)
     assert ledger.give_back(leased(ledger, served=2).id, floor=2)
-    assert ledger.under_way(served=5) == [UnderWay(floor=2)]
+    assert ledger.under_way(served=5) == [UnfinishedGroup(floor=2)]
     again = leased(ledger, served=4)
     assert (again.group, again.attempt, again.floor) == (0, 2, 2)
-    assert ledger.under_way(served=5) == [UnderWay(floor=2, lease=again)]
+    assert ledger.under_way(served=5) == [UnfinishedGroup(floor=2, lease=again)]
     assert ledger.give_back(again.id, floor=None)  # nothing was kept: it is as good as new
-    assert ledger.under_way(served=5) == [UnderWay(floor=5)]
+    assert ledger.under_way(served=5) == [UnfinishedGroup(floor=5)]
     assert leased(ledger, served=4).floor == 4
     assert ledger.lost == 0
     twice = Ledger(max_losses=1)
@@ -83,9 +83,9 @@ def test_what_may_be_oldest_is_told_first() -> None:
     young, old, lost = leased(ledger, served=4), leased(ledger, served=2), leased(ledger, served=1)
     assert ledger.lose(lost.id)
     assert ledger.under_way(served=3) == [
-        UnderWay(floor=2, lease=old),
-        UnderWay(floor=3),
-        UnderWay(floor=4, lease=young),
+        UnfinishedGroup(floor=2, lease=old),
+        UnfinishedGroup(floor=3),
+        UnfinishedGroup(floor=4, lease=young),
     ]
 
 
@@ -171,8 +171,8 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(max_losses=2)
-        self.current: dict[int, Lease] = {}
-        self.void: list[Lease] = []
+        self.current: dict[int, GroupLease] = {}
+        self.void: list[GroupLease] = []
         self.seen: set[int] = set()
         self.trained: list[int] = []
         self.dropped = 0

@@ -11,7 +11,7 @@ from rl_bridge.cli.doctor import COMMAND, _meeting
 from rl_bridge.config import load_config
 from rl_bridge.doctor import machine, meeting
 from rl_bridge.doctor import machine as packages
-from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.findings import Finding, Severity
 from rl_bridge.doctor.meeting import Meeting
 
 GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
@@ -79,9 +79,9 @@ def test_words_that_make_no_sense(words: list[str], told: str, capsys: pytest.Ca
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("level", "status"), [(Level.GOOD, 0), (Level.ODD, 0), (Level.BAD, 1)])
+@pytest.mark.parametrize(("level", "status"), [(Severity.GOOD, 0), (Severity.ODD, 0), (Severity.BAD, 1)])
 def test_what_would_fail_decides_the_exit_status(
-    level: Level, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    level: Severity, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(packages, "packages", lambda: [Finding(what="a", told="b", level=level)])
     monkeypatch.setattr(machine, "machine", lambda: [])

@@ -10,8 +10,8 @@ import pytest
 from rl_bridge.data.examples import (
     Dataset,
     Example,
+    ExampleList,
     JsonLines,
-    Listed,
     open_source,
     require_same,
 )
@@ -28,8 +28,10 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
-def numbers(count: int) -> Listed:
-    return Listed([{"prompt": f"Say {number}", "target": number} for number in range(count)], name="numbers")
+def numbers(count: int) -> ExampleList:
+    return ExampleList(
+        [{"prompt": f"Say {number}", "target": number} for number in range(count)], name="numbers"
+    )
 
 
 def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_line_that_is_no_example_is_told_before_the_run_begins(
 )
 def test_half_a_character_is_refused_in_a_list_too(item: Any) -> None:
     with pytest.raises(ConfigError, match=r"text that UTF-8 can encode, .*\(halves, item 1\)"):
-        Listed([{"prompt": "\U0001f600"}, item], name="halves")
+        ExampleList([{"prompt": "\U0001f600"}, item], name="halves")
 
 
 def test_an_iterable_is_found_by_its_dotted_path() -> None:
@@ -131,7 +133,7 @@ def test_a_dataset_of_another_order_does_not_go_on(other: Dataset, words: str) -
 
 
 def test_targets_that_json_does_not_know_do_not_make_the_same_examples_others() -> None:
-    def listed() -> Listed:
-        return Listed([{"prompt": "Say so", "target": {"any of": object()}}], name="objects")
+    def listed() -> ExampleList:
+        return ExampleList([{"prompt": "Say so", "target": {"any of": object()}}], name="objects")
 
     assert listed().digest == listed().digest

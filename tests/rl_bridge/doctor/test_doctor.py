@@ -17,9 +17,9 @@ from rl_bridge.config import Config, load_config
 from rl_bridge.doctor import machine as machine_module
 from rl_bridge.doctor import meeting
 from rl_bridge.doctor.cluster import cluster
-from rl_bridge.doctor.findings import Finding, Level
+from rl_bridge.doctor.findings import Finding, Severity
 from rl_bridge.doctor.machine import (
-    Limits,
+    CgroupLimits,
     limits,
     machine,
     packages,
@@ -64,9 +64,9 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: asked)
     found = named(packages())
-    assert (found["torch"].level, found["torch"].told) == (Level.GOOD, "2.13.0+cpu")
-    assert found["numpy"].level is Level.GOOD
-    assert (found["vllm"].level, found["torchtitan"].level) == (Level.ODD, Level.BAD)
+    assert (found["torch"].level, found["torch"].told) == (Severity.GOOD, "2.13.0+cpu")
+    assert found["numpy"].level is Severity.GOOD
+    assert (found["vllm"].level, found["torchtitan"].level) == (Severity.ODD, Severity.BAD)
     assert "expected ==0.32.0, got 0.31.0; pip install 'ropewalk[rl]'" in found["vllm"].told
 
 
@@ -80,17 +80,17 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_limits_of_a_container_are_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)
-    allowed = Limits(memory=3 << 20, memory_used=1 << 20, cores=0.5)
+    allowed = CgroupLimits(memory=3 << 20, memory_used=1 << 20, cores=0.5)
     monkeypatch.setattr(machine_module, "limits", lambda: allowed)
     found = named(machine())
     assert found["cores"].figures["cores"] == 0.5
     assert found["memory"].figures["free_gb"] == pytest.approx(2 * 2**20 / 1e9)
     assert "limit (cgroup)" in found["memory"].told
-    monkeypatch.setattr(machine_module, "limits", lambda: Limits(memory=1 << 59, cores=1e4))
+    monkeypatch.setattr(machine_module, "limits", lambda: CgroupLimits(memory=1 << 59, cores=1e4))
     assert not any("limit" in named(machine())[what].told for what in ("cores", "memory"))
 
 
-def cgroup(root: Path, own: str, **files: str) -> Limits:
+def cgroup(root: Path, own: str, **files: str) -> CgroupLimits:
     (root / "self").write_text(own)
     for name, content in files.items():
         file = root / name.replace("__", "/").replace("_DOT_", ".")
@@ -111,7 +111,7 @@ def test_limits_of_cgroups_2_are_those_of_the_tightest_around(tmp_path: Path) ->
         pod__cpu_DOT_max="250000 100000\n",
         memory_DOT_max="9000\n",
     )
-    assert found == Limits(memory=8000, memory_used=2000, cores=2.5)
+    assert found == CgroupLimits(memory=8000, memory_used=2000, cores=2.5)
 
 
 def test_limits_of_cgroups_1(tmp_path: Path) -> None:
@@ -126,11 +126,11 @@ def test_limits_of_cgroups_1(tmp_path: Path) -> None:
             "cpu__cpu_DOT_cfs_period_us": "100000\n",
         },
     )
-    assert found == Limits(memory=8000, memory_used=3000, cores=None)
+    assert found == CgroupLimits(memory=8000, memory_used=3000, cores=None)
     limited = cgroup(tmp_path, "7:memory:/\n5:cpu:/\n", cpu__cpu_DOT_cfs_quota_us="50000\n")
     assert limited.cores == 0.5
     boundless = cgroup(tmp_path, "7:memory:/\n", memory__memory_DOT_limit_in_bytes=f"{2**63 - 4096}\n")
-    assert boundless == Limits()
+    assert boundless == CgroupLimits()
 
 
 def test_what_a_small_container_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +139,9 @@ def test_what_a_small_container_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
     found = named(machine())
-    assert (found["/dev/shm"].level, found["descriptors"].level) == (Level.ODD, Level.ODD)
+    assert (found["/dev/shm"].level, found["descriptors"].level) == (Severity.ODD, Severity.ODD)
     assert "--shm-size" in found["/dev/shm"].told
-    assert found["GPUs"].level is Level.BAD
+    assert found["GPUs"].level is Severity.BAD
     assert "CUDA_VISIBLE_DEVICES" in found["GPUs"].told
 
 
@@ -178,15 +178,15 @@ def loaded(tmp_path: Path, *overrides: str) -> Config:
 
 def test_gpus_of_the_roles(tmp_path: Path) -> None:
     config = loaded(tmp_path, "trainer.num_gpus=2")
-    assert named(cluster(config, gpus=2))["GPUs of the roles"].level is Level.BAD
-    assert named(cluster(config, gpus=3))["GPUs of the roles"].level is Level.GOOD
+    assert named(cluster(config, gpus=2))["GPUs of the roles"].level is Severity.BAD
+    assert named(cluster(config, gpus=3))["GPUs of the roles"].level is Severity.GOOD
     elsewhere = loaded(tmp_path, "trainer.num_gpus=2", "monarch.job=a:b")
     assert "GPUs of the roles" not in named(cluster(elsewhere, gpus=0))
 
 
-@pytest.mark.parametrize(("gpus", "level"), [(7, Level.BAD), (8, Level.GOOD)])
+@pytest.mark.parametrize(("gpus", "level"), [(7, Severity.BAD), (8, Severity.GOOD)])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_gpus_of_one_host_of_several(tmp_path: Path, gpus: int, level: Level, rank: int) -> None:
+def test_gpus_of_one_host_of_several(tmp_path: Path, gpus: int, level: Severity, rank: int) -> None:
     config = loaded(tmp_path, "monarch.num_nodes=2", "monarch.gpus_per_node=8", "trainer.num_gpus=2")
     found = named(cluster(config, gpus=gpus, node_rank=rank))
     assert found["GPUs of this host"].level is level
@@ -198,22 +198,22 @@ def test_ports_are_the_first_hosts_alone(tmp_path: Path) -> None:
     """On the others the controller's address is not theirs, which is as it should be."""
     config = loaded(tmp_path, "monarch.master_addr=192.0.2.1", "monarch.job=a:b", "monarch.num_nodes=2")
     first, second = (cluster(config, gpus=0, node_rank=rank) for rank in (0, 1))
-    assert [one.level for one in first if one.what.startswith("monarch")] == [Level.BAD, Level.BAD]
-    assert [one.level for one in second] == [Level.GOOD]
+    assert [one.level for one in first if one.what.startswith("monarch")] == [Severity.BAD, Severity.BAD]
+    assert [one.level for one in second] == [Severity.GOOD]
 
 
 def test_ports_of_the_controller(tmp_path: Path, listener: int) -> None:
-    def levels(*overrides: str) -> dict[str, Level]:
+    def levels(*overrides: str) -> dict[str, Severity]:
         found = cluster(loaded(tmp_path, *overrides), gpus=0)
         return {one.what: one.level for one in found if one.what.startswith("monarch")}
 
-    assert levels() == {"monarch.coord_port": Level.GOOD}
-    assert levels(f"monarch.coord_port={listener}") == {"monarch.coord_port": Level.BAD}
-    assert levels(f"monarch.master_port={listener}") == {"monarch.coord_port": Level.GOOD}
-    assert levels(f"monarch.master_port={listener}", "monarch.job=a:b")["monarch.master_port"] is Level.BAD
+    assert levels() == {"monarch.coord_port": Severity.GOOD}
+    assert levels(f"monarch.coord_port={listener}") == {"monarch.coord_port": Severity.BAD}
+    assert levels(f"monarch.master_port={listener}") == {"monarch.coord_port": Severity.GOOD}
+    assert levels(f"monarch.master_port={listener}", "monarch.job=a:b")["monarch.master_port"] is Severity.BAD
     elsewhere = "monarch.master_addr=192.0.2.1"
-    assert levels(elsewhere) == {"monarch.coord_port": Level.ODD}
-    assert levels(elsewhere, "monarch.job=a:b")["monarch.coord_port"] is Level.BAD
+    assert levels(elsewhere) == {"monarch.coord_port": Severity.ODD}
+    assert levels(elsewhere, "monarch.job=a:b")["monarch.coord_port"] is Severity.BAD
     told = named(cluster(loaded(tmp_path, elsewhere), gpus=0))["monarch.coord_port"].told
     assert "192.0.2.1:0 is no address of this host" in told
 
@@ -230,18 +230,18 @@ def test_servers_and_workers_that_somebody_else_started(
         f"monarch.workers=[{worker}, tcp://x]",
     ]
     found = named(cluster(loaded(tmp_path, *overrides), gpus=0))
-    assert (found[there].level, found[worker].level) == (Level.GOOD, Level.GOOD)
-    assert (found[missing].level, found["tcp://x"].level) == (Level.BAD, Level.BAD)
+    assert (found[there].level, found[worker].level) == (Severity.GOOD, Severity.GOOD)
+    assert (found[missing].level, found["tcp://x"].level) == (Severity.BAD, Severity.BAD)
     assert "refused" in found[missing].told
-    assert [found[url].level for url in odd] == [Level.BAD] * 3
+    assert [found[url].level for url in odd] == [Severity.BAD] * 3
     assert "expected an address such as http://HOST:PORT or tcp://HOST:PORT" in found["tcp://x"].told
 
 
 def test_checkpoint(tmp_path: Path) -> None:
     config = loaded(tmp_path, f"model.path={tmp_path}")
-    assert named(cluster(config, gpus=0))["model.path"].level is Level.BAD
+    assert named(cluster(config, gpus=0))["model.path"].level is Severity.BAD
     (tmp_path / "config.json").write_text("{}")
-    assert named(cluster(config, gpus=0))["model.path"].level is Level.GOOD
+    assert named(cluster(config, gpus=0))["model.path"].level is Severity.GOOD
 
 
 def test_a_process_that_outlasts_its_end_does_not_hold_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,11 +269,11 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert named(packages())["packages"].level is Level.ODD
+    assert named(packages())["packages"].level is Severity.ODD
 
 
 def test_no_cgroups_are_no_limits(tmp_path: Path) -> None:
-    assert limits(cgroups=tmp_path, own=tmp_path / "none") == Limits()
+    assert limits(cgroups=tmp_path, own=tmp_path / "none") == CgroupLimits()
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
-from rl_bridge.doctor.findings import Level
+from rl_bridge.doctor.findings import Severity
 from rl_bridge.doctor.meeting import Meeting, meet
 
 
@@ -54,7 +54,7 @@ def ranks_alive(address: str) -> list[str]:
 @pytest.mark.slow
 def test_two_processes_of_one_host() -> None:
     (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=2))
-    assert found.level is Level.GOOD
+    assert found.level is Severity.GOOD
     assert "2 processes on 1 host (" in found.told
     assert found.figures["small_us"] > 0
     assert found.figures["reduce_gbps"] > 0
@@ -68,7 +68,7 @@ def test_two_hosts_of_two_processes() -> None:
         first, second = hosts.map(
             lambda rank: meet(meeting(address, num_nodes=2, node_rank=rank, per_host=2)), (0, 1)
         )
-    assert [found.level for found in (*first, *second)] == [Level.GOOD] * 5
+    assert [found.level for found in (*first, *second)] == [Severity.GOOD] * 5
     assert first[-1].what == second[-1].what == "versions on all hosts"
     assert "4 processes on 2 hosts" in second[0].told
     assert first[1].what == f"to {socket.gethostname()}"
@@ -128,7 +128,7 @@ def test_two_hosts_that_share_nothing_but_a_link() -> None:
 def test_host_that_does_not_come(node_rank: int) -> None:
     address = free_address()
     (found,) = meet(meeting(address, num_nodes=2, node_rank=node_rank, timeout_s=2))
-    assert found.level is Level.BAD
+    assert found.level is Severity.BAD
     assert f"expected 2 processes to meet at {address} within 2 s" in found.told
     # The first host has the place where all meet: who else is missing can be said there alone.
     assert ("no host came as --node_rank 1 within 2 s" if node_rank == 0 else "Error") in found.told
@@ -155,7 +155,7 @@ def test_processes_that_log_a_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "sitecustomize.py").write_text(noise)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=2))
-    assert found.level is Level.GOOD, found.told
+    assert found.level is Severity.GOOD, found.told
 
 
 @pytest.mark.soak
@@ -205,7 +205,7 @@ def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(subprocess, "Popen", Doomed)
     address, began = free_address(), time.monotonic()
     (found,) = meet(meeting(address, num_nodes=1, node_rank=0, per_host=2, timeout_s=4))
-    assert found.level is Level.BAD
+    assert found.level is Severity.BAD
     assert time.monotonic() - began < 60
     assert ranks_alive(address) == []
 
@@ -213,5 +213,5 @@ def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.soak
 def test_process_that_is_alone_says_so() -> None:
     (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=1))
-    assert found.level is Level.GOOD
+    assert found.level is Severity.GOOD
     assert "had nobody to send to" in found.told

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rl_bridge.doctor.findings import Level
+from rl_bridge.doctor.findings import Severity
 from rl_bridge.doctor.meeting import Meeting, _results, _versions
 from rl_bridge.doctor.roll_call import (
     HostFacts,
@@ -141,10 +141,10 @@ def test_a_store_that_goes_away_is_the_first_hosts() -> None:
 def test_versions_that_differ_are_said() -> None:
     other = facts("c", versions={"torch": "2.12.0", "vllm": "1"})
     (found,) = _versions([facts("a"), facts("b"), other])
-    assert found.level is Level.BAD
+    assert found.level is Severity.BAD
     assert found.told == "expected one of torch, got 2.13.0 on a, b; 2.12.0 on c"
     (same,) = _versions([facts("a"), facts("b", versions={"vllm": "1"})])
-    assert same.level is Level.GOOD
+    assert same.level is Severity.GOOD
     assert list(_versions([facts("a")])) == []
 
 
@@ -153,7 +153,7 @@ def test_a_wrong_sum_on_any_process_is_said() -> None:
     measured = {"backend": "gloo", "right": True, "small_us": 1.0, "reduce_gbps": 1.0, "pair_gbps": {}}
     (right,) = _results(meeting, [facts("a")], [measured, measured])
     (wrong,) = _results(meeting, [facts("a")], [measured, measured | {"right": False}])
-    assert (right.level, wrong.level) == (Level.GOOD, Level.BAD)
+    assert (right.level, wrong.level) == (Severity.GOOD, Severity.BAD)
     assert "wrong sum" in wrong.told
 
 

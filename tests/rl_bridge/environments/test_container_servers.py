@@ -13,7 +13,7 @@ from docker_engine import engine
 from slim_server import IMAGE, command
 
 from openenv_core.errors import ProviderError
-from openenv_core.providers.docker import Engine
+from openenv_core.providers.docker import DockerEngine
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.services.options import RestartPolicy
 
@@ -47,7 +47,7 @@ def healthy(url: str) -> bool:
         return b"healthy" in answer.read()
 
 
-async def test_a_container_that_ends_is_replaced_and_none_stays(engine: Engine) -> None:
+async def test_a_container_that_ends_is_replaced_and_none_stays(engine: DockerEngine) -> None:
     told: list[tuple[str, ...]] = []
 
     async def changed(urls: tuple[str, ...]) -> None:
@@ -69,7 +69,7 @@ async def test_a_container_that_ends_is_replaced_and_none_stays(engine: Engine) 
     await until(lambda: not engine.labelled(f"{LABEL}=1"))
 
 
-async def test_an_image_that_is_not_there_is_told_at_the_start(engine: Engine) -> None:
+async def test_an_image_that_is_not_there_is_told_at_the_start(engine: DockerEngine) -> None:
     with pytest.raises(ProviderError, match="expected an image 'no-such-image:1'"):
         async with asyncio.timeout(HANG_S), EnvironmentServers(image="no-such-image:1"):
             pytest.fail("it was started")

@@ -17,7 +17,7 @@ from rl_bridge.generator import openai_api as endpoint_client
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.generator.settings import Endpoint, EngineSettings, endpoint_of
+from rl_bridge.generator.settings import EngineSettings, OpenAiEndpoint, endpoint_of
 from rl_bridge.services.handle import LocalService
 from rl_bridge.types import SamplingSettings
 
@@ -40,7 +40,7 @@ def server(serving: StandIn) -> StandIn:
 
 
 def settings(server: StandIn, **changes: Any) -> EngineSettings:
-    endpoint = Endpoint(url=server.url, model=MODEL, key_variable=changes.pop("key_variable", None))
+    endpoint = OpenAiEndpoint(url=server.url, model=MODEL, key_variable=changes.pop("key_variable", None))
     return engine_settings(
         Path("nowhere"), engine="openai", endpoint=endpoint, **{"max_num_seqs": 4} | changes
     )
@@ -247,7 +247,9 @@ def config(**generator: Any) -> Config:
 
 def test_training_on_a_server_is_refused() -> None:
     named = config(engine="openai", url="http://host:8000/v1/", model="m", key_variable="KEY")
-    assert endpoint_of(named.generator) == Endpoint(url="http://host:8000/v1", model="m", key_variable="KEY")
+    assert endpoint_of(named.generator) == OpenAiEndpoint(
+        url="http://host:8000/v1", model="m", key_variable="KEY"
+    )
     with pytest.raises(
         ConfigError, match="the weights of the server at http://host:8000/v1/ cannot be updated"
     ):

@@ -13,7 +13,7 @@ from forward_proxy import answering, proxy_everything
 from rl_bridge.errors import ConfigError, PromptRefused
 from rl_bridge.generator import openai_api as endpoint_client
 from rl_bridge.generator.openai_api import EndpointClient
-from rl_bridge.generator.settings import Endpoint
+from rl_bridge.generator.settings import OpenAiEndpoint
 
 KEY = "sk-0123456789"
 LONGEST = 1000
@@ -38,7 +38,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def client(answer: Answer) -> EndpointClient:
-    endpoint = Endpoint(url="http://host/v1", model="m", key_variable="KEY_OF_THE_TEST")
+    endpoint = OpenAiEndpoint(url="http://host/v1", model="m", key_variable="KEY_OF_THE_TEST")
     one = EndpointClient(endpoint, connections=2, longest=LONGEST)
     one._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=one._http.headers)
     return one
@@ -181,7 +181,7 @@ def test_unusable_proxy_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_proxy_is_used_for_other_hosts_alone(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask_all(urls: list[str]) -> None:
         for url in urls:
-            one = EndpointClient(Endpoint(url=url, model="m"), connections=2, longest=LONGEST)
+            one = EndpointClient(OpenAiEndpoint(url=url, model="m"), connections=2, longest=LONGEST)
             assert await one.request("GET", "/models") == b'"yes"'
             await one.close()
 

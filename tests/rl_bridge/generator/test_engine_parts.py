@@ -12,14 +12,14 @@ from torch import Tensor
 
 from rl_bridge.errors import GeneratorError
 from rl_bridge.generator.handover import Giver, Taker
-from rl_bridge.generator.loop_thread import LoopThread
+from rl_bridge.generator.loop_thread import EngineLoopThread
 
 
 class Stage:
     def __init__(self, failure: Exception | None = None) -> None:
         self.cleaned = 0
         self.failure = failure
-        self.thread = LoopThread("test", self.clean_up)
+        self.thread = EngineLoopThread("test", self.clean_up)
 
     async def clean_up(self) -> None:
         self.cleaned += 1

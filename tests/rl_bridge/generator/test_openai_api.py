@@ -14,7 +14,7 @@ HOW = SamplingSettings(temperature=0.7, max_new_tokens=4, stop_token_ids=(9,))
 PROMPT = [1, 2, 3]
 
 
-def answer(**changes: Any) -> openai_api.Answer:
+def answer(**changes: Any) -> openai_api.CompletionResponse:
     choice: dict[str, Any] = {
         "index": 0,
         "text": "whatever",

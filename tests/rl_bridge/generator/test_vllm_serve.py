@@ -16,7 +16,7 @@ from generator_fixtures import WAIT_S, engine_settings, logprobs, prompts
 
 from rl_bridge.errors import ConfigError, PromptRefused
 from rl_bridge.generator.endpoint import EndpointEngine
-from rl_bridge.generator.settings import Endpoint
+from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import SamplingSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -66,7 +66,7 @@ def urls(
 def engines(urls: dict[str, str], tiny_policy: Path) -> Iterator[dict[str, EndpointEngine]]:
     made = {}
     for name, url in urls.items():
-        endpoint = Endpoint(url=url, model="tiny")
+        endpoint = OpenAiEndpoint(url=url, model="tiny")
         made[name] = EndpointEngine(
             engine_settings(tiny_policy, engine="openai", endpoint=endpoint, timeout_s=START_S)
         )
@@ -120,13 +120,13 @@ def test_refused_prompt_of_a_server_is_named(engines: dict[str, EndpointEngine])
 
 
 def test_other_model_or_length_is_refused(urls: dict[str, str], tiny_policy: Path) -> None:
-    endpoint = Endpoint(url=urls["raw"], model="other")
+    endpoint = OpenAiEndpoint(url=urls["raw"], model="other")
     engine = EndpointEngine(engine_settings(tiny_policy, engine="openai", endpoint=endpoint))
     with pytest.raises(ConfigError, match=r"expected generator.model to be one of tiny"):
         engine.start().result(WAIT_S)
     engine.close()
     longer = engine_settings(
-        tiny_policy, engine="openai", endpoint=Endpoint(url=urls["raw"], model="tiny"), max_length=33
+        tiny_policy, engine="openai", endpoint=OpenAiEndpoint(url=urls["raw"], model="tiny"), max_length=33
     )
     engine = EndpointEngine(longer)
     with pytest.raises(ConfigError, match=r"rollout.max_length of at most 32"):

@@ -13,7 +13,7 @@ from loop_stage import Stage
 from rl_bridge.errors import ConfigError, ReplicaLost, WeightsError
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.recovery import rewind, train_to_the_end
-from rl_bridge.loops.run import Preempted, Run
+from rl_bridge.loops.run import PreemptedError, Run
 from rl_bridge.records.writer import read_lines
 
 
@@ -96,7 +96,7 @@ async def test_preempted_run_ends_between_two_iterations(tmp_path: Path) -> None
             stage.run.preempt()
 
     stage.parts.failing["train_step"] = told_to_go
-    with pytest.raises(Preempted):
+    with pytest.raises(PreemptedError):
         await stage.train()
     assert stage.run.version == stage.parts.trained == 4
     await stage.run.checkpoint(now=True)
@@ -248,7 +248,7 @@ async def test_groups_given_up_before_a_checkpoint_out_of_turn_are_told_by_the_r
         while not run.buffer.ledger.dropped:  # noqa: ASYNC110 - the ledger tells nobody else
             await asyncio.sleep(0)
         run.preempt()
-        with pytest.raises(Preempted):
+        with pytest.raises(PreemptedError):
             await task
         await run.checkpoint(now=True)
         run.preempted = False

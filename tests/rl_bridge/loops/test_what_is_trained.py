@@ -13,7 +13,7 @@ from rl_bridge.rollout.groups import (
     Overlong,
 )
 
-GROWING = "rl_bridge.rollout.tool_task:World"
+GROWING = "rl_bridge.rollout.tool_task:ToolWorldTask"
 STATES = f"{__name__}:StateTask"
 
 

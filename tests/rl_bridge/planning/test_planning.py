@@ -12,8 +12,8 @@ from rl_bridge.planning.memory import (
     memory_of_roles,
 )
 from rl_bridge.planning.plan import (
-    Plan,
     RentedFleet,
+    RunPlan,
     fan_out_seconds,
     gpus_of,
 )
@@ -85,7 +85,7 @@ def test_all_generators_share_the_links_of_the_trainers_hosts() -> None:
 )
 def test_how_often_a_version_goes_over_the_narrowest_link(monarch: dict[str, Any], times: int) -> None:
     config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {}, "monarch": monarch})
-    (told,) = Plan().with_broadcasts(140e9, [100.0], None, config).broadcasts
+    (told,) = RunPlan().with_broadcasts(140e9, [100.0], None, config).broadcasts
     assert told.seconds == pytest.approx(11.2)
     assert told.all_seconds == pytest.approx(11.2 * times)
 

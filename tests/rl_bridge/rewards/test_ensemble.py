@@ -5,11 +5,11 @@ import pytest
 from rl_bridge.errors import ConfigError, RewardFailed
 from rl_bridge.rewards.function import (
     Ensemble,
-    Rule,
+    VoteRule,
 )
 
 
-def ensemble(rule: Rule, *weights: float, count: int = 3, quorum: float = 0.5) -> Ensemble:
+def ensemble(rule: VoteRule, *weights: float, count: int = 3, quorum: float = 0.5) -> Ensemble:
     functions = tuple(f"verifiers.number_{number}" for number in range(len(weights) or count))
     return Ensemble(functions=functions, weights=weights, rule=rule, quorum=quorum)
 
@@ -17,40 +17,40 @@ def ensemble(rule: Rule, *weights: float, count: int = 3, quorum: float = 0.5) -
 @pytest.mark.parametrize(
     ("rule", "weights", "votes", "reward"),
     [
-        (Rule.MEAN, (), [1.0, 0.0, 0.5], 0.5),
-        (Rule.MEAN, (), [1.0, None, 0.5], 0.75),
-        (Rule.MEAN, (3.0, 1.0), [1.0, 0.0], 0.75),
-        (Rule.MEAN, (3.0, 1.0, 4.0), [1.0, 0.0, None], 0.75),
-        (Rule.MAJORITY, (), [1.0, 0.9, 0.1], 1.0),
-        (Rule.MAJORITY, (), [1.0, 0.5, 0.1], 0.0),
-        (Rule.MAJORITY, (), [1.0, None, 0.1], None),
-        (Rule.MAJORITY, (3.0, 1.0, 1.0), [0.9, 0.0, 0.0], 1.0),
-        (Rule.MAJORITY, (2.0, 1.0, 1.0), [0.9, 0.0, 0.0], None),
+        (VoteRule.MEAN, (), [1.0, 0.0, 0.5], 0.5),
+        (VoteRule.MEAN, (), [1.0, None, 0.5], 0.75),
+        (VoteRule.MEAN, (3.0, 1.0), [1.0, 0.0], 0.75),
+        (VoteRule.MEAN, (3.0, 1.0, 4.0), [1.0, 0.0, None], 0.75),
+        (VoteRule.MAJORITY, (), [1.0, 0.9, 0.1], 1.0),
+        (VoteRule.MAJORITY, (), [1.0, 0.5, 0.1], 0.0),
+        (VoteRule.MAJORITY, (), [1.0, None, 0.1], None),
+        (VoteRule.MAJORITY, (3.0, 1.0, 1.0), [0.9, 0.0, 0.0], 1.0),
+        (VoteRule.MAJORITY, (2.0, 1.0, 1.0), [0.9, 0.0, 0.0], None),
         # 0.1 + 0.2 is a little more than 0.3.
-        (Rule.MAJORITY, (0.1, 0.2, 0.3), [1.0, 1.0, 0.0], None),
-        (Rule.MAJORITY, (0.1, 0.2, 0.3), [0.0, 0.0, 1.0], None),
-        (Rule.MIN, (), [1.0, 0.25, 0.5], 0.25),
-        (Rule.MIN, (), [1.0, None, 0.5], 0.5),
-        (Rule.MEAN, (), [None, None, None], None),
+        (VoteRule.MAJORITY, (0.1, 0.2, 0.3), [1.0, 1.0, 0.0], None),
+        (VoteRule.MAJORITY, (0.1, 0.2, 0.3), [0.0, 0.0, 1.0], None),
+        (VoteRule.MIN, (), [1.0, 0.25, 0.5], 0.25),
+        (VoteRule.MIN, (), [1.0, None, 0.5], 0.5),
+        (VoteRule.MEAN, (), [None, None, None], None),
         # Less than half of the weight has voted.
-        (Rule.MEAN, (), [1.0, None, None], None),
-        (Rule.MIN, (1.0, 2.0, 1.0), [1.0, None, None], None),
-        (Rule.MEAN, (1.0, 2.0, 1.0), [None, 1.0, None], 1.0),
+        (VoteRule.MEAN, (), [1.0, None, None], None),
+        (VoteRule.MIN, (1.0, 2.0, 1.0), [1.0, None, None], None),
+        (VoteRule.MEAN, (1.0, 2.0, 1.0), [None, 1.0, None], 1.0),
     ],
 )
 def test_votes_make_a_reward(
-    rule: Rule, weights: tuple[float, ...], votes: list[float | None], reward: float | None
+    rule: VoteRule, weights: tuple[float, ...], votes: list[float | None], reward: float | None
 ) -> None:
     assert ensemble(rule, *weights).reward(votes) == reward
 
 
 def test_a_quorum_of_none_takes_any_vote_and_one_of_all_takes_nothing_less() -> None:
-    assert ensemble(Rule.MEAN, quorum=0.0).reward([None, None, 0.5]) == 0.5
-    assert ensemble(Rule.MEAN, quorum=1.0).reward([1.0, None, 0.5]) is None
-    assert ensemble(Rule.MEAN, quorum=1.0).reward([1.0, 0.0, 0.5]) == 0.5
+    assert ensemble(VoteRule.MEAN, quorum=0.0).reward([None, None, 0.5]) == 0.5
+    assert ensemble(VoteRule.MEAN, quorum=1.0).reward([1.0, None, 0.5]) is None
+    assert ensemble(VoteRule.MEAN, quorum=1.0).reward([1.0, 0.0, 0.5]) == 0.5
     # Half of what these weigh is a little more than 0.3 to the last bit.
-    assert ensemble(Rule.MEAN, 0.3, 0.1, 0.2, quorum=0.5).reward([1.0, None, None]) == 1.0
-    assert ensemble(Rule.MEAN, 0.3, 0.1, 0.21, quorum=0.5).reward([1.0, None, None]) is None
+    assert ensemble(VoteRule.MEAN, 0.3, 0.1, 0.2, quorum=0.5).reward([1.0, None, None]) == 1.0
+    assert ensemble(VoteRule.MEAN, 0.3, 0.1, 0.21, quorum=0.5).reward([1.0, None, None]) is None
 
 
 async def test_every_function_votes_and_the_first_failure_is_told_when_all_have_ended() -> None:
@@ -63,9 +63,9 @@ async def test_every_function_votes_and_the_first_failure_is_told_when_all_have_
         return 1.0
 
     with pytest.raises(RewardFailed, match="the second is wrong"):
-        await ensemble(Rule.MEAN).evaluate(vote)
+        await ensemble(VoteRule.MEAN).evaluate(vote)
     assert asked == [0, 1, 2]
-    assert await ensemble(Rule.MEAN, count=1).evaluate(vote) == 1.0
+    assert await ensemble(VoteRule.MEAN, count=1).evaluate(vote) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from reward_functions import alive, until
 from rl_bridge.errors import RewardFailed
 from rl_bridge.rewards.function import (
     Ensemble,
-    Rule,
+    VoteRule,
 )
 from rl_bridge.rewards.settings import RewardSettings
 
@@ -29,7 +29,7 @@ def _processes_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
 
 
-def settings(*functions: str, rule: Rule = Rule.MEAN, timeout_s: float = HANG_S) -> RewardSettings:
+def settings(*functions: str, rule: VoteRule = VoteRule.MEAN, timeout_s: float = HANG_S) -> RewardSettings:
     names = tuple(f"reward_functions.{name}" for name in functions)
     return RewardSettings(ensemble=Ensemble(functions=names, rule=rule), workers=2, timeout_s=timeout_s)
 

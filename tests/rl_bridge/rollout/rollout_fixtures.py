@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from openenv_core import Action, EnvClient, Environment, Observation, State
 from rl_bridge.rollout import Task
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, SamplingSettings
 from servers import create_app
 
@@ -139,7 +139,7 @@ notebook_app = with_session_count(
 class NotebookTask(Task):
     client_type = NotebookClient
 
-    def messages(self, observation: Notes) -> list[Message]:
+    def messages(self, observation: Notes) -> list[ChatMessage]:
         return [{"role": "user", "content": " ".join(observation.words)}]
 
     def parse(self, text: str) -> Note | None:
@@ -156,7 +156,7 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self._words = ["<end>"]
 
-    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         return tuple(self.token(word) for message in messages for word in message["content"].split())
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -36,7 +36,7 @@ from openenv_core.tools import (
 )
 from rl_bridge.errors import EpisodeLost, RolloutError
 from rl_bridge.rollout import EvaluationResult, ToolTask
-from rl_bridge.rollout.tool_task import World
+from rl_bridge.rollout.tool_task import ToolWorldTask
 from rl_bridge.tokens.tool_calls import ToolCall
 from rl_bridge.types import Ending
 
@@ -116,7 +116,9 @@ async def test_tools_that_cannot_be_listed_lose_the_episode(task: ToolTask) -> N
     with pytest.raises(TypeError, match=r"a list of tools, got Told; override DeskTask\.functions"):
         await task.functions(answering(Told(task="again")), Told(task="do it"))
     with pytest.raises(RolloutError, match=r"as rollout\.task is not set, got one that lists none"):
-        await World(task.config, task.folder).functions(answering(Told(task="again")), Told(task="do it"))
+        await ToolWorldTask(task.config, task.folder).functions(
+            answering(Told(task="again")), Told(task="do it")
+        )
 
 
 def answering(observation: Observation) -> Any:
@@ -147,7 +149,7 @@ def world(monkeypatch: pytest.MonkeyPatch, url: str) -> AbstractAsyncContextMana
     pieces = PieceTokenizer()
     return playing(
         [url],
-        World,
+        ToolWorldTask,
         scripted,
         tokenizer=chat_tokenizer(monkeypatch, pieces),
         engine=LoggingEngine(pieces, scripted),
@@ -172,14 +174,16 @@ async def test_environment_without_tools_is_told_apart(monkeypatch: pytest.Monke
     async with serving(counter_app) as address, world(monkeypatch, f"http://{address}") as play:
         with pytest.raises(RolloutError, match=r"got total, extra; write a subclass of .*rollout\.task"):
             await play([7])
-        monkeypatch.setattr(World, "messages", lambda self, observation: [{"role": "user", "content": "?"}])
+        monkeypatch.setattr(
+            ToolWorldTask, "messages", lambda self, observation: [{"role": "user", "content": "?"}]
+        )
         with pytest.raises(RolloutError, match=r"lists none .*; write a subclass of .*rollout\.task"):
             await play([7])
 
 
 def test_what_a_call_gave_has_to_look_like_it() -> None:
-    named = task_of(World)
-    assert isinstance(named, World)
+    named = task_of(ToolWorldTask)
+    assert isinstance(named, ToolWorldTask)
     assert named.result(CallToolObservation(tool_name="add", result="3")) == "3"
     with pytest.raises(
         RolloutError, match=r"got an observation of task; write a subclass of .*rollout\.task"
@@ -188,7 +192,7 @@ def test_what_a_call_gave_has_to_look_like_it() -> None:
 
 
 async def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    task = task_of(World)
+    task = task_of(ToolWorldTask)
     task.folder = tmp_path
     endings = [Ending.COMPLETED, Ending.TRUNCATED_TURNS, Ending.COMPLETED]
     result = EvaluationResult(rewards=[1.0, 0.0, 0.5], endings=endings, dropped=2, train_seconds=7.0)

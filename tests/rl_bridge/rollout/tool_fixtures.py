@@ -27,7 +27,7 @@ from rl_bridge.rollout.episode import (
     play_episode,
 )
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, SamplingSettings, TrainSample, Trajectory
 from servers import create_app
@@ -348,10 +348,10 @@ class RecitalTask(Task):
 
     whole = True
 
-    def messages(self, observation: Lines) -> list[Message]:
+    def messages(self, observation: Lines) -> list[ChatMessage]:
         roles: Iterable[str] = itertools.cycle(["user", "assistant"])
         chat = [
-            Message(role=role, content=line) for role, line in zip(roles, observation.lines, strict=False)
+            ChatMessage(role=role, content=line) for role, line in zip(roles, observation.lines, strict=False)
         ]
         return chat if self.whole else chat[-1:]
 

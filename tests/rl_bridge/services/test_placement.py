@@ -8,7 +8,7 @@ from rl_bridge.services.options import RestartBudget, ServiceOptions
 from rl_bridge.services.placement import (
     AVOIDED_S,
     Placement,
-    Slot,
+    ReplicaSlot,
     by_need,
 )
 from rl_bridge.services.starts import FIRST, VARIABLE, own_seed, start_of
@@ -83,7 +83,7 @@ def test_what_needs_no_gpu_leaves_the_hosts_with_gpus_alone() -> None:
         placement.take(needy, 0.0)
     # They stay the second choice, not none: one that serves is better than one that fell silent.
     for first in (2, 3):
-        placement.avoid(Slot(first, 1, 1, ()), 0.0)
+        placement.avoid(ReplicaSlot(first, 1, 1, ()), 0.0)
     assert placement.take(ONE, 1.0).first == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from byte_pairs import save_byte_pairs
 
 from rl_bridge.errors import ModelError
-from rl_bridge.tokens.chat import ChatTokenizer, Message
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import Conversation
 from rl_bridge.tokens.tool_calls import (
     CallStyle,
@@ -63,7 +63,7 @@ LLAMA_MARKS = ("<|eot_id|>", "<|eom_id|>", "<|python_tag|>", "<|start_header_id|
 LOOK = [
     {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
 ]
-ASKED: list[Message] = [{"role": "user", "content": "tell what it told"}]
+ASKED: list[ChatMessage] = [{"role": "user", "content": "tell what it told"}]
 
 Make = Callable[..., ChatTokenizer]
 
@@ -89,7 +89,7 @@ def llama(tokenizer_of: Make) -> ChatTokenizer:
     return tokenizer_of(LLAMA, LLAMA_MARKS)
 
 
-def whole(tokenizer: ChatTokenizer, chat: list[Message]) -> list[int]:
+def whole(tokenizer: ChatTokenizer, chat: list[ChatMessage]) -> list[int]:
     """All of a chat through the template at once, the opening of the next answer included."""
     made: Any = tokenizer._tokenizer
     text = made.apply_chat_template(
@@ -106,7 +106,7 @@ def test_conversation_grows_as_the_template_writes_it(name: str, request: pytest
     chat = list(ASKED)
     conversation = Conversation(tokenizer, chat, LOOK)
     assert list(conversation.prompt) == whole(tokenizer, chat)
-    exchanges: list[tuple[str, list[Message]]] = [
+    exchanges: list[tuple[str, list[ChatMessage]]] = [
         ("call the tool", [{"role": "tool", "content": 'hello "world"\n'}]),
         ("", [{"role": "tool", "content": " 1"}, {"role": "tool", "content": "\n2\n"}]),
         ("the sea?", [{"role": "user", "content": "é 世界"}]),
@@ -125,10 +125,10 @@ def test_chat_with_tools_goes_on_by_the_template_that_it_began_with(qwen: ChatTo
         "tool_use": QWEN,
     }
     qwen._thinking = True
-    told: list[Message] = [{"role": "tool", "content": "hello"}]
+    told: list[ChatMessage] = [{"role": "tool", "content": "hello"}]
     conversation = Conversation(qwen, ASKED, LOOK)
     conversation.go_on(qwen.answer("call the tool"), told)
-    chat: list[Message] = [*ASKED, {"role": "assistant", "content": "call the tool"}, *told]
+    chat: list[ChatMessage] = [*ASKED, {"role": "assistant", "content": "call the tool"}, *told]
     assert list(conversation.prompt) == whole(qwen, chat)
 
 
@@ -138,7 +138,7 @@ def test_sampled_tokens_stay_as_they_were_spelled(qwen: ChatTokenizer) -> None:
     letters = [token for letter in "call the tool" for token in qwen._tokenizer.encode(letter)]
     assert letters != qwen._tokenizer.encode("call the tool")
     sampled = [*letters, qwen.stop_token_ids[0]]
-    told: list[Message] = [{"role": "tool", "content": "hello"}]
+    told: list[ChatMessage] = [{"role": "tool", "content": "hello"}]
     conversation.go_on(sampled, told)
     assert list(conversation.prompt) == [*before, *sampled, *qwen.continuation(told)]
     assert qwen.written(sampled) == "call the tool"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from textwrap import dedent
 from typing import Any, Final
 
-from openenv_core.sandbox import Execution, Isolation, Limits, Session
+from openenv_core.sandbox import Execution, Isolation, Limits, SandboxSession
 
 STRONG: Final = frozenset({Isolation.NAMESPACES, Isolation.LSM})
 """Where nearly everything has to be contained."""
@@ -45,8 +45,8 @@ class Stage:
 
     def __init__(
         self,
-        session: Session,
-        open_session: Callable[[], Awaitable[Session]],
+        session: SandboxSession,
+        open_session: Callable[[], Awaitable[SandboxSession]],
         host: Mapping[str, Any],
     ) -> None:
         self.session = session
@@ -55,7 +55,9 @@ class Stage:
         self.breaches: list[str] = []
         self.executions: list[Execution] = []
 
-    async def run(self, code: str, *, timeout_s: float = 10.0, session: Session | None = None) -> Execution:
+    async def run(
+        self, code: str, *, timeout_s: float = 10.0, session: SandboxSession | None = None
+    ) -> Execution:
         """Run code, the attack's tools included, in the attacker's session or another."""
         done = await (session or self.session).execute(with_tools(code, self.host), timeout_s=timeout_s)
         self.executions.append(done)

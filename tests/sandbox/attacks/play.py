@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from openenv_core.sandbox import Execution, Isolation, Limits, Sandbox, Session
+from openenv_core.sandbox import Execution, Isolation, Limits, Sandbox, SandboxSession
 
 from .model import MARK, Attack, Stage
 from .surroundings import SECRET, Surroundings, descendants
@@ -104,9 +104,9 @@ async def play(
 
 
 async def _play_one(sandbox: Sandbox, attack: Attack, around: Surroundings, *, thorough: bool) -> Outcome:
-    opened: list[Session] = []
+    opened: list[SandboxSession] = []
 
-    async def open_session() -> Session:
+    async def open_session() -> SandboxSession:
         opened.append(await sandbox.open(attack.limits))
         return opened[-1]
 

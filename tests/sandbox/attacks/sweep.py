@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailable, Session
+from openenv_core.sandbox import Limits, Sandbox, SandboxSession, SandboxUnavailable
 
 from .model import with_tools
 from .surroundings import Surroundings
@@ -77,7 +77,9 @@ async def sweep(sandbox: Sandbox, patterns: tuple[str, ...] = PATTERNS, *, patie
     return swept
 
 
-async def _sweep_one(session: Session, tools: str, pattern: str, patience_s: float, swept: Swept) -> None:
+async def _sweep_one(
+    session: SandboxSession, tools: str, pattern: str, patience_s: float, swept: Swept
+) -> None:
     begin = 0
     while begin <= LAST:
         try:

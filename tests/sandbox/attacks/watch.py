@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from openenv_core.sandbox import Session
+from openenv_core.sandbox import SandboxSession
 
 FINE_S: Final = 0.01
 COARSE_S: Final = 0.05
@@ -48,7 +48,7 @@ class Watch:
         period_s: Seconds between two looks.
     """
 
-    def __init__(self, neighbour: Session, *, period_s: float = FINE_S) -> None:
+    def __init__(self, neighbour: SandboxSession, *, period_s: float = FINE_S) -> None:
         self._period = period_s
         self.felt = Felt()
         self._neighbour = neighbour

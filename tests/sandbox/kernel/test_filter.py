@@ -12,14 +12,14 @@ from openenv_core.sandbox.kernel.seccomp import (
     PLAIN,
     UNSUPPORTED,
     OneOf,
-    Policy,
+    SeccompPolicy,
     Verdict,
     assemble,
     decide,
     program,
     when,
 )
-from openenv_core.sandbox.kernel.syscalls import AARCH64, X86_64, Architecture
+from openenv_core.sandbox.kernel.syscalls import AARCH64, X86_64, SyscallTable
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
@@ -28,10 +28,10 @@ ENOSYS = 0x50000 | errno.ENOSYS
 PID = 4321
 
 POLICIES = {
-    "plain": Policy(PID),
-    "own_uid": Policy(PID, shared_uid=False),
-    "subprocess": Policy(None, allow_subprocess=True),
-    "fork": Policy(None, allow_fork=True, shared_uid=False),
+    "plain": SeccompPolicy(PID),
+    "own_uid": SeccompPolicy(PID, shared_uid=False),
+    "subprocess": SeccompPolicy(None, allow_subprocess=True),
+    "fork": SeccompPolicy(None, allow_fork=True, shared_uid=False),
 }
 
 # Those whose verdict depends on arguments, in one policy or another.
@@ -58,18 +58,18 @@ timer_create timerfd_create umount2 unshare userfaultfd vhangup vmsplice
 
 
 @pytest.fixture(params=[X86_64, AARCH64], ids=lambda architecture: architecture.name)
-def architecture(request: pytest.FixtureRequest) -> Architecture:
-    found: Architecture = request.param
+def architecture(request: pytest.FixtureRequest) -> SyscallTable:
+    found: SyscallTable = request.param
     return found
 
 
 @pytest.fixture(params=POLICIES)
-def policy(request: pytest.FixtureRequest) -> Policy:
+def policy(request: pytest.FixtureRequest) -> SeccompPolicy:
     return POLICIES[request.param]
 
 
 class Filter:
-    def __init__(self, policy: Policy, architecture: Architecture) -> None:
+    def __init__(self, policy: SeccompPolicy, architecture: SyscallTable) -> None:
         self.architecture = architecture
         self.code = assemble(policy, architecture)
 
@@ -79,11 +79,11 @@ class Filter:
 
 
 @pytest.fixture
-def run(policy: Policy, architecture: Architecture) -> Filter:
+def run(policy: SeccompPolicy, architecture: SyscallTable) -> Filter:
     return Filter(policy, architecture)
 
 
-def expected_verdicts(policy: Policy, architecture: Architecture) -> Iterator[tuple[int, int]]:
+def expected_verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> Iterator[tuple[int, int]]:
     """What is expected of every number in reach, where no arguments decide."""
     names = {number: name for name, number in architecture.numbers.items()}
     allowed = set(PLAIN)
@@ -109,7 +109,9 @@ def expected_verdicts(policy: Policy, architecture: Architecture) -> Iterator[tu
             yield number, EPERM
 
 
-def test_every_number_gets_the_verdict_of_the_policy(policy: Policy, architecture: Architecture) -> None:
+def test_every_number_gets_the_verdict_of_the_policy(
+    policy: SeccompPolicy, architecture: SyscallTable
+) -> None:
     code = assemble(policy, architecture)
     for number, expected in expected_verdicts(policy, architecture):
         # Whatever the arguments are: they must not even be looked at.
@@ -125,7 +127,7 @@ def test_what_no_session_may_do(run: Filter) -> None:
     assert set(NEVER.split()) <= set(X86_64.numbers)
 
 
-def test_numbers_from_elsewhere(policy: Policy, architecture: Architecture) -> None:
+def test_numbers_from_elsewhere(policy: SeccompPolicy, architecture: SyscallTable) -> None:
     code = assemble(policy, architecture)
     for audit in {X86_64.audit, AARCH64.audit, 0x40000003, 0} - {architecture.audit}:
         assert bpf.run(code, audit, architecture.numbers["read"]).verdict == KILL
@@ -135,7 +137,7 @@ def test_numbers_from_elsewhere(policy: Policy, architecture: Architecture) -> N
     assert bpf.run(code, architecture.audit, 0x3FFFFFFF).verdict == ENOSYS
 
 
-def test_the_code_is_what_the_kernel_takes(policy: Policy, architecture: Architecture) -> None:
+def test_the_code_is_what_the_kernel_takes(policy: SeccompPolicy, architecture: SyscallTable) -> None:
     code = bpf.instructions(assemble(policy, architecture))
     assert len(code) < 600  # a tree over ranges, and no chain over numbers
     for at, (op, true, false, operand) in enumerate(code):
@@ -152,8 +154,8 @@ FORK = 0x1200011
 SPAWN = 0x4111  # what posix_spawn passes
 
 
-def test_threads_and_only_threads(architecture: Architecture) -> None:
-    run = Filter(Policy(PID), architecture)
+def test_threads_and_only_threads(architecture: SyscallTable) -> None:
+    run = Filter(SeccompPolicy(PID), architecture)
     assert run("clone", THREAD) == run("clone", MUSL_THREAD) == ALLOW
     for flags in (FORK, SPAWN, 17, 0, THREAD & ~0x10000, THREAD & ~0x100, 0x10000):
         assert run("clone", flags) == EPERM
@@ -162,7 +164,7 @@ def test_threads_and_only_threads(architecture: Architecture) -> None:
 
 
 @pytest.mark.parametrize("name", ["subprocess", "fork"])
-def test_forks_without_namespaces(architecture: Architecture, name: str) -> None:
+def test_forks_without_namespaces(architecture: SyscallTable, name: str) -> None:
     run = Filter(POLICIES[name], architecture)
     for flags in (FORK, SPAWN, 17, THREAD):
         assert run("clone", flags) == ALLOW
@@ -173,8 +175,8 @@ def test_forks_without_namespaces(architecture: Architecture, name: str) -> None
     assert run("execve") == (ALLOW if name == "subprocess" else EPERM)
 
 
-def test_signals_stay_at_home(architecture: Architecture) -> None:
-    run = Filter(Policy(PID), architecture)
+def test_signals_stay_at_home(architecture: SyscallTable) -> None:
+    run = Filter(SeccompPolicy(PID), architecture)
     assert run("kill", PID, 9) == run("kill", 0, 9) == run("tgkill", PID, 5000, 9) == ALLOW
     assert run("tkill", PID, 9) == ALLOW
     for target in (1, PID + 1, -1, -PID, PID - (1 << 31)):
@@ -187,7 +189,7 @@ def test_signals_stay_at_home(architecture: Architecture) -> None:
     assert run("kill", (1 << 32) | PID, 9) == ALLOW
 
 
-def test_other_processes_keep_their_settings(policy: Policy, architecture: Architecture) -> None:
+def test_other_processes_keep_their_settings(policy: SeccompPolicy, architecture: SyscallTable) -> None:
     run = Filter(policy, architecture)
     own = [0] if policy.pid is None else [0, PID]
     for target in (0, 1, PID, PID + 1, -1):
@@ -274,7 +276,7 @@ def test_memory_advice_is_about_ones_own(run: Filter) -> None:
         assert run("madvise", 0, 4096, advice) == EPERM
 
 
-def test_attributes_of_files_need_a_uid_of_ones_own(architecture: Architecture) -> None:
+def test_attributes_of_files_need_a_uid_of_ones_own(architecture: SyscallTable) -> None:
     for name in ATTRIBUTES & architecture.numbers.keys():
         assert Filter(POLICIES["plain"], architecture)(name) == EPERM
         assert Filter(POLICIES["own_uid"], architecture)(name) == ALLOW
@@ -289,8 +291,8 @@ def test_calls_that_libc_has_a_fallback_for_are_absent_and_not_refused(
         assert run(name) == 0x50000 | errno.EOPNOTSUPP
 
 
-def test_filters_of_two_sessions_differ_in_the_pid_alone(architecture: Architecture) -> None:
-    mine, other = (bpf.instructions(assemble(Policy(pid), architecture)) for pid in (PID, PID + 1))
+def test_filters_of_two_sessions_differ_in_the_pid_alone(architecture: SyscallTable) -> None:
+    mine, other = (bpf.instructions(assemble(SeccompPolicy(pid), architecture)) for pid in (PID, PID + 1))
     differences = [(one, two) for one, two in zip(mine, other, strict=True) if one != two]
     # kill, tkill, tgkill, prlimit64, sched_setaffinity, setpriority
     assert len(differences) == 6

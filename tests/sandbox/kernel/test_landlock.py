@@ -11,7 +11,7 @@ import pytest
 from forked import in_fork, outcome
 
 from openenv_core.sandbox.kernel import landlock
-from openenv_core.sandbox.kernel.landlock import Rules
+from openenv_core.sandbox.kernel.landlock import LandlockRules
 
 ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
@@ -46,21 +46,21 @@ EXPECTED = {
 }
 
 
-def by_path(tree: Path) -> Rules:
-    return Rules([str(tree / "open")], [str(tree / "work")])
+def by_path(tree: Path) -> LandlockRules:
+    return LandlockRules([str(tree / "open")], [str(tree / "work")])
 
 
-def by_descriptor(tree: Path) -> Rules:
-    return Rules([landlock.open_path(str(tree / "open"))], [landlock.open_path(str(tree / "work"))])
+def by_descriptor(tree: Path) -> LandlockRules:
+    return LandlockRules([landlock.open_path(str(tree / "open"))], [landlock.open_path(str(tree / "work"))])
 
 
-def prepared(tree: Path) -> Rules:
-    return Rules(landlock.prepare([landlock.open_path(str(tree / "open"))]), [str(tree / "work")])
+def prepared(tree: Path) -> LandlockRules:
+    return LandlockRules(landlock.prepare([landlock.open_path(str(tree / "open"))]), [str(tree / "work")])
 
 
 @pytest.mark.skipif(ABI < landlock.TRUNCATION_SINCE, reason="truncation is not covered")
 @pytest.mark.parametrize("rules", [by_path, by_descriptor, prepared])
-def test_only_what_the_rules_name(tree: Path, rules: Callable[[Path], Rules]) -> None:
+def test_only_what_the_rules_name(tree: Path, rules: Callable[[Path], LandlockRules]) -> None:
     def inside() -> dict[str, dict[str, str]]:
         assert landlock.restrict(rules(tree)) == ABI
         return {name: {action: ACTIONS[action](tree / name) for action in ACTIONS} for name in EXPECTED}
@@ -71,7 +71,7 @@ def test_only_what_the_rules_name(tree: Path, rules: Callable[[Path], Rules]) ->
 
 def test_a_rule_for_one_file_opens_that_file(tree: Path) -> None:
     def inside() -> list[str]:
-        landlock.restrict(Rules([str(tree / "open" / "file")], [str(tree / "work" / "file")]))
+        landlock.restrict(LandlockRules([str(tree / "open" / "file")], [str(tree / "work" / "file")]))
         names = ("open/file", "work/file")
         return [tried(tree / name, flags) for name in names for flags in (os.O_RDONLY, os.O_RDWR)]
 
@@ -86,7 +86,7 @@ def test_programs_run_only_when_told() -> None:
         read_only = [path for path in read_only if os.path.exists(path)]
         if ready:
             read_only = landlock.prepare([landlock.open_path(path) for path in read_only], execute=execute)
-        landlock.restrict(Rules(read_only, execute=execute))
+        landlock.restrict(LandlockRules(read_only, execute=execute))
         pid = os.fork()
         if pid == 0:
             try:
@@ -110,7 +110,7 @@ def test_signals_and_sockets_stay_inside() -> None:
         abstract.listen()
 
         def inside() -> list[str]:
-            landlock.restrict(Rules())
+            landlock.restrict(LandlockRules())
             outside = socket.socket()
             return [
                 outcome(lambda: os.kill(parent, 0)),
@@ -125,7 +125,7 @@ def test_signals_and_sockets_stay_inside() -> None:
 
 
 def test_a_missing_path_is_named() -> None:
-    assert "/not/there" in in_fork(lambda: landlock.restrict(Rules(["/not/there"])))
+    assert "/not/there" in in_fork(lambda: landlock.restrict(LandlockRules(["/not/there"])))
 
 
 def test_rights_grow_with_the_version() -> None:

@@ -7,7 +7,7 @@ from mcp_hosts import STATELESS, host
 from serving import opened, request
 
 from servers.app import EnvironmentApp
-from servers.mcp.engine import Engine
+from servers.mcp.engine import McpEngine
 
 STREAMS = {"accept": "application/json, text/event-stream"}
 HELLO: dict[str, Any] = {
@@ -39,9 +39,9 @@ def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params}
 
 
-def engine_of(app: EnvironmentApp) -> Engine:
+def engine_of(app: EnvironmentApp) -> McpEngine:
     """Return what speaks standard MCP for an app, which is loaded with the first request for it."""
     loading = app._mcp._loading
     assert loading is not None
-    engine: Engine = loading.result()
+    engine: McpEngine = loading.result()
     return engine

@@ -17,7 +17,7 @@ from toolbox import boxes
 from servers.app import EnvironmentApp
 from servers.mcp.links import (
     MAX_LINKS,
-    Link,
+    McpConnection,
 )
 
 
@@ -75,7 +75,7 @@ async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
     app = boxes()
     loop = asyncio.get_running_loop()
 
-    class Doomed(Link):
+    class Doomed(McpConnection):
         def __init__(self, session: Any, *, owns: bool) -> None:
             super().__init__(session, owns=owns)
             if late:

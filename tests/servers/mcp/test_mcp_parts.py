@@ -18,9 +18,9 @@ from servers.mcp.links import (
 from servers.mcp.replies import (
     MAX_EVENTS,
     MAX_WEIGHT,
-    Events,
-    Kept,
+    RecentEvents,
     Replies,
+    StreamEvents,
     weigh,
 )
 from servers.mcp.stdio import (
@@ -36,7 +36,7 @@ def answer(text: str) -> JSONRPCResponse:
 
 
 def test_what_is_kept_has_bounds() -> None:
-    kept = Kept()
+    kept = RecentEvents()
     for number in range(MAX_EVENTS + 1):
         kept.add("a", JSONRPCNotification(jsonrpc="2.0", method="m", params={"progress": number}))
     assert kept.after("1") is None
@@ -58,7 +58,7 @@ def test_what_is_kept_has_bounds() -> None:
 
 
 def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_nothing() -> None:
-    kept = Kept()
+    kept = RecentEvents()
     note = JSONRPCNotification(jsonrpc="2.0", method="m", params={})
     older, last = kept.add(GET_STREAM_KEY, note), kept.add(GET_STREAM_KEY, note)
     for _ in range(MAX_EVENTS):
@@ -72,9 +72,9 @@ def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_nothing(
 
 async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servers.mcp.replies.MAX_HELD", 102_000)
-    events, kept = Events(), [Kept() for _ in range(4)]
+    events, kept = StreamEvents(), [RecentEvents() for _ in range(4)]
 
-    async def store(one: Kept, stream: str = "s", size: int = 30_000) -> None:
+    async def store(one: RecentEvents, stream: str = "s", size: int = 30_000) -> None:
         with events.of(one):
             await events.store_event(stream, answer("x" * size))
 

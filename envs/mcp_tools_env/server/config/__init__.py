@@ -2,10 +2,10 @@
 
 from .servers import (
     HttpServer,
-    Policy,
+    ServerPolicy,
     ServerSpec,
     StdioServer,
 )
 from .settings import McpToolsSettings
 
-__all__ = ["HttpServer", "McpToolsSettings", "Policy", "ServerSpec", "StdioServer"]
+__all__ = ["HttpServer", "McpToolsSettings", "ServerPolicy", "ServerSpec", "StdioServer"]

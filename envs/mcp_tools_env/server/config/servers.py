@@ -71,7 +71,7 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class Policy(_Entry):
+class ServerPolicy(_Entry):
     """What is ours in an entry, below the key "ropewalk".
 
     Attributes:
@@ -120,7 +120,7 @@ class StdioServer(_Entry):
     args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
     cwd: Annotated[str, Field(min_length=1)] | None = None
-    ropewalk: Policy = Policy()
+    ropewalk: ServerPolicy = ServerPolicy()
 
     @field_validator("command", "args", "env", "cwd")
     @classmethod
@@ -153,7 +153,7 @@ class HttpServer(_Entry):
     type: Literal["http", "streamable-http"] = "http"
     url: str
     headers: dict[str, str] = Field(default_factory=dict)
-    ropewalk: Policy = Policy()
+    ropewalk: ServerPolicy = ServerPolicy()
 
     @field_validator("url", "headers")
     @classmethod

@@ -13,13 +13,13 @@ import mcp_types as types
 from openenv_core.tools import ToolContext, ToolErrorType
 from servers.execution import keep
 
-from ..config.servers import HttpServer, Policy, ServerSpec, StdioServer, placed
+from ..config.servers import HttpServer, ServerPolicy, ServerSpec, StdioServer, placed
 from ..upstream._guard import remove_tree
-from ..upstream.connection import Connection
+from ..upstream.connection import UpstreamConnection
 from ..upstream.errors import CallFailed, ServerFailed
 from ..upstream.results import About
 from ..upstream.schemas import ArgumentCheck
-from ..upstream.wires import HttpWire, StdioWire, Wire
+from ..upstream.wires import HttpWire, StdioWire, UpstreamWire
 
 _PREFIX: Final = "ropewalk-mcp-"
 
@@ -76,7 +76,7 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 """Protocols to try, in the SDK's words. The handshake comes first: in it a connection has a session of its own."""
 
 
-class Member:
+class EpisodeServer:
     """One server of an episode.
 
     Args:
@@ -96,7 +96,7 @@ class Member:
         self._spec = spec
         self._known = modes
         self._folder = folder
-        self._connection: Connection | None = None
+        self._connection: UpstreamConnection | None = None
         self._about: About | None = None
         self._checks: dict[str, ArgumentCheck] = {}
         self.calls = 0
@@ -104,7 +104,7 @@ class Member:
         self.tools: dict[str, types.Tool] = {}
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> ServerPolicy:
         """What its configuration allows."""
         return self._spec.ropewalk
 
@@ -134,7 +134,7 @@ class Member:
         Raises:
             ServerFailed: It does not come, or not in time.
         """
-        connection = Connection(self._wire, self._modes())
+        connection = UpstreamConnection(self._wire, self._modes())
         self._connection = connection
         timeout_s = self.policy.start_timeout_s
         try:
@@ -228,7 +228,7 @@ class Member:
             check = self._checks[tool] = ArgumentCheck(self.tools[tool].input_schema)
         return check.faults(arguments)
 
-    async def _list(self, connection: Connection) -> None:
+    async def _list(self, connection: UpstreamConnection) -> None:
         try:
             listed = await connection.list_tools(min(self.policy.timeout_s, self.policy.start_timeout_s))
         except CallFailed as error:
@@ -241,7 +241,7 @@ class Member:
     def _allows(self, tool: str) -> bool:
         return matches(tool, self.policy.allow) and not matches(tool, self.policy.deny)
 
-    def _wire(self) -> Wire:
+    def _wire(self) -> UpstreamWire:
         spec, folder = self._spec, self._folder
         if isinstance(spec, HttpServer):
             return HttpWire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
@@ -259,14 +259,14 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-async def start_all(members: Sequence[Member], at_once: asyncio.Semaphore) -> None:
+async def start_all(members: Sequence[EpisodeServer], at_once: asyncio.Semaphore) -> None:
     """Start servers side by side; where one fails, those on their way are given up, and those that are up stay so.
 
     Raises:
         ServerFailed: One of them does not come.
     """
 
-    async def start(member: Member) -> None:
+    async def start(member: EpisodeServer) -> None:
         async with at_once:
             await member.start()
 

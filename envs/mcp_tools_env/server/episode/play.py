@@ -17,11 +17,11 @@ from openenv_core.tools import RESERVED_TOOL_NAMES, ToolContext, ToolErrorType, 
 from servers.execution import keep
 
 from ...models import McpToolsState, ServerInfo, TranscriptEntry
-from ..house import House
+from ..house import SharedState
 from ..upstream.errors import CallFailed, ServerFailed
 from ..upstream.results import result_of
 from ..upstream.schemas import unfit
-from .member import Folder, Member, matches, start_all
+from .member import EpisodeServer, Folder, matches, start_all
 from .options import Budget, ResetChoice
 
 MAX_CHARS: Final = 64
@@ -178,12 +178,12 @@ class Episode:
         specs: The tools as they were listed last, by the names that they are offered under.
     """
 
-    def __init__(self, house: House, choice: ResetChoice) -> None:
+    def __init__(self, house: SharedState, choice: ResetChoice) -> None:
         self._house = house
         self._choice = choice
         self._folder = Folder()
         self._members = {
-            name: Member(name, house.settings.servers[name], self._folder, house.modes)
+            name: EpisodeServer(name, house.settings.servers[name], self._folder, house.modes)
             for name in choice.servers
         }
         self._budget = Budget(choice.calls, choice.time_s)
@@ -298,7 +298,7 @@ class Episode:
         return replace(result, metadata={**metadata, **result.metadata})
 
     async def _asked(
-        self, member: Member, name: str, tool: str, arguments: Mapping[str, Any], context: ToolContext
+        self, member: EpisodeServer, name: str, tool: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult:
         timeout_s = max(0.001, min(member.policy.timeout_s, self._budget.time_left_s()))
         try:
@@ -378,7 +378,7 @@ def _spec(name: str, tool: types.Tool) -> ToolSpec:
     )
 
 
-def _info(member: Member) -> ServerInfo:
+def _info(member: EpisodeServer) -> ServerInfo:
     about = member.about
     told: dict[str, Any] = {}
     if about is not None:

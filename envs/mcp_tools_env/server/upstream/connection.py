@@ -14,9 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
-from .errors import CallFailed, Fault, ServerFailed, leaf, told
+from .errors import CallFailed, FirstFailure, ServerFailed, leaf, told
 from .results import About, broken, listed, refusal, too_long
-from .wires import Wire
+from .wires import UpstreamWire
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ AFTER_FAULT_S: Final = 0.05
 """What an answer gets after a fault: it may be the very error that the fault is, and say more."""
 
 
-class Lost(Exception):  # noqa: N818 - says what happened
+class UpstreamLostError(Exception):
     """The connection is no more."""
 
     def __init__(self, error: MCPError) -> None:
@@ -35,7 +35,7 @@ class Lost(Exception):  # noqa: N818 - says what happened
         self.error = error
 
 
-async def asked(answer: Awaitable[T], fault: Fault, timeout_s: float) -> T:
+async def asked(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
     """Wait for an answer, for its time, or for a fault that means that it will not come.
 
     Raises:
@@ -74,7 +74,7 @@ def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, t
         if error.code == types.REQUEST_TIMEOUT and took_s >= timeout_s:
             raise too_long(timeout_s)
         if _is_loss(error):
-            raise Lost(error)
+            raise UpstreamLostError(error)
         if error.code in _NO_ANSWER and error.error.message.startswith(_NO_ANSWER[error.code]):
             raise broken(told(error))
         raise refusal(error)
@@ -85,7 +85,7 @@ def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, t
 
 # A tool server may use the codes of the SDK's own errors for what it will, -32000 above all; a call that it refuses
 # with one is the policy's affair. The words tell the SDK's apart.
-_CLOSED: Final = "Connection closed"
+_CLOSED: Final = "UpstreamConnection closed"
 _STREAM_ENDED: Final = "SSE stream "
 _FORGOTTEN: Final = "Session terminated"
 _NO_ANSWER: Final = {
@@ -116,7 +116,7 @@ _CALL_RESULT: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult
 _INFO: Final = types.Implementation(name="ropewalk", version="0.1.0")
 
 
-class Connection:
+class UpstreamConnection:
     """A connection to a tool server. `open` first, `close` last; `open` may fail, and has closed it then.
 
     Args:
@@ -130,10 +130,10 @@ class Connection:
         hung: A call has taken too long: whether it still answers is not known.
     """
 
-    def __init__(self, make_wire: Callable[[], Wire], modes: tuple[str, ...]) -> None:
+    def __init__(self, make_wire: Callable[[], UpstreamWire], modes: tuple[str, ...]) -> None:
         self._make_wire = make_wire
         self._modes = modes
-        self._wire: Wire | None = None
+        self._wire: UpstreamWire | None = None
         self._client: Client | None = None
         self._context: ToolContext | None = None
         self._owner: asyncio.Task[None] | None = None
@@ -339,7 +339,7 @@ class Connection:
         assert self._wire is not None
         try:
             return await asked(answer, self._wire.fault, timeout_s)
-        except Lost as loss:
+        except UpstreamLostError as loss:
             raise broken(await self._obituary(loss.error)) from None
         except CallFailed as error:
             self.hung = self.hung or error.error_type is ToolErrorType.TIMEOUT

@@ -47,7 +47,7 @@ def told(error: BaseException) -> str:
     return (words or type(found).__name__)[:500]
 
 
-class Fault:
+class FirstFailure:
     """The first thing that went wrong since it was last taken."""
 
     def __init__(self) -> None:

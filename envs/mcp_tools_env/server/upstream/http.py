@@ -16,7 +16,7 @@ from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, checked, resolve
-from .errors import AddressRefused, Fault, told
+from .errors import AddressRefused, FirstFailure, told
 from .schemas import MAX_VALUES, Pace, Weight
 
 T = TypeVar("T")
@@ -91,13 +91,15 @@ READ_S: Final = 3700.0
 """Of a stream that says nothing: longer than any call may take, which has a bound of its own."""
 
 
-def http_wire(url: str, headers: dict[str, str], fault: Fault, *, allow_private: bool) -> Transport:
+def http_wire(url: str, headers: dict[str, str], fault: FirstFailure, *, allow_private: bool) -> Transport:
     """Return the streams of a server at an address, as `mcp.Client` enters them."""
     return _wire(url, headers, fault, allow_private)
 
 
 @asynccontextmanager
-async def _wire(url: str, headers: dict[str, str], fault: Fault, allow_private: bool) -> AsyncIterator[Any]:
+async def _wire(
+    url: str, headers: dict[str, str], fault: FirstFailure, allow_private: bool
+) -> AsyncIterator[Any]:
     transport = PinnedTransport(fault, allow_private=allow_private)
     timeout = httpx2.Timeout(CONNECT_S, read=READ_S)
     async with (
@@ -116,7 +118,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         look_up: Finds the addresses of a host.
     """
 
-    def __init__(self, fault: Fault, *, allow_private: bool, look_up: Resolve = resolve) -> None:
+    def __init__(self, fault: FirstFailure, *, allow_private: bool, look_up: Resolve = resolve) -> None:
         super().__init__(verify=_certificates())
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_certificates(),
@@ -134,7 +136,9 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         request.headers["accept-encoding"] = "identity"
         if request.method != "POST":
             await self._wait_to_get(request)
-            return await self._answered(request, Fault(), Post(), lambda: None)  # nobody waits for these
+            return await self._answered(
+                request, FirstFailure(), Post(), lambda: None
+            )  # nobody waits for these
         number, post = self._posts.begin(request.content)
         ended = partial(self._posts.end, number, post)
         try:
@@ -154,7 +158,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
             await asyncio.sleep(max(0.0, turn - now))
 
     async def _answered(
-        self, request: httpx2.Request, fault: Fault, post: Post, ended: Callable[[], None]
+        self, request: httpx2.Request, fault: FirstFailure, post: Post, ended: Callable[[], None]
     ) -> httpx2.Response:
         try:
             response = await post.within(super().handle_async_request(request))
@@ -244,7 +248,7 @@ class _Bounded(httpx2.AsyncByteStream):
     def __init__(
         self,
         stream: httpx2.AsyncByteStream,
-        fault: Fault,
+        fault: FirstFailure,
         post: Post,
         ended: Callable[[], None],
         *,
@@ -291,7 +295,7 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def _refused(response: httpx2.Response, fault: Fault, why: str) -> httpx2.Response:
+async def _refused(response: httpx2.Response, fault: FirstFailure, why: str) -> httpx2.Response:
     """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
     await response.aclose()
     fault.tell(why)

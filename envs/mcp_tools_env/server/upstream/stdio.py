@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from openenv_core.signals import signal_name
 
-from .errors import Fault, ServerFailed
+from .errors import FirstFailure, ServerFailed
 from .schemas import MAX_VALUES, Pace, Weight
 
 GUARD: Final = str(Path(__file__).with_name("_guard.py"))
@@ -255,7 +255,7 @@ MAX_UNREAD_BYTES: Final = 32 << 20
 """What may wait for a tool server that does not read."""
 
 
-def stdio_wire(process: ServerProcess, fault: Fault) -> Transport:
+def stdio_wire(process: ServerProcess, fault: FirstFailure) -> Transport:
     """Return the streams of a process, as `mcp.Client` enters them. The process is its owner's to end.
 
     Lines that are no JSON objects are passed over, and so are those that have nothing of a message: many a server
@@ -267,7 +267,7 @@ def stdio_wire(process: ServerProcess, fault: Fault) -> Transport:
 
 @asynccontextmanager
 async def _wire(
-    process: ServerProcess, fault: Fault
+    process: ServerProcess, fault: FirstFailure
 ) -> AsyncIterator[
     tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 ]:
@@ -314,7 +314,7 @@ async def _wire(
             tasks.cancel_scope.cancel()
 
 
-def _message(line: bytes, fault: Fault) -> SessionMessage | None:
+def _message(line: bytes, fault: FirstFailure) -> SessionMessage | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
@@ -344,7 +344,7 @@ def _mended(line: bytes) -> JSONRPCMessage | None:
 class _Lines:
     """Cuts what comes into lines, and drops those that are too long."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: FirstFailure) -> None:
         self._fault = fault
         self._parts: list[bytes] = []
         self._length = 0

@@ -7,15 +7,15 @@ from typing import Protocol
 
 from mcp.client import Transport
 
-from .errors import Fault
+from .errors import FirstFailure
 from .http import http_wire
 from .stdio import ServerProcess, stdio_wire
 
 
-class Wire(Protocol):
+class UpstreamWire(Protocol):
     """How a server is reached."""
 
-    fault: Fault
+    fault: FirstFailure
 
     async def open(self) -> Transport:
         """Return the streams, to be entered."""
@@ -39,7 +39,7 @@ class StdioWire:
     def __init__(
         self, command: tuple[str, ...], environment: Mapping[str, str], cwd: Path, folder: Path
     ) -> None:
-        self.fault = Fault()
+        self.fault = FirstFailure()
         self._what = command, environment, cwd, folder
         self._process: ServerProcess | None = None
 
@@ -73,7 +73,7 @@ class HttpWire:
     """A server at an address."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, allow_private: bool) -> None:
-        self.fault = Fault()
+        self.fault = FirstFailure()
         self._what = url, dict(headers)
         self._allow_private = allow_private
 

@@ -6,10 +6,10 @@ import struct
 from functools import lru_cache
 
 from .aarch64 import AARCH64
-from .table import Architecture
+from .table import SyscallTable
 from .x86_64 import X86_64
 
-__all__ = ["AARCH64", "ARCHITECTURES", "X86_64", "Architecture", "current"]
+__all__ = ["AARCH64", "ARCHITECTURES", "X86_64", "SyscallTable", "current"]
 
 ARCHITECTURES = {
     "x86_64": X86_64,
@@ -20,7 +20,7 @@ ARCHITECTURES = {
 
 
 @lru_cache(maxsize=1)
-def current() -> Architecture:
+def current() -> SyscallTable:
     """The architecture of this process.
 
     Raises:

@@ -3,7 +3,7 @@
 Checked by unit tests against known numbers and by simulated filters; not verified on aarch64 hardware.
 """
 
-from .table import SHARED, Architecture, numbered
+from .table import SHARED, SyscallTable, numbered
 
 _OWN = """
 io_setup io_destroy io_submit io_cancel io_getevents setxattr lsetxattr fsetxattr getxattr lgetxattr
@@ -37,4 +37,4 @@ userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pke
 io_pgetevents rseq kexec_file_load
 """
 
-AARCH64 = Architecture("aarch64", 0xC00000B7, numbered(_OWN + SHARED))
+AARCH64 = SyscallTable("aarch64", 0xC00000B7, numbered(_OWN + SHARED))

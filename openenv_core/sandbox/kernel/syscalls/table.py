@@ -29,7 +29,7 @@ def numbered(text: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class SyscallTable:
     """One architecture's system calls.
 
     Attributes:

@@ -1,6 +1,6 @@
 """System-call numbers of x86-64."""
 
-from .table import SHARED, Architecture, numbered
+from .table import SHARED, SyscallTable, numbered
 
 _OWN = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask
@@ -40,4 +40,4 @@ copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pge
 """
 
 # The x32 convention reaches the same kernel under the same audit value, with this bit in the number.
-X86_64 = Architecture("x86_64", 0xC000003E, numbered(_OWN + SHARED), foreign_from=0x4000_0000)
+X86_64 = SyscallTable("x86_64", 0xC000003E, numbered(_OWN + SHARED), foreign_from=0x4000_0000)

@@ -6,7 +6,7 @@ from place_holder_env import PlaceHolderAction, PlaceHolderEnv, PlaceHolderObser
 
 from rl_bridge.rollout import Task
 from rl_bridge.tiny_policy import make_tiny_policy
-from rl_bridge.tokens.chat import Message
+from rl_bridge.tokens.chat import ChatMessage
 
 NUMBERS = range(1, 11)
 
@@ -16,7 +16,7 @@ class PlaceHolderTask(Task):
 
     client_type = PlaceHolderEnv
 
-    def messages(self, observation: PlaceHolderObservation) -> list[Message]:
+    def messages(self, observation: PlaceHolderObservation) -> list[ChatMessage]:
         """What the policy reads before each answer."""
         return [ask(observation.lowest, observation.highest)]
 
@@ -30,6 +30,6 @@ class PlaceHolderTask(Task):
         return make_tiny_policy(self.folder / "initial_policy", texts, seed=self.config.seed)
 
 
-def ask(lowest: int, highest: int) -> Message:
+def ask(lowest: int, highest: int) -> ChatMessage:
     """One chat message. A tiny policy reads word by word, so numbers stand alone."""
     return {"role": "user", "content": f"Guess a number from {lowest} to {highest}"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from envs.code_interpreter_env.server.backends.hosted import Collector
-from envs.code_interpreter_env.server.backends.hosted.collector import Unanswered
+from envs.code_interpreter_env.server.backends.hosted.collector import ErrandUnansweredError
 from envs.code_interpreter_env.server.backends.hosted.errand import (
     MOST_BYTES,
     Errand,
@@ -90,12 +90,12 @@ def test_errands_answer_between_their_markers(tmp_path: Any) -> None:
     read = errand.read(f"printed before{said}and after")
     assert ([row[0] for row in read["files"]], read["more"]) == (["a", "b"], True)
     for lie in ("", said[:-1], said + said, said.replace(said[40:44], "\0\0\0\0"), "x".join([said[:34]] * 3)):
-        with pytest.raises(Unanswered):
+        with pytest.raises(ErrandUnansweredError):
             errand.read(lie)
     assert errand.read(repr(said)) == read
-    with pytest.raises(Unanswered):
+    with pytest.raises(ErrandUnansweredError):
         errand.read(said + " " * MOST_BYTES)
-    with pytest.raises(Unanswered):  # another's marker
+    with pytest.raises(ErrandUnansweredError):  # another's marker
         Errand("files").read(said)
     failing = Errand("get", root="/nowhere", path="x", offset=0, piece=1, most=1)
     assert "no plain file" in failing.read(eval(failing.expression, {}))["refused"]

@@ -15,14 +15,14 @@ from openenv_core.errors import (
     ServerError,
 )
 from openenv_core.providers.docker.container import Container, ContainerState
-from openenv_core.providers.pool import DockerPool, Lease
+from openenv_core.providers.pool import DockerPool, PoolLease
 from openenv_core.sandbox import FileRefused, Limits, SandboxUnavailable
 from openenv_core.sandbox.results import EXIT_KILLED
 
 from ....client import CodeInterpreterEnv
 from ....models import CodeInterpreterObservation
-from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
-from ..hosted.collector import Unanswered
+from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailure
+from ..hosted.collector import ErrandUnansweredError
 from ..hosted.errand import MOST_BYTES, Errand, checked_path
 from ..hosted.interpreter import Opened, overdue, refuse_snapshots
 from .settings import ContainerSettings
@@ -58,7 +58,7 @@ class ContainerInterpreter(HostedInterpreter):
         super().__init__(limits, packages, isolation="container", report_files=False)
         self._pool = pool
         self._settings = settings
-        self._lease: Lease[Container] | None = None
+        self._lease: PoolLease[Container] | None = None
         self._client: CodeInterpreterEnv | None = None
         self._ours = False
 
@@ -80,7 +80,7 @@ class ContainerInterpreter(HostedInterpreter):
             raise HostFailure(f"expected a container of {self._settings.image}, got: {error}") from error
         try:
             await self._enter(own_folder=False)
-        except Unanswered:
+        except ErrandUnansweredError:
             if self._ours or self._packages:
                 raise
             self._root = ""  # code is all that it takes
@@ -97,7 +97,9 @@ class ContainerInterpreter(HostedInterpreter):
             if lease is not None:
                 lease.close()
 
-    async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+    async def _run(
+        self, code: str, collector: Collector, timeout_s: float, stdin: str | None
+    ) -> ExecutionEnd:
         if stdin is not None and not self._ours:
             raise HostFailure(f"{self._settings.image} knows code alone, and no standard input for it")
         try:
@@ -117,7 +119,7 @@ class ContainerInterpreter(HostedInterpreter):
 
     async def _ask(self, errand: Errand, timeout_s: float) -> str:
         if not self._root and errand.verb != "begin":
-            raise Unanswered(f"{self._settings.image} knows code alone, and no files")
+            raise ErrandUnansweredError(f"{self._settings.image} knows code alone, and no files")
         try:
             code = errand.expression if self._ours else errand.statement
             seen = await self._executed(code, timeout_s, None)
@@ -159,18 +161,18 @@ class ContainerInterpreter(HostedInterpreter):
             result = await client.execute(code, timeout_s=timeout_s if self._ours else None, stdin=stdin)
         return result.observation
 
-    async def _after_the_end(self, error: ConnectionLost) -> Verdict:
+    async def _after_the_end(self, error: ConnectionLost) -> ExecutionEnd:
         """Return the verdict on code under which the container ended: its memory is the code's, all else is not."""
         state = None if self._lease is None else await asyncio.to_thread(_end_of, self._lease)
         if state is None:
             raise HostFailure(str(error), state_lost=True) from error
         if not state.out_of_memory:
             raise HostFailure(f"the container {state}", state_lost=True) from error
-        return Verdict(
+        return ExecutionEnd(
             status="memory", exit_code=EXIT_KILLED, state_lost=True, reason=f"the container {state}"
         )
 
-    def _made_client(self, lease: Lease[Container]) -> CodeInterpreterEnv:
+    def _made_client(self, lease: PoolLease[Container]) -> CodeInterpreterEnv:
         limits = self._limits
         # Every byte of a text may be spelled with six, and images are text already.
         most = 6 * 2 * limits.output_bytes + 2 * limits.outputs_bytes + 2 * limits.file_bytes + MOST_BYTES
@@ -187,7 +189,7 @@ class ContainerInterpreter(HostedInterpreter):
         return self._client
 
 
-def _verdict(seen: CodeInterpreterObservation, collector: Collector) -> Verdict:
+def _verdict(seen: CodeInterpreterObservation, collector: Collector) -> ExecutionEnd:
     collector.write("stdout", seen.stdout)
     collector.write("stderr", seen.stderr)
     for output in seen.outputs:
@@ -206,7 +208,7 @@ def _verdict(seen: CodeInterpreterObservation, collector: Collector) -> Verdict:
             "files",
         )
     }
-    return Verdict(**fields)
+    return ExecutionEnd(**fields)
 
 
 def _require_taken(path: str, seen: CodeInterpreterObservation) -> None:
@@ -219,7 +221,7 @@ def _require_taken(path: str, seen: CodeInterpreterObservation) -> None:
     raise FileRefused(path, _reason(seen.error.evalue))
 
 
-def _end_of(lease: Lease[Container]) -> ContainerState | None:
+def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
     """Return how a container ended, which takes a moment to show; None where it did not, or nobody knows."""
     deadline = time.monotonic() + DEATH_S
     with suppress(ProviderError):

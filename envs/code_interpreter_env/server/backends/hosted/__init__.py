@@ -5,6 +5,6 @@ changed. What comes back is bounded and checked for its form, and never trusted 
 """
 
 from .collector import Collector, HostFailure
-from .interpreter import HostedInterpreter, Verdict
+from .interpreter import ExecutionEnd, HostedInterpreter
 
-__all__ = ["Collector", "HostFailure", "HostedInterpreter", "Verdict"]
+__all__ = ["Collector", "ExecutionEnd", "HostFailure", "HostedInterpreter"]

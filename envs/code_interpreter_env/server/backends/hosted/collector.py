@@ -125,5 +125,5 @@ class HostFailure(SandboxFailure):
         self.state_lost = state_lost
 
 
-class Unanswered(HostFailure):
+class ErrandUnansweredError(HostFailure):
     """Our own code ran in the interpreter and said nothing that we understand: the session's code may be why."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from openenv_core.sandbox import FileInfo, FileRefused, Limits
 
-from .collector import Unanswered
+from .collector import ErrandUnansweredError
 
 MOST_BYTES: Final = 8 << 20
 """The most that may come back: a piece of a file, or a list of many."""
@@ -65,7 +65,7 @@ class Errand:
                 said = None
             if isinstance(said, dict):
                 return said
-        raise Unanswered(
+        raise ErrandUnansweredError(
             "expected the interpreter to answer about its files, and it did not: the code in it may have replaced "
             "what that needs; restart it"
         )

@@ -26,7 +26,7 @@ from openenv_core.sandbox import (
 )
 from openenv_core.sandbox.results import EXIT_ERROR, EXIT_KILLED, EXIT_OK, EXIT_SANDBOX, EXIT_TIMEOUT
 
-from .collector import Collector, HostFailure, Unanswered
+from .collector import Collector, ErrandUnansweredError, HostFailure
 from .errand import Errand, Listing, checked_path
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -37,7 +37,7 @@ MOST_TRACEBACK_CHARS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ExecutionEnd:
     """The end of an execution; fields as in `Execution`.
 
     Attributes:
@@ -54,37 +54,37 @@ class Verdict:
     files: tuple[FileInfo, ...] | None = None
 
 
-def raised(error: CodeError) -> Verdict:
+def raised(error: CodeError) -> ExecutionEnd:
     """Return the verdict on code that ended with an exception; `SystemExit` is told by its code."""
     if error.ename == "MemoryError":
-        return Verdict(status="memory", exit_code=EXIT_ERROR, error=error)
+        return ExecutionEnd(status="memory", exit_code=EXIT_ERROR, error=error)
     if error.ename != "SystemExit":
-        return Verdict(status="error", exit_code=EXIT_ERROR, error=error)
+        return ExecutionEnd(status="error", exit_code=EXIT_ERROR, error=error)
     carried = error.evalue.strip()
     if carried in ("", "None", "0"):
-        return Verdict()
+        return ExecutionEnd()
     number = int(carried) if re.fullmatch(r"-?\d{1,9}", carried) else EXIT_ERROR
-    return Verdict(status="error", exit_code=number & 0xFF or EXIT_ERROR, error=error)
+    return ExecutionEnd(status="error", exit_code=number & 0xFF or EXIT_ERROR, error=error)
 
 
-def overdue(reason: str, *, state_lost: bool) -> Verdict:
+def overdue(reason: str, *, state_lost: bool) -> ExecutionEnd:
     """Return the verdict on code that took too long."""
-    return Verdict(status="timeout", exit_code=EXIT_TIMEOUT, state_lost=state_lost, reason=reason)
+    return ExecutionEnd(status="timeout", exit_code=EXIT_TIMEOUT, state_lost=state_lost, reason=reason)
 
 
-def flooded(reason: str, *, state_lost: bool) -> Verdict:
+def flooded(reason: str, *, state_lost: bool) -> ExecutionEnd:
     """Return the verdict on code that wrote too much."""
-    return Verdict(status="output_limit", exit_code=EXIT_KILLED, state_lost=state_lost, reason=reason)
+    return ExecutionEnd(status="output_limit", exit_code=EXIT_KILLED, state_lost=state_lost, reason=reason)
 
 
-def killed(reason: str) -> Verdict:
+def killed(reason: str) -> ExecutionEnd:
     """Return the verdict on code whose interpreter died under it."""
-    return Verdict(status="killed", exit_code=EXIT_KILLED, state_lost=True, reason=reason)
+    return ExecutionEnd(status="killed", exit_code=EXIT_KILLED, state_lost=True, reason=reason)
 
 
-def failed(reason: str, state_lost: bool) -> Verdict:
+def failed(reason: str, state_lost: bool) -> ExecutionEnd:
     """Return the verdict on code that had no chance."""
-    return Verdict(status="sandbox_error", exit_code=EXIT_SANDBOX, state_lost=state_lost, reason=reason)
+    return ExecutionEnd(status="sandbox_error", exit_code=EXIT_SANDBOX, state_lost=state_lost, reason=reason)
 
 
 def error_of(text: str) -> CodeError:
@@ -160,7 +160,9 @@ class HostedInterpreter(ABC):
         return self._closed
 
     @abstractmethod
-    async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+    async def _run(
+        self, code: str, collector: Collector, timeout_s: float, stdin: str | None
+    ) -> ExecutionEnd:
         """Run code, and have the collector hear what it writes.
 
         Raises:
@@ -317,7 +319,7 @@ class HostedInterpreter(ABC):
         errand = Errand(verb, root=self._root, **asked)
         try:
             said = errand.read(await self._ask(errand, ERRAND_S))
-        except Unanswered as failure:
+        except ErrandUnansweredError as failure:
             raise FileRefused(str(asked.get("path", ".")), str(failure)) from None
         except HostFailure as failure:
             if failure.state_lost:

@@ -175,7 +175,7 @@ _quiet.setLevel(logging.WARNING)
 """A connection's own log has its headers, token and all, in its lowest level."""
 
 
-class Asked:
+class KernelRequest:
     """A request on its way.
 
     Args:
@@ -218,7 +218,7 @@ class Channel:
         self.flooded = False
         self._socket = socket
         self._session = secrets.token_hex(16)
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, KernelRequest] = {}
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -263,7 +263,7 @@ class Channel:
 
     async def ask(
         self, kind: str, content: Message, heard: Callable[[str, Message], None] = lambda *_: None
-    ) -> Asked:
+    ) -> KernelRequest:
         """Send a request.
 
         Raises:
@@ -286,7 +286,7 @@ class Channel:
             "channel": "shell",
             "buffers": [],
         }
-        asked = Asked(heard)
+        asked = KernelRequest(heard)
         self._asked = {name: asked}
         try:
             await self._socket.send(json.dumps(message))

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from openenv_core.sandbox import CodeError, Limits, SandboxUnavailable
 
-from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
+from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailure
 from ..hosted.errand import MOST_BYTES, Errand
 from ..hosted.interpreter import Opened, failed, flooded, killed, overdue, plain, raised, refuse_snapshots
-from .gateway import Asked, Channel, Gateway, Message, NoRoom
+from .gateway import Channel, Gateway, KernelRequest, Message, NoRoom
 from .settings import JupyterSettings
 
 logger = logging.getLogger("openenv_core")
@@ -73,13 +73,17 @@ class JupyterInterpreter(HostedInterpreter):
         if self._deletions:
             await asyncio.wait(self._deletions)
 
-    async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+    async def _run(
+        self, code: str, collector: Collector, timeout_s: float, stdin: str | None
+    ) -> ExecutionEnd:
         verdict = await self._ran(code, collector, timeout_s, stdin)
         if verdict.state_lost:
             await self._let_go()  # at once: it may still be busy
         return verdict
 
-    async def _ran(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+    async def _ran(
+        self, code: str, collector: Collector, timeout_s: float, stdin: str | None
+    ) -> ExecutionEnd:
         channel = await self._ready_channel()
         if stdin is not None or self._had_stdin:
             await self._ask(Errand("stdin", text=stdin or ""), timeout_s)
@@ -113,7 +117,7 @@ class JupyterInterpreter(HostedInterpreter):
         return _value(asked.done.result())
 
     async def _outcome(
-        self, channel: Channel, asked: Asked, timeout_s: float, collector: Collector | None = None
+        self, channel: Channel, asked: KernelRequest, timeout_s: float, collector: Collector | None = None
     ) -> None:
         """Wait until a request is done, the connection ends, too much was written, or time is up."""
         ends: set[asyncio.Future[Any]] = {asked.done, channel.ended}
@@ -121,7 +125,7 @@ class JupyterInterpreter(HostedInterpreter):
             ends.add(collector.flood)
         await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _interrupted(self, channel: Channel, asked: Asked) -> bool:
+    async def _interrupted(self, channel: Channel, asked: KernelRequest) -> bool:
         """Interrupt the kernel; return whether it heeds that, so that its state is kept.
 
         Raises:
@@ -137,7 +141,7 @@ class JupyterInterpreter(HostedInterpreter):
         await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_S)
         return asked.done.done()
 
-    async def _after_the_end(self, channel: Channel, collector: Collector) -> Verdict:
+    async def _after_the_end(self, channel: Channel, collector: Collector) -> ExecutionEnd:
         """Return the verdict on code under which the channel ended."""
         why = channel.ended.result()
         if channel.died:
@@ -234,15 +238,15 @@ def _hearing(collector: Collector) -> Any:
     return heard
 
 
-def _verdict(reply: Message, collector: Collector) -> Verdict:
+def _verdict(reply: Message, collector: Collector) -> ExecutionEnd:
     if reply.get("status") == "ok":
         payload = reply.get("payload")
         if isinstance(payload, list) and any(
             isinstance(each, dict) and each.get("source") == "ask_exit" and not each.get("keepkernel")
             for each in payload
         ):
-            return Verdict(state_lost=True, reason="the code has asked its kernel to end")
-        return Verdict()
+            return ExecutionEnd(state_lost=True, reason="the code has asked its kernel to end")
+        return ExecutionEnd()
     return raised(collector.error or _error(reply))
 
 

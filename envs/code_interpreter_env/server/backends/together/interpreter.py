@@ -8,10 +8,18 @@ from typing import Final
 
 from openenv_core.sandbox import FileRefused, Limits, SandboxUnavailable
 
-from ..hosted import Collector, HostedInterpreter, HostFailure, Verdict
+from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailure
 from ..hosted.errand import MOST_BYTES, Errand
 from ..hosted.interpreter import ERRAND_S, Opened, flooded, overdue, raised, refuse_snapshots
-from .service import NotRun, Overdue, Ran, Refused, TogetherService, TooLarge, read_answer
+from .service import (
+    NotRun,
+    Ran,
+    ServiceRefusedError,
+    ServiceTimeoutError,
+    TogetherService,
+    TooLarge,
+    read_answer,
+)
 from .settings import TogetherSettings
 
 SLACK_BYTES: Final = 1 << 16
@@ -53,13 +61,15 @@ class TogetherInterpreter(HostedInterpreter):
     async def _end(self) -> None:
         self._theirs = None
 
-    async def _run(self, code: str, collector: Collector, timeout_s: float, stdin: str | None) -> Verdict:
+    async def _run(
+        self, code: str, collector: Collector, timeout_s: float, stdin: str | None
+    ) -> ExecutionEnd:
         if stdin is not None or self._had_stdin:
             await self._ask(Errand("stdin", text=stdin or ""), timeout_s)
             self._had_stdin = stdin is not None
         try:
             ran = await self._sent(code, timeout_s, self._most_bytes(), repeatable=False)
-        except Overdue as late:
+        except ServiceTimeoutError as late:
             await self._require_answers()
             reason = f"{late}; the session was left behind, as there is no way to interrupt it"
             return overdue(reason, state_lost=True)
@@ -71,7 +81,7 @@ class TogetherInterpreter(HostedInterpreter):
                 f"it wrote more than {self._limits.output_hard_bytes} bytes, and was not stopped",
                 state_lost=False,
             )
-        return Verdict() if collector.error is None else raised(collector.error)
+        return ExecutionEnd() if collector.error is None else raised(collector.error)
 
     async def _ask(self, errand: Errand, timeout_s: float) -> str:
         ran = await self._sent(errand.statement, timeout_s, MOST_BYTES, repeatable=True)
@@ -108,7 +118,7 @@ class TogetherInterpreter(HostedInterpreter):
                 files=files,
             )
             answer = read_answer(said)
-        except Refused as failure:
+        except ServiceRefusedError as failure:
             answer = NotRun(str(failure))
         if isinstance(answer, NotRun):
             raise HostFailure(

@@ -65,7 +65,7 @@ def seconds_of(retry_after: str | None) -> float:
     return max(0.0, (when - datetime.now(UTC if when.tzinfo else None)).total_seconds())
 
 
-class Overdue(HostFailure):
+class ServiceTimeoutError(HostFailure):
     """No answer came in time. The code may run on."""
 
 
@@ -73,7 +73,7 @@ class TooLarge(HostFailure):
     """The answer is larger than anything that may be written."""
 
 
-class Refused(HostFailure):
+class ServiceRefusedError(HostFailure):
     """The service understood, and said no: to a session that is gone, for one."""
 
 
@@ -187,7 +187,7 @@ class TogetherService:
                 async with asyncio.timeout(limit_s):
                     status, headers, body = await self._sent(method, path, content, most_bytes)
             except TimeoutError:
-                raise Overdue(
+                raise ServiceTimeoutError(
                     f"expected an answer of {self._base_url} within {limit_s:g} s, got none"
                 ) from None
             except httpx.TransportError as error:
@@ -239,7 +239,7 @@ class TogetherService:
             return
         if status >= 500:
             raise HostFailure(self._clean(f"{failure}; {_MAY_HAVE_RUN}"))
-        raise Refused(self._clean(failure))
+        raise ServiceRefusedError(self._clean(failure))
 
     def _json(self, body: bytes, repeatable: bool) -> Any:
         try:
